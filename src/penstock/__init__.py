@@ -1,0 +1,63 @@
+"""Feeds training loops from S3-compatible object storage: every door on one engine.
+
+Importing this package imports nothing but the standard library; each public name loads its part on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_ORIGIN = {
+    **dict.fromkeys(("connect", "open"), "penstock.compose"),
+    **dict.fromkeys(("Credentials", "Store"), "penstock.store"),
+    **dict.fromkeys(("Blob", "ByteRange", "ObjectInfo"), "penstock.types"),
+    **dict.fromkeys(("FetchConfig", "HedgeConfig", "RetryConfig", "TransportConfig"), "penstock.config"),
+    **dict.fromkeys(("Bytes", "Image", "Integer", "Json", "Text", "shards"), "penstock.pipeline"),
+    "Loader": "penstock.loader",
+    **dict.fromkeys(
+        (
+            "AccessDeniedError",
+            "BucketMissingError",
+            "ChecksumError",
+            "ClosedError",
+            "ConfigError",
+            "CorruptShardError",
+            "CredentialsError",
+            "DataError",
+            "DeadlineError",
+            "DecodeError",
+            "FieldMissingError",
+            "ObjectChangedError",
+            "ObjectExistsError",
+            "ObjectMissingError",
+            "PenstockError",
+            "ProtocolError",
+            "ShortReadError",
+            "SpanError",
+            "StoreError",
+            "ThrottledError",
+            "UnavailableError",
+        ),
+        "penstock.errors",
+    ),
+}
+_SUBPACKAGES = ("testing", "torch")
+
+__all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ORIGIN:
+        value = getattr(importlib.import_module(_ORIGIN[name]), name)
+        globals()[name] = value
+        return value
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"penstock.{name}")
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *_SUBPACKAGES))

@@ -1,0 +1,164 @@
+"""Limits and defaults, each with its unit and where the number comes from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from penstock.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportConfig:
+    """How connections are made and when they are given up.
+
+    Attributes:
+        connect_s_max: Seconds for DNS, TCP and TLS together.
+        first_byte_s_max: Seconds from sending a request to the first byte of its answer.
+        stall_bytes_per_s: A body slower than this for ``stall_s_max`` seconds is given up (and resumed by ``Retrying``).
+        stall_s_max: See ``stall_bytes_per_s``.
+        total_s_max: Seconds for one attempt, whatever its size.
+        connections_max: Open connections kept in the pool of one event loop.
+        threads_count: Event-loop threads. One fills 2 to 4 GB/s here; more only where a core cannot fill the network card.
+        receive_buffer_bytes: libcurl's receive buffer for plain HTTP; 512 KiB measured best (docs/LOG.md, 2026-11-21).
+        receive_buffer_tls_bytes: The same for TLS, where records are 16 KiB and small buffers stay in the L1 cache.
+        ca_bundle: PEM file of the authorities to trust; None means ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the system's.
+        verify_tls: False accepts any certificate; for tests only.
+        proxy: Proxy URL; None follows ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``.
+    """
+
+    connect_s_max: float = 5.0
+    first_byte_s_max: float = 20.0
+    stall_bytes_per_s: int = 1 * KIB
+    stall_s_max: float = 20.0
+    total_s_max: float = 3600.0
+    connections_max: int = 1024
+    threads_count: int = 1
+    receive_buffer_bytes: int = 512 * KIB
+    receive_buffer_tls_bytes: int = 64 * KIB
+    ca_bundle: str | None = None
+    verify_tls: bool = True
+    proxy: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("connect_s_max", "first_byte_s_max", "stall_s_max", "total_s_max", "connections_max", "threads_count"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be more than 0")
+        for name in ("receive_buffer_bytes", "receive_buffer_tls_bytes"):
+            if not 1 * KIB <= getattr(self, name) <= 10 * MIB:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must lie in [1 KiB, 10 MiB], libcurl's limits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryConfig:
+    """When a failed request is tried again.
+
+    Attributes:
+        attempts_max: Attempts, the first included.
+        total_s_max: Seconds from submission after which no new attempt starts.
+        backoff_s: Mean wait before the second attempt; doubles each time, with full jitter.
+        backoff_s_max: Longest wait, also when the store asks for more by ``Retry-After``.
+    """
+
+    attempts_max: int = 5
+    total_s_max: float = 120.0
+    backoff_s: float = 0.1
+    backoff_s_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.attempts_max < 1:
+            raise ConfigError(f"attempts_max={self.attempts_max!r} must be at least 1")
+        if min(self.total_s_max, self.backoff_s, self.backoff_s_max) < 0:
+            raise ConfigError("total_s_max, backoff_s and backoff_s_max must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeConfig:
+    """When a second, identical GET or HEAD is sent because the first is late.
+
+    Attributes:
+        quantile: A request is late when its answer has not begun after this quantile of recent first-byte times.
+        ratio_max: Hedges per request in the long run: a token bucket.
+        wait_s_min: Never hedge earlier than this.
+    """
+
+    quantile: float = 0.99
+    ratio_max: float = 0.05
+    wait_s_min: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.quantile < 1:
+            raise ConfigError(f"quantile={self.quantile!r} must lie in [0.5, 1)")
+        if not 0 <= self.ratio_max <= 1:
+            raise ConfigError(f"ratio_max={self.ratio_max!r} must lie in [0, 1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """How far and how wide reading runs ahead of its consumer.
+
+    Attributes:
+        part_bytes: Larger spans are cut into parts of this size, fetched in parallel.
+        requests_min: Requests in flight at the start.
+        requests_max: The most in flight; 256 covers 30 ms at 8 000 small objects/s.
+        gap_bytes_max: Two ranges of one object closer than this are read as one request. Break-even is
+            rate_bytes_per_s * first_byte_s, e.g. 90 MB/s * 30 ms = 2.7 MB; the default is careful.
+        budget_bytes_max: Bytes that all reading in this process may hold; None means ``default_budget_bytes()``.
+    """
+
+    part_bytes: int = 8 * MIB
+    requests_min: int = 8
+    requests_max: int = 256
+    gap_bytes_max: int = 512 * KIB
+    budget_bytes_max: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.part_bytes < 64 * KIB:
+            raise ConfigError(f"part_bytes={self.part_bytes!r} must be at least 64 KiB")
+        if not 1 <= self.requests_min <= self.requests_max:
+            raise ConfigError(f"requests_min={self.requests_min!r} must lie in [1, requests_max={self.requests_max!r}]")
+        if self.gap_bytes_max < 0:
+            raise ConfigError(f"gap_bytes_max={self.gap_bytes_max!r} must not be negative")
+
+
+@cache
+def memory_bytes_max() -> int:
+    """Bytes of memory that this process may use: the machine's, or its cgroup's limit if smaller.
+
+    Source: cgroup v2 ``memory.max``, cgroup v1 ``memory.limit_in_bytes``, ``sysconf``.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        group = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        group = []
+    for line in group:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, name, root = Path("/sys/fs/cgroup") / path.lstrip("/"), "memory.max", Path("/sys/fs/cgroup")
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            folder, name = root / path.lstrip("/"), "memory.limit_in_bytes"
+        else:
+            continue
+        for parent in (folder, *folder.parents):
+            try:
+                text = (parent / name).read_text().strip()
+            except OSError:
+                text = "max"
+            if text.isdigit():
+                limits.append(int(text))
+            if parent == root:
+                break
+    return min(limits)
+
+
+def default_budget_bytes() -> int:
+    """The smaller of 2 GiB and an eighth of the memory that this process may use."""
+    return min(2 * GIB, memory_bytes_max() // 8)

@@ -1,0 +1,316 @@
+"""The nouns that every layer shares, and the one verb of a store.
+
+A store's core is ``submit(operation, sink) -> Transfer``: start `operation`, tell `sink` when it ends, never block.
+Everything else (read, read_many, list, writer, ...) is built on it once, in ``store/``; wrappers (retry, hedge, limit,
+fault, trace, cache) have the same shape. Requests and answers are plain records, cheap to make: about 15 000 of them
+pass each second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from penstock.errors import ConfigError, StoreError
+
+Key: TypeAlias = str
+"""Name of an object inside its store: unicode, at most 1 024 bytes as UTF-8, no leading slash added or removed."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class ByteRange(NamedTuple):
+    """Half-open range of bytes ``[start, end)``; ``0 <= start < end``. Check with ``checked()``."""
+
+    start: int
+    end: int
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes in the range."""
+        return self.end - self.start
+
+    def checked(self) -> ByteRange:
+        """Itself, or ``ConfigError`` where it is no range.
+
+        Raises:
+            ConfigError: start is negative, or end is not past start.
+        """
+        if not 0 <= self.start < self.end:
+            raise ConfigError(f"ByteRange({self.start}, {self.end}) must have 0 <= start < end")
+        return self
+
+
+class ObjectInfo(NamedTuple):
+    """What a store says of an object without giving its bytes.
+
+    ``etag`` is quoted as the store gave it, or the store's own pin (``size-mtime-inode``) where it has none.
+    A ``list(recursive=False)`` also yields prefixes: key ends with ``/``, ``is_prefix`` is true, size 0.
+    """
+
+    key: Key
+    size_bytes: int
+    etag: str | None = None
+    last_modified_s: float | None = None  # seconds since the epoch
+    is_prefix: bool = False
+    checksums: Mapping[str, str] = {}  # full-object only, base64: {"crc32c": "...", ...}
+
+
+class Blob:
+    """Bytes that a read returned. They belong to the caller and are counted in no budget.
+
+    Attributes:
+        data: uint8[length], read without copying.
+        key: Of the object.
+        span: The bytes asked for; None means the whole object.
+        etag: Of the version read.
+        request_index: Position of the request in ``read_many``'s input; 0 for ``read``.
+        verified: ``"crc32c"``, ``"crc64nvme"``, ...: the checksum that these bytes were held against;
+            ``"length"`` where only length and ETag could be.
+    """
+
+    __slots__ = ("data", "etag", "key", "request_index", "span", "verified")
+
+    def __init__(
+        self, data: memoryview, *, key: Key, span: ByteRange | None, etag: str | None, request_index: int, verified: str
+    ) -> None:
+        self.data = data
+        self.key = key
+        self.span = span
+        self.etag = etag
+        self.request_index = request_index
+        self.verified = verified
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        span = f"[{self.span.start}, {self.span.end})" if self.span else ""
+        return f"<Blob {self.key!r}{span} {len(self.data)} bytes, verified by {self.verified}>"
+
+
+# ── operations: what can be asked of a store ────────────────────────────────────────────────────────────────────────
+
+
+class Get(NamedTuple):
+    """Bytes of an object: all of it, or a span. With `if_match`, of that version or ``ObjectChangedError``."""
+
+    key: Key
+    span: ByteRange | None = None
+    if_match: str | None = None
+
+
+class Head(NamedTuple):
+    """``ObjectInfo`` of an object, as ``Completion.info``."""
+
+    key: Key
+
+
+class ListPage(NamedTuple):
+    """One page of keys, in key order; ``Completion.value`` is a ``Page``."""
+
+    prefix: str = ""
+    delimiter: str = ""
+    token: str | None = None  # the previous page's
+    start_after: str = ""
+    keys_max: int = 1000
+
+
+class Put(NamedTuple):
+    """A whole object, visible at once. ``Completion.info`` describes it."""
+
+    key: Key
+    body: Buffer
+    if_absent: bool = False
+
+
+class CreateMultipart(NamedTuple):
+    """Begin an object in parts; ``Completion.value`` is its upload id."""
+
+    key: Key
+
+
+class PutPart(NamedTuple):
+    """One part; ``Completion.value`` is a ``Part``."""
+
+    key: Key
+    upload_id: str
+    part_number: int  # from 1, as S3 counts
+    body: Buffer
+
+
+class CompleteMultipart(NamedTuple):
+    """Commit: the object becomes visible, whole."""
+
+    key: Key
+    upload_id: str
+    parts: tuple[Part, ...]
+    if_absent: bool = False
+
+
+class AbortMultipart(NamedTuple):
+    """Drop the parts; nothing becomes visible."""
+
+    key: Key
+    upload_id: str
+
+
+class Delete(NamedTuple):
+    """Remove objects, at most 1 000; those that are not there are no error. ``Completion.value``: keys that failed."""
+
+    keys: tuple[Key, ...]
+
+
+class Copy(NamedTuple):
+    """Copy inside the store, by the store. At most 5 GB on S3; ``Store.copy`` cuts larger ones into part copies."""
+
+    source: Key
+    target: Key
+    if_match: str | None = None
+
+
+class CopyPart(NamedTuple):
+    """One part of a multipart upload, copied from an object by the store; ``Completion.value`` is a ``Part``."""
+
+    source: Key
+    span: ByteRange
+    target: Key
+    upload_id: str
+    part_number: int
+    if_match: str | None = None
+
+
+Operation: TypeAlias = (
+    Get | Head | ListPage | Put | CreateMultipart | PutPart | CompleteMultipart | AbortMultipart | Delete | Copy | CopyPart
+)
+
+
+class Part(NamedTuple):
+    """A part that the store holds: its number, ETag, and checksums by name as base64."""
+
+    part_number: int
+    etag: str
+    checksums: Mapping[str, str] = {}
+
+
+class Page(NamedTuple):
+    """One page of a listing: objects, and with a delimiter the prefixes below; both in key order."""
+
+    objects: list[ObjectInfo]
+    prefixes: list[str]
+    next_token: str | None
+
+
+# ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Attempt(NamedTuple):
+    """One attempt at an operation. Times in seconds; ``start_s`` on the monotonic clock."""
+
+    start_s: float
+    status: int  # 0 where no answer came
+    offset_bytes: int  # where in the asked span this attempt began
+    received_bytes: int
+    queued_s: float  # from submission to sending
+    connect_s: float  # DNS, TCP and TLS; 0 on a reused connection
+    first_byte_s: float  # from sending to the first byte of the answer
+    total_s: float
+    throttled: bool
+    request_id: str | None
+
+
+class Landing:
+    """Where a body goes: ``buffer[start:end]``. ``buffer`` is writable; ``position`` is where the next byte goes.
+
+    ``position`` survives a broken transfer, so that the rest can be fetched into the same place.
+    """
+
+    __slots__ = ("buffer", "end", "position", "start")
+
+    def __init__(self, buffer: Any, start: int, end: int) -> None:
+        self.buffer = buffer  # bytearray, mmap or writable memoryview of uint8
+        self.start = start
+        self.end = end
+        self.position = start
+
+    @property
+    def view(self) -> memoryview:
+        """uint8[position - start]: what has landed."""
+        return memoryview(self.buffer)[self.start : self.position]
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes it holds when full."""
+        return self.end - self.start
+
+
+class Completion:
+    """How an operation ended. ``error`` is None, or the reason; everything else is as far as it got.
+
+    Attributes:
+        operation: What was asked.
+        error: Why it failed, else None.
+        info: The object's size, ETag, modification time and full-object checksums, where the answer told them.
+        span: For a ``Get``: the bytes that ``landing`` was for.
+        landing: For a ``Get``: where the body is; partly filled after an error.
+        value: What the operation's own documentation says.
+        verified: The checksum that the body was held against, or ``"length"``.
+        attempts: Newest last. ``fetch`` adapts on these.
+    """
+
+    __slots__ = ("attempts", "error", "info", "landing", "operation", "span", "value", "verified")
+
+    def __init__(self, operation: Operation, *, error: StoreError | None = None, value: Any = None) -> None:
+        self.operation = operation
+        self.error = error
+        self.info: ObjectInfo | None = None
+        self.span: ByteRange | None = None
+        self.landing: Landing | None = None
+        self.value = value
+        self.verified = "length"
+        self.attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def body(self) -> memoryview:
+        """uint8[n]: the bytes of a finished ``Get``; empty where the object is."""
+        return self.landing.view if self.landing is not None else memoryview(b"")
+
+
+class Sink(Protocol):
+    """Who hears how an operation goes. Both methods run on an engine thread: return soon, raise nothing."""
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """A ``Get``'s answer has begun: `info` says the object's size and ETag, `span` which of its bytes follow.
+
+        Returns where they go: a landing of exactly ``span.length_bytes``; or None for a new private buffer.
+        Not called for empty objects. May be called again for the same operation where a retry had to begin anew
+        (then with the same `span`: return the same landing, its position reset).
+        """
+
+    def done(self, completion: Completion) -> None:
+        """The operation ended, well or not. Called exactly once, also after ``cancel()``."""
+
+
+class Transfer(Protocol):
+    """A submitted operation."""
+
+    def cancel(self) -> None:
+        """Give it up, from any thread, at any time; idempotent. ``done`` still comes, from an engine thread."""
+
+    def answered(self) -> bool:
+        """Whether the answer's first byte is here; asked by ``Hedged`` about late requests only."""
+
+
+class Core(Protocol):
+    """What a store must be able to do; see ``penstock.store.Store`` for what is built on it."""
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """Start `operation`; never blocks. Bad arguments raise here, everything else reaches ``sink.done``."""
+
+    def describe(self, key: Key) -> str:
+        """The URL of `key`, for people: no credentials, no query."""
+
+
+Clock: TypeAlias = Callable[[], float]
+"""Seconds on a monotonic clock; replaced in tests."""
