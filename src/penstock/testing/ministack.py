@@ -1,0 +1,236 @@
+"""A real S3 server on loopback, for tests, demos and trying things out: ministack, with generated keys.
+
+ministack never verifies the signatures of its root key, so the keys handed out here are those of an IAM user whose
+policy allows everything: a wrong secret is then refused as a real store refuses it. The server ends with its owner
+whatever happens: ``close()`` ends it by pid, and it leaves by itself when its standard input closes, which the kernel
+does for an owner that was killed.
+
+Needs the packages ``ministack`` and ``botocore``. Cost: one process of about 100 MB, 1 to 3 seconds to start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+_POLICY = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
+_STARTS_MAX = 3  # another process may take the free port between our look and the server's bind
+_POLL_S = 0.05
+
+
+class Ministack:
+    """One running server. A context manager; ``close()`` is idempotent.
+
+    Args:
+        settings: Further environment variables for ministack, e.g. ``{"SERVICES": "s3,iam,sts"}``.
+        ready_s_max: Seconds to wait for its first answer.
+
+    Attributes:
+        endpoint_url: ``http://127.0.0.1:port``.
+        access_key: Of an IAM user who may do everything.
+        secret_key: Its secret.
+        region: ``us-east-1``.
+        pid: Of the server's process.
+
+    Raises:
+        ConfigError: ministack is not installed, or too old to verify signatures.
+        UnavailableError: It did not answer in time; the message ends with its log.
+    """
+
+    def __init__(self, *, settings: Mapping[str, str] | None = None, ready_s_max: float = 60.0) -> None:
+        if find_spec("ministack") is None:
+            raise ConfigError("ministack is not installed", hint="pip install ministack")
+        self.region = "us-east-1"
+        self._root = secrets.token_hex(8).upper(), secrets.token_urlsafe(24)
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-ministack-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._start(dict(settings or {}), ready_s_max)
+            self.access_key, self.secret_key = self._make_user()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The AWS variables with which a child process finds this server."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self, service: str = "s3") -> Any:
+        """A botocore client with the user's keys: the independent witness of what penstock did."""
+        return self._client(service, self.access_key, self.secret_key)
+
+    def create_bucket(self, name: str | None = None) -> str:
+        """Create an empty bucket and return its name, a random one by default."""
+        name = name or f"penstock-{secrets.token_hex(6)}"
+        client = self.client()
+        client.create_bucket(Bucket=name)
+        client.close()
+        return name
+
+    def close(self) -> None:
+        """End the server and remove its files; it is gone when this returns."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Ministack {self.endpoint_url} pid {self.pid}>" if self._process else "<Ministack closed>"
+
+    def _start(self, settings: dict[str, str], ready_s_max: float) -> None:
+        deadline_s = time.monotonic() + ready_s_max
+        for _ in range(_STARTS_MAX):
+            port = _free_port()
+            self.endpoint_url = f"http://127.0.0.1:{port}"
+            log = self._folder / "log"
+            with log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    # -P: no folder of ours on sys.path, where a module might bear a name of the server's
+                    [sys.executable, "-P", __file__],
+                    env=self._server_environment(port) | settings,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for the owner, who then closes us
+                )
+            self.pid = self._process.pid
+            if self._wait_ready(deadline_s):
+                return
+            if self._process.poll() is None:
+                break
+        raise UnavailableError(
+            f"ministack did not answer at {self.endpoint_url} within {ready_s_max:g} s; its log ends: "
+            f"{log.read_text(errors='replace')[-2000:]!r}"
+        )
+
+    def _server_environment(self, port: int) -> dict[str, str]:
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MINISTACK_"))}
+        return ours | {
+            "BIND_HOST": "127.0.0.1",
+            "GATEWAY_PORT": str(port),
+            "AUTH": "true",
+            "AWS_ACCESS_KEY_ID": self._root[0],
+            "AWS_SECRET_ACCESS_KEY": self._root[1],
+            "SERVICES": "s3,iam,sts",
+            "SFTP_ENABLED": "0",  # these two would listen on fixed ports
+            "IOT_MTLS_ENABLED": "0",
+            "LOG_LEVEL": "WARNING",
+            "TMPDIR": str(self._folder),
+            "S3_DATA_DIR": str(self._folder / "s3"),
+        }
+
+    def _wait_ready(self, deadline_s: float) -> bool:
+        """Whether it answers; False when it exited or time is up."""
+        assert self._process is not None
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        while time.monotonic() < deadline_s:
+            try:
+                with opener.open(f"{self.endpoint_url}/_ministack/health", timeout=5) as answer:
+                    health = json.load(answer)
+            except OSError:  # URLError included: nobody listens yet
+                pass
+            else:
+                if self._process.poll() is not None:
+                    return False  # another server took this port, and it was that one which answered
+                if health.get("auth") != "enabled":
+                    raise ConfigError(
+                        f"ministack {health.get('version')} does not verify signatures",
+                        hint="pip install 'ministack>=1.5.20'",
+                    )
+                return True
+            try:
+                self._process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+            return False
+        return False
+
+    def _make_user(self) -> tuple[str, str]:
+        iam = self._client("iam", *self._root)
+        iam.create_user(UserName="penstock")
+        iam.put_user_policy(UserName="penstock", PolicyName="all", PolicyDocument=_POLICY)
+        key = iam.create_access_key(UserName="penstock")["AccessKey"]
+        iam.close()
+        return key["AccessKeyId"], key["SecretAccessKey"]
+
+    def _client(self, service: str, access_key: str, secret_key: str) -> Any:
+        import botocore.config
+        import botocore.session
+
+        return botocore.session.Session().create_client(
+            service,
+            region_name=self.region,
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret_key,
+            config=botocore.config.Config(
+                proxies={}, s3={"addressing_style": "path"}, request_checksum_calculation="when_required"
+            ),
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _serve() -> None:
+    """Run ministack in this process until its owner closes our standard input."""
+    import signal
+    import threading
+
+    from ministack.app import main  # type: ignore[import-untyped,unused-ignore]
+
+    def leave_with_owner() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=leave_with_owner, daemon=True).start()
+    sys.argv = ["ministack"]
+    main()
+
+
+if __name__ == "__main__":
+    _serve()
