@@ -1,0 +1,369 @@
+"""The misbehaving server behaves rightly until told otherwise, and then exactly as told."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import ssl
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from servers.faults import KINDS
+from servers.faulty import FaultyServer
+from servers.records import Request, checksum
+
+BODY = bytes(range(256)) * 4
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyServer]:
+    with FaultyServer(objects={"a": BODY, "b c/d+é": b"odd key"}) as started:
+        yield started
+
+
+class Answer:
+    """One answer, read to its end; ``error`` is what stopped the reading."""
+
+    def __init__(
+        self, server: FaultyServer, target: str, method: str, body: bytes | None, headers: dict[str, str]
+    ) -> None:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)) as connection:
+            self.status, self.headers, self.body, self.error = 0, {}, b"", None  # type: ignore[var-annotated]
+            try:
+                connection.request(method, target, body, headers)
+                answer = connection.getresponse()
+                self.status, self.headers = answer.status, {k.lower(): v for k, v in answer.getheaders()}
+                self.body = answer.read()
+            except http.client.IncompleteRead as error:
+                self.body, self.error = error.partial, error
+            except (OSError, http.client.HTTPException) as error:
+                self.error = error
+
+
+def ask(
+    server: FaultyServer, key: str = "a", *, method: str = "GET", body: bytes | None = None, **headers: str
+) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(server, f"/bucket/{key}", method, body, named)
+
+
+def test_serves_objects_with_their_metadata(server: FaultyServer) -> None:
+    """A GET has the bytes, ETag, date, request id and, if asked, the checksum."""
+    answer = ask(server, x_amz_checksum_mode="ENABLED")
+    assert (answer.status, answer.body) == (200, BODY)
+    assert re.fullmatch(r'"[0-9a-f]{32}"', answer.headers["etag"])
+    assert answer.headers["x-amz-checksum-crc32c"] == checksum(BODY)
+    assert answer.headers["x-amz-checksum-type"] == "FULL_OBJECT"
+    assert answer.headers["last-modified"].endswith("GMT")
+    assert answer.headers["x-amz-request-id"]
+    assert ask(server, urllib.parse.quote("b c/d+é", safe="")).body == b"odd key"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "span"),
+    [
+        ("bytes=0-9", 206, (0, 10)),
+        ("bytes=1000-", 206, (1000, 1024)),
+        ("bytes=-4", 206, (1020, 1024)),
+        ("bytes=1000-9999", 206, (1000, 1024)),
+        ("bytes=1024-", 416, None),
+    ],
+)
+def test_ranges(server: FaultyServer, asked: str, status: int, span: tuple[int, int] | None) -> None:
+    """Ranges are cut at the end of the object; one that starts past it is 416."""
+    answer = ask(server, range=asked)
+    assert answer.status == status
+    if span is None:
+        assert answer.headers["content-range"] == "bytes */1024"
+    else:
+        assert answer.body == BODY[slice(*span)]
+        assert answer.headers["content-range"] == f"bytes {span[0]}-{span[1] - 1}/1024"
+
+
+def test_conditions_and_missing(server: FaultyServer) -> None:
+    """If-Match holds or is 412; missing keys and buckets are 404 with their code."""
+    etag = ask(server, method="HEAD").headers["etag"]
+    assert ask(server, if_match=etag).status == 200
+    assert ask(server, if_match='"other"').status == 412
+    assert b"NoSuchKey" in ask(server, "nothing").body
+    assert b"NoSuchBucket" in Answer(server, "/other/a", "GET", None, {}).body
+    head = ask(server, method="HEAD")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "1024")
+
+
+def boto(server: FaultyServer, **changes: Any) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=server.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
+        **changes,
+    )
+
+
+def test_boto3_reads_writes_lists_copies_and_deletes(server: FaultyServer) -> None:
+    """An independent client finds an S3: whole objects, multipart, copy, delete, listing with delimiter and pages."""
+    with closing(boto(server)) as client:
+        client.put_object(Bucket="bucket", Key="new", Body=b"new")
+        assert client.get_object(Bucket="bucket", Key="new")["Body"].read() == b"new"
+        with pytest.raises(ClientError, match="PreconditionFailed"):
+            client.put_object(Bucket="bucket", Key="new", Body=b"newer", IfNoneMatch="*")
+        upload = client.create_multipart_upload(Bucket="bucket", Key="parts")["UploadId"]
+        etags = [
+            client.upload_part(Bucket="bucket", Key="parts", UploadId=upload, PartNumber=n, Body=bytes([n]) * 5)["ETag"]
+            for n in (1, 2)
+        ]
+        assert list(server.uploads) == [upload]
+        done = client.complete_multipart_upload(
+            Bucket="bucket",
+            Key="parts",
+            UploadId=upload,
+            MultipartUpload={"Parts": [{"PartNumber": n + 1, "ETag": etag} for n, etag in enumerate(etags)]},
+        )
+        assert done["ETag"].endswith('-2"')
+        assert server.objects["parts"] == b"\1" * 5 + b"\2" * 5
+        assert not server.uploads
+        client.copy_object(Bucket="bucket", Key="copy", CopySource={"Bucket": "bucket", "Key": "parts"})
+        assert server.objects["copy"] == server.objects["parts"]
+        for n in range(2500):
+            server.objects[f"many/{n:04d}/x"] = b""
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix="many/", Delimiter="/")
+        prefixes = [each["Prefix"] for page in pages for each in page.get("CommonPrefixes", ())]
+        assert prefixes == [f"many/{n:04d}/" for n in range(2500)]
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket="bucket")
+        keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
+        assert keys == sorted(server.objects, key=str.encode)
+        assert "b c/d+é" in keys
+        client.delete_objects(Bucket="bucket", Delete={"Objects": [{"Key": "new"}, {"Key": "copy"}]})
+        client.delete_object(Bucket="bucket", Key="a")
+        assert not {"new", "copy", "a"} & set(server.objects)
+
+
+def test_write_with_a_wrong_checksum_is_refused(server: FaultyServer) -> None:
+    """A body that is not what its checksum says is 400 BadDigest, and changes nothing."""
+    answer = ask(server, method="PUT", body=b"other", x_amz_checksum_crc32c=checksum(b"one"))
+    assert answer.status == 400
+    assert server.objects["a"] == BODY
+
+
+def test_large_put_waits_for_continue(server: FaultyServer) -> None:
+    """``Expect: 100-continue`` is answered before the body is read."""
+    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        connection.sendall(b"PUT /bucket/e HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
+        connection.sendall(b"abc")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+    assert server.objects["e"] == b"abc"
+
+
+def test_tls_with_its_own_authority() -> None:
+    """Over TLS the certificate holds against ``ca_bundle``, and against nothing else."""
+    with FaultyServer(objects={"a": BODY}, tls=True) as server:
+        context = ssl.create_default_context(cafile=server.ca_bundle)
+        with closing(http.client.HTTPSConnection("127.0.0.1", server.port, context=context, timeout=5)) as connection:
+            connection.request("GET", "/bucket/a")
+            assert connection.getresponse().read() == BODY
+        other = http.client.HTTPSConnection("127.0.0.1", server.port, context=ssl.create_default_context(), timeout=5)
+        with closing(other), pytest.raises(ssl.SSLCertVerificationError):
+            other.request("GET", "/bucket/a")
+
+
+TRIED: dict[str, Any] = {
+    "close": lambda a: a.body == BODY[:10] and isinstance(a.error, http.client.IncompleteRead),
+    "close_head": lambda a: isinstance(a.error, http.client.RemoteDisconnected),
+    "promise_more": lambda a: a.body == BODY and isinstance(a.error, http.client.IncompleteRead),
+    "stall": lambda a: isinstance(a.error, http.client.IncompleteRead),
+    "stall_head": lambda a: isinstance(a.error, http.client.RemoteDisconnected),
+    "delay": lambda a: a.status == 200 and a.body == BODY,
+    "reset": lambda a: isinstance(a.error, ConnectionResetError),
+    "reset_head": lambda a: isinstance(a.error, ConnectionResetError),
+    "chunked": lambda a: a.body == BODY and "content-length" not in a.headers,
+    "chunked_cut": lambda a: isinstance(a.error, http.client.IncompleteRead),
+    "500": lambda a: a.status == 500 and b"InternalError" in a.body,
+    "503": lambda a: a.status == 503 and "retry-after" not in a.headers and not a.body,
+    "503_retry_after": lambda a: a.headers["retry-after"] == "0",
+    "429": lambda a: a.status == 429,
+    "slow_down": lambda a: a.status == 503 and b"<Code>SlowDown</Code>" in a.body,
+    "403": lambda a: a.status == 403 and b"AccessDenied" in a.body,
+    "expired_token": lambda a: a.status == 400 and b"ExpiredToken" in a.body,
+    "expired_token_403": lambda a: a.status == 403 and b"ExpiredToken" in a.body,
+    "time_skewed": lambda a: a.status == 403 and b"RequestTimeTooSkewed" in a.body and "date" in a.headers,
+    "wrong_region_301": lambda a: a.status == 301 and a.headers["x-amz-bucket-region"] == "eu-central-1",
+    "wrong_region_400": lambda a: a.status == 400 and a.headers["x-amz-bucket-region"] == "eu-central-1",
+    "wrong_checksum": lambda a: a.headers["x-amz-checksum-crc32c"] != checksum(a.body),
+    "corrupt": lambda a: len(a.body) == 1024 and a.body != BODY and a.error is None,
+    "garbage_headers": lambda a: not a.body,
+    "garbage_status": lambda a: isinstance(a.error, http.client.BadStatusLine),
+    "html": lambda a: a.status == 200 and b"<html>" in a.body,
+    "empty_200": lambda a: a.status == 200 and not a.body,
+}
+
+
+@pytest.mark.parametrize("kind", TRIED)
+def test_fault(server: FaultyServer, kind: str) -> None:
+    """Told to fail once, it fails once in the way told, says so in its log, and then is well again."""
+    server.fail(kind, match="a", after_bytes=10, seconds=0.01)
+    assert TRIED[kind](ask(server))
+    assert ask(server).body == BODY
+    assert [request.fault for request in server.requests] == [kind, None]
+
+
+def test_stall_keeps_what_came_before() -> None:
+    """A stalled body gives its first bytes, then nothing until the client leaves or the server closes."""
+    with FaultyServer(objects={"a": BODY}) as server:
+        server.fail("stall", after_bytes=10)
+        with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+            connection.sendall(b"GET /bucket/a HTTP/1.1\r\nHost: x\r\n\r\n")
+            got = b""
+            while not got.endswith(BODY[:10]):
+                got += connection.recv(1000)
+            connection.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            assert server.connections_count == 1
+
+
+def test_drip_is_slow(server: FaultyServer) -> None:
+    """A dripping body comes at its rate: after the first piece a second passes."""
+    server.fail("drip", bytes_per_s=512)
+    start = time.monotonic()
+    assert ask(server).body == BODY
+    assert time.monotonic() - start >= 1.0
+
+
+def test_ranged_faults(server: FaultyServer) -> None:
+    """Faults of ranges: shifted, shorter, ignored; each announced consistently. They leave unranged requests alone."""
+    for kind in ("wrong_range", "short_range", "ignore_range"):
+        server.fail(kind)
+    assert ask(server).body == BODY
+    answers = [ask(server, range="bytes=10-19") for _ in range(4)]
+    assert [(a.status, a.headers.get("content-range"), a.body) for a in answers] == [
+        (206, "bytes 11-20/1024", BODY[11:21]),
+        (206, "bytes 10-18/1024", BODY[10:19]),
+        (200, None, BODY),
+        (206, "bytes 10-19/1024", BODY[10:20]),
+    ]
+
+
+def test_change_gives_another_version(server: FaultyServer) -> None:
+    """The object changes after the answer: same length, other bytes, other ETag."""
+    server.fail("change")
+    before, after = ask(server, range="bytes=0-9"), ask(server)
+    assert before.body == BODY[:10]
+    assert len(after.body) == len(BODY)
+    assert after.body != BODY
+    assert before.headers["etag"] != after.headers["etag"]
+
+
+def test_redirects(server: FaultyServer) -> None:
+    """Redirects lead to the same URL, or to another place with the same path."""
+    server.fail("redirect_self")
+    server.fail("redirect", location="http://127.0.0.1:1")
+    assert ask(server).headers["location"] == f"{server.endpoint_url}/bucket/a"
+    assert ask(server).headers["location"] == "http://127.0.0.1:1/bucket/a"
+
+
+def test_listing_and_complete_faults(server: FaultyServer) -> None:
+    """A truncated listing is announced as long as it is; a failed commit hides in a 200 and commits nothing."""
+    server.fail("truncated_listing")
+    listing = ask(server, "?list-type=2")
+    assert listing.status == 200
+    assert listing.error is None
+    assert b"</ListBucketResult>" not in listing.body
+    server.fail("complete_error")
+    upload = re.findall(rb"<UploadId>(.*)</UploadId>", ask(server, "m?uploads=", method="POST").body)[0].decode()
+    ask(server, f"m?partNumber=1&uploadId={upload}", method="PUT", body=b"part")
+    commit = b"<R><Part><PartNumber>1</PartNumber></Part></R>"
+    failed = ask(server, f"m?uploadId={upload}", method="POST", body=commit)
+    assert failed.status == 200
+    assert b"<Error><Code>InternalError" in failed.body
+    assert "m" not in server.objects
+    assert b"ETag" in ask(server, f"m?uploadId={upload}", method="POST", body=commit).body
+    assert server.objects["m"] == b"part"
+
+
+def test_every_kind_is_tested() -> None:
+    """No way to misbehave is without a test here."""
+    elsewhere = {"drip", "wrong_range", "short_range", "ignore_range", "change", "redirect_self", "redirect"}
+    assert set(TRIED) | elsewhere | {"complete_error", "truncated_listing"} == set(KINDS)
+
+
+def test_random_faults_depend_on_the_request_alone() -> None:
+    """The same requests in another order meet the same faults; another seed, others; about the ratio of them."""
+    objects = {f"k{n:03d}": b"x" for n in range(400)}
+
+    def faults(order: list[str], seed: int) -> set[str]:
+        with FaultyServer(objects=objects) as server:
+            server.random_faults(["500", "slow_down"], ratio=0.1, seed=seed)
+            for key in order:
+                ask(server, key)
+            return {request.key for request in server.requests if request.fault}
+
+    keys = list(objects)
+    first = faults(keys, 1)
+    assert first == faults(keys[::-1], 1)
+    assert first != faults(keys, 2)
+    assert 20 <= len(first) <= 65
+
+
+def test_refusals_go_by_the_signature(server: FaultyServer) -> None:
+    """Region, access key, token and clock are checked as far as asked; a right one passes."""
+    server.region = "eu-west-1"
+    with closing(boto(server)) as client:  # which takes the hint and signs again
+        assert client.list_objects_v2(Bucket="bucket")["KeyCount"] == 2
+    regions = [request.headers["authorization"].split("/")[2] for request in server.requests]
+    assert regions == ["us-east-1", "eu-west-1"]
+    server.region = None
+    server.access_keys = {"other"}
+    with closing(boto(server)) as client, pytest.raises(ClientError, match="InvalidAccessKeyId"):
+        client.list_objects_v2(Bucket="bucket")
+    assert ask(server).status == 403
+    server.access_keys = {"test"}
+    server.clock_offset_s = 3600
+    signed = {"authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, Signature=0"}
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    later = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + 3600))
+    assert b"RequestTimeTooSkewed" in ask(server, **signed, x_amz_date=now).body
+    assert ask(server, **signed, x_amz_date=later).status == 200
+    server.tokens = {"new"}
+    assert b"ExpiredToken" in ask(server, **signed, x_amz_date=later, x_amz_security_token="old").body
+    assert ask(server, **signed, x_amz_date=later, x_amz_security_token="new").status == 200
+
+
+def test_match_by_function_and_heal(server: FaultyServer) -> None:
+    """A function of the request chooses; ``heal`` ends all faults; an unknown kind is refused."""
+
+    def second_part(request: Request) -> bool:
+        return request.span is not None and request.span[0] == 512
+
+    server.fail("500", times=None, match=second_part)
+    assert [ask(server, range=f"bytes={at}-{at + 9}").status for at in (0, 512, 512)] == [206, 500, 500]
+    server.heal()
+    assert ask(server, range="bytes=512-521").status == 206
+    with pytest.raises(ValueError, match="no fault 'explode'"):
+        server.fail("explode")
+
+
+def test_closing_ends_stalled_connections_at_once() -> None:
+    """Closing the server ends connections that stall, and its thread."""
+    with FaultyServer(objects={"a": BODY}) as server:
+        server.fail("stall_head")
+        connection = socket.create_connection(("127.0.0.1", server.port), 5)
+        connection.sendall(b"GET /bucket/a HTTP/1.1\r\nHost: x\r\n\r\n")
+        start = time.monotonic()
+    with connection:
+        with suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert time.monotonic() - start < 5
+    assert not server._thread.is_alive()
