@@ -92,10 +92,10 @@ class FaultyServer:
     def __enter__(self) -> Self:
         context = self._tls_context() if self._tls else None
         self._loop = asyncio.new_event_loop()
-        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.port: int = listener.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port: int = self._listener.getsockname()[1]
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, sock=listener, ssl=context, limit=256 * 1024)
+            asyncio.start_server(self._serve, sock=self._listener, ssl=context, limit=256 * 1024)
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="faulty-server", daemon=True)
         self._thread.start()
@@ -116,12 +116,15 @@ class FaultyServer:
             self._folder.cleanup()
 
     async def _shut(self) -> None:
-        self._server.close()
-        for _ in range(4):  # a connection accepted just now starts its handler, and closes its socket, in later turns
-            for handler in list(self._handlers):
-                handler.cancel()
-            await asyncio.gather(*self._handlers, return_exceptions=True)
+        self._loop.remove_reader(self._listener)  # closing the server at once would leak a connection accepted just now
+        for turn in range(100):  # asyncio's own tasks, which accept connections and shake hands, first get time to end
             await asyncio.sleep(0.002)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks if turn >= 10 else self._handlers:
+                task.cancel()
+            if not tasks and turn >= 2:  # aborted transports close their sockets in a later turn
+                break
+        self._server.close()
 
     def _tls_context(self) -> ssl.SSLContext:
         authority = trustme.CA()

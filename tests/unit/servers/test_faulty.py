@@ -37,7 +37,9 @@ class Answer:
         self, server: FaultyServer, target: str, method: str, body: bytes | None, headers: dict[str, str]
     ) -> None:
         with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)) as connection:
-            self.status, self.headers, self.body, self.error = 0, {}, b"", None  # type: ignore[var-annotated]
+            self.status, self.body = 0, b""
+            self.headers: dict[str, str] = {}
+            self.error: Exception | None = None
             try:
                 connection.request(method, target, body, headers)
                 answer = connection.getresponse()
@@ -331,7 +333,7 @@ def test_refusals_go_by_the_signature(server: FaultyServer) -> None:
     assert ask(server).status == 403
     server.access_keys = {"test"}
     server.clock_offset_s = 3600
-    signed = {"authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, Signature=0"}
+    signed: Any = {"authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, Signature=0"}
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     later = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + 3600))
     assert b"RequestTimeTooSkewed" in ask(server, **signed, x_amz_date=now).body
