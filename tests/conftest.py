@@ -1,0 +1,136 @@
+"""Servers and stores that the tests share.
+
+``s3_endpoint`` is ministack, or Ceph's RGW when ``PENSTOCK_TEST_S3=ceph`` (``make test-ceph``): suites written on
+``bucket`` or ``s3_store`` run on both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from penstock.store import Store
+    from penstock.testing.ministack import Ministack
+    from servers.ceph import Ceph
+    from servers.faulty import FaultyServer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_aws_settings() -> Iterator[None]:
+    """The developer's AWS settings, proxies and credentials are not part of any test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("AWS_") or name.lower() in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+                patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        yield
+
+
+@pytest.fixture(scope="session")
+def ministack() -> Iterator[Ministack]:
+    """ministack, checking signatures; one per session."""
+    from penstock.testing.ministack import Ministack
+
+    with Ministack() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Ceph]:
+    """Ceph's RGW, one node in memory; installed from Debian where root may and it is missing."""
+    from servers.ceph import Ceph
+
+    with Ceph() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(request: pytest.FixtureRequest) -> Ministack | Ceph:
+    """The S3 of this session: ``endpoint_url``, ``access_key``, ``secret_key``, ``region``, ``client()``."""
+    name = os.environ.get("PENSTOCK_TEST_S3", "ministack")
+    if name not in ("ministack", "ceph"):
+        pytest.exit(f"PENSTOCK_TEST_S3={name!r} must be 'ministack' or 'ceph'", 4)
+    return request.getfixturevalue(name)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def s3_client(s3_endpoint: Any) -> Iterator[Any]:
+    """botocore's client of ``s3_endpoint``: the independent witness."""
+    client = s3_endpoint.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def bucket(s3_endpoint: Any) -> str:
+    """A new, empty bucket."""
+    name: str = s3_endpoint.create_bucket()
+    return name
+
+
+@pytest.fixture
+def connect_s3(s3_endpoint: Any) -> Iterator[Callable[..., Store]]:
+    """``penstock.connect`` with the endpoint's settings; the stores are closed after the test."""
+    import penstock as ps
+
+    stores = []
+
+    def connect(url: str, **changes: Any) -> Store:
+        settings = {
+            "endpoint_url": s3_endpoint.endpoint_url,
+            "region": s3_endpoint.region,
+            "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
+        }
+        stores.append(ps.connect(url, **(settings | changes)))
+        return stores[-1]
+
+    yield connect
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def s3_store(connect_s3: Callable[..., Store], bucket: str) -> Store:
+    """A store on a new, empty bucket of ``s3_endpoint``, as ``connect`` composes it."""
+    return connect_s3(f"s3://{bucket}")
+
+
+@pytest.fixture
+def faulty() -> Iterator[FaultyServer]:
+    """The server that misbehaves on command: see ``tests/servers/faulty.py``."""
+    from servers.faulty import FaultyServer
+
+    with FaultyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def connect_faulty(faulty: FaultyServer) -> Iterator[Callable[..., Store]]:
+    """``penstock.connect`` to ``faulty``'s bucket, without credentials; the stores are closed after the test."""
+    import penstock as ps
+
+    stores = []
+
+    def connect(prefix: str = "", **settings: Any) -> Store:
+        defaults = {"endpoint_url": faulty.endpoint_url, "anonymous": True}
+        stores.append(ps.connect(f"{faulty.url}/{prefix}", **(defaults | settings)))
+        return stores[-1]
+
+    yield connect
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def nothing_left() -> Callable[[], AbstractContextManager[None]]:
+    """``with nothing_left():`` fails if its block leaves a thread, descriptor or child process behind."""
+    from servers.leaks import nothing_left as check
+
+    return check
