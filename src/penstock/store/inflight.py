@@ -1,0 +1,80 @@
+"""Operations in flight together, and one thread that collects how they end: listing, writing, deleting, copying."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from penstock.types import ByteRange, Completion, Core, Landing, ObjectInfo, Operation, Transfer
+
+Tag = TypeVar("Tag")
+
+
+class _Sink(Generic[Tag]):
+    __slots__ = ("landing", "queue", "tag")
+
+    def __init__(self, tag: Tag, queue: SimpleQueue[tuple[_Sink[Tag], Completion]]) -> None:
+        self.landing: Landing | None = None
+        self.tag = tag
+        self.queue = queue
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Bodies go to private buffers."""
+        return None
+
+    def done(self, completion: Completion) -> None:
+        """Hand the completion to the collecting thread; ``SimpleQueue.put`` never blocks."""
+        self.queue.put((self, completion))
+
+
+class InFlight(Generic[Tag]):
+    """Operations submitted to one core. Used by one thread at a time."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._queue: SimpleQueue[tuple[_Sink[Tag], Completion]] = SimpleQueue()
+        self._transfers: dict[_Sink[Tag], Transfer | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def submit(self, operation: Operation, tag: Tag) -> None:
+        """Start `operation`; `tag` comes back with its completion."""
+        sink = _Sink(tag, self._queue)
+        self._transfers[sink] = None
+        try:
+            self._transfers[sink] = self._core.submit(operation, sink)
+        except BaseException:
+            del self._transfers[sink]
+            raise
+
+    def wait(self, wait_s_max: float | None = None) -> tuple[Tag, Completion]:
+        """The next operation to end, well or not; there must be one in flight. Ctrl-C interrupts it.
+
+        Raises:
+            queue.Empty: none ended within `wait_s_max` seconds.
+        """
+        return self._ended(self._queue.get(timeout=wait_s_max))
+
+    def ready(self) -> bool:
+        """Whether ``wait()`` would return at once."""
+        return not self._queue.empty()
+
+    def cancel(self) -> None:
+        """Give all of them up; they still end, and ``wait()`` still returns them."""
+        for transfer in list(self._transfers.values()):
+            if transfer is not None:
+                transfer.cancel()
+
+    def drain(self) -> list[tuple[Tag, Completion]]:
+        """Wait until none is in flight."""
+        ended = []
+        while self._transfers:
+            ended.append(self.wait())
+        return ended
+
+    def _ended(self, item: tuple[_Sink[Tag], Completion]) -> tuple[Tag, Completion]:
+        sink, completion = item
+        del self._transfers[sink]
+        return sink.tag, completion

@@ -1,0 +1,330 @@
+"""Listing in key order, in parallel where that pays.
+
+A store gives 1 000 keys per request, and the token for the next page only with this one, so a flat prefix takes one
+round trip after another. Below prefixes it need not: a page that ends inside a sub-prefix shows that there are some, a
+page with delimiter ``/`` finds up to 1 000 of them at once, and each is listed like the whole, 64 requests at a time.
+
+It pays only where sub-prefixes hold many keys: a request per prefix with one key each would cost 1 000 requests where
+one suffices. So a prefix is split only when its page shows at least ``KEYS_PER_PREFIX_MIN`` keys per sub-prefix, and
+when those found turn out smaller, the rest of it is listed flat again.
+
+The listing is a sequence of segments in key order, each of them keys that arrived, or a part of the key space that has
+yet to be listed. An answer replaces its segment by finer ones. The consumer takes keys from the front; segments
+nearest to the front are asked for first, and no more than ``PAGES_MAX`` pages are held ahead of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+from penstock import forks
+from penstock.errors import ConfigError
+from penstock.store.inflight import InFlight
+from penstock.types import ListPage, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.types import Core, Page
+
+REQUESTS_MAX = 64
+"""Pages asked for at the same time: 64 000 keys per round trip."""
+
+PAGES_MAX = 192
+"""Pages held or asked for ahead of the consumer: about 192 000 keys, 60 MB."""
+
+KEYS_PER_PREFIX_MIN = 50
+"""Keys per sub-prefix from which a request for each pays: at most 20 requests where one did, 64 at a time."""
+
+CHILDREN_MIN = 32
+"""Sub-prefixes listed before their size is judged."""
+
+FLAT_PAGES = 64
+"""Pages listed flat after a split did not pay, before another is considered: no more than doubles the requests."""
+
+
+def list_objects(
+    core: Core, prefix: str, *, recursive: bool = True, requests_max: int = REQUESTS_MAX, keys_max: int = 1000
+) -> Iterator[ObjectInfo]:
+    """Objects whose key begins with `prefix`, in key order; see ``Store.list``.
+
+    Args:
+        core: The store.
+        prefix: Any string.
+        recursive: False stops at the next ``/`` and yields prefixes too.
+        requests_max: The most pages in flight.
+        keys_max: Keys per page asked for; S3's most is 1 000.
+
+    Raises:
+        ConfigError: at once, for arguments that cannot be.
+        StoreError: from the iterator, which ends there and cancels the rest; so does dropping it.
+
+    Cost: one request per page of a flat prefix; for a split one, one per page of each sub-prefix and one per 1 000
+    sub-prefixes. Holds at most ``PAGES_MAX`` pages.
+    """
+    if not isinstance(prefix, str):
+        raise ConfigError(f"prefix must be a str, not {type(prefix).__name__}: {prefix!r}")
+    try:
+        prefix.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"prefix {prefix!r} is not encodable as UTF-8 at character {error.start}") from error
+    if requests_max < 1:
+        raise ConfigError(f"requests_max={requests_max!r} must be at least 1")
+    if not 1 <= keys_max <= 1000:
+        raise ConfigError(f"keys_max={keys_max!r} must lie in [1, 1000]")
+    return _Listing(core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max).iterate()
+
+
+class _Split:
+    """A prefix whose sub-prefixes are listed one by one, and how large those are so far."""
+
+    __slots__ = ("children_count", "keys_count", "prefix")
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.children_count = 0
+        self.keys_count = 0
+
+    def pays(self) -> bool:
+        """Whether its sub-prefixes are worth a request each, as far as is known."""
+        return self.children_count < CHILDREN_MIN or self.keys_count >= KEYS_PER_PREFIX_MIN * self.children_count
+
+
+class _Segment:
+    """Keys in order (``objects``), or a part of the key space that has yet to be listed.
+
+    A part of the key space is the keys that begin with ``prefix`` and are past ``low``, or with ``from_low`` also `low`
+    itself. ``after`` is what the store is told to begin past: `low`, or a little less where its own grouping needs it.
+    """
+
+    __slots__ = (
+        "after",
+        "child_of",
+        "dropped",
+        "finds",
+        "flat_count",
+        "from_low",
+        "low",
+        "next",
+        "objects",
+        "prefix",
+        "seen",
+        "token",
+    )
+
+    def __init__(
+        self,
+        prefix: str,
+        *,
+        low: str = "",
+        after: str = "",
+        token: str | None = None,
+        objects: list[ObjectInfo] | None = None,
+    ) -> None:
+        self.prefix = prefix
+        self.low = low
+        self.from_low = False
+        self.after = after
+        self.token = token
+        self.objects = objects
+        self.seen = ""  # the last object or sub-prefix of the pages before, where those are found
+        self.finds: _Split | None = None  # listed with a delimiter, for the sub-prefixes of this
+        self.child_of: _Split | None = None  # a sub-prefix that was found for this
+        self.flat_count = 0  # pages to list flat before a split is considered again
+        self.dropped = False  # its keys come by another segment
+        self.next: _Segment | None = None
+
+    def position(self) -> str:
+        """Where it is in the order."""
+        return max(self.prefix, self.low, self.seen)
+
+    def operation(self, keys_max: int) -> ListPage:
+        """The request for its next page."""
+        return ListPage(self.prefix, "/" if self.finds else "", self.token, "" if self.token else self.after, keys_max)
+
+    def own(self, objects: list[ObjectInfo]) -> list[ObjectInfo]:
+        """Those of `objects` that it stands for; nearly always all."""
+        if not objects or objects[0].key > self.low:
+            return objects
+        first_past = bisect_left if self.from_low else bisect_right
+        return objects[first_past(objects, self.low, key=_key) :]
+
+
+class _Listing:
+    """One listing: the segments, and the pages in flight. Used by one thread at a time."""
+
+    def __init__(self, core: Core, prefix: str, *, recursive: bool, requests_max: int, keys_max: int) -> None:
+        self._recursive = recursive
+        self._requests_max = requests_max
+        self._keys_max = keys_max
+        self._in_flight: InFlight[_Segment] = InFlight(core)
+        self._wanted: list[tuple[str, int, _Segment]] = []  # a heap: nearest to the front first
+        self._numbers = count()
+        self._held_count = 0  # segments with keys that were not taken
+        self._made_in = forks.generation()
+        self._front = _Segment(prefix)
+        if not recursive:
+            self._front.finds = _Split(prefix)
+        self._want(self._front)
+
+    def iterate(self) -> Iterator[ObjectInfo]:
+        """The keys in order."""
+        segment: _Segment | None = self._front
+        try:
+            while segment is not None:
+                forks.check(self._made_in, "the listing")
+                while segment.objects is None:
+                    self._launch(must=True)
+                    self._take()
+                while self._in_flight and self._in_flight.ready():
+                    self._take()
+                self._launch()
+                if segment.objects:
+                    self._held_count -= 1
+                    yield from segment.objects
+                segment = segment.next
+        finally:
+            if self._made_in == forks.generation():
+                self._in_flight.cancel()
+
+    # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _want(self, segment: _Segment) -> None:
+        heappush(self._wanted, (segment.position(), next(self._numbers), segment))
+
+    def _launch(self, *, must: bool = False) -> None:
+        """Ask for what is wanted, as far as the bounds allow; `must`: have at least one page in flight."""
+        while self._wanted and len(self._in_flight) < self._requests_max:
+            full = self._held_count + len(self._in_flight) >= PAGES_MAX
+            if full and (self._in_flight or not must):
+                return
+            segment = heappop(self._wanted)[2]
+            if segment.dropped:
+                continue
+            split = segment.child_of
+            if split is not None and segment.token is None and not split.pays():
+                self._join(segment, split)
+            self._in_flight.submit(segment.operation(self._keys_max), segment)
+
+    def _join(self, segment: _Segment, split: _Split) -> None:
+        """List the rest of `split` flat, from its sub-prefix `segment` on: they are too small for a request each."""
+        following = segment.next
+        while following is not None and following.position().startswith(split.prefix):
+            following.dropped = True
+            if following.objects:
+                self._held_count -= 1
+            following = following.next
+        segment.next = following
+        if not segment.low:
+            # Past the prefix without its slash, so that a key equal to the prefix is listed; ``own`` drops the rest.
+            segment.low, segment.from_low, segment.after = segment.prefix, True, segment.prefix[:-1]
+        segment.prefix = split.prefix
+        segment.child_of = None
+        segment.flat_count = FLAT_PAGES
+
+    # ── answers ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self) -> None:
+        """Wait for a page, and replace its segment by what it says."""
+        segment, completion = self._in_flight.wait()
+        if completion.error is not None:
+            raise completion.error
+        if segment.dropped:
+            return
+        page: Page = completion.value
+        rest = self._rest_found(segment, page) if segment.finds else self._rest(segment, page)
+        if segment.finds is not None and self._recursive:
+            segment.objects = []
+            last = self._insert_found(segment, page)
+        else:
+            segment.objects = _merged(page) if page.prefixes else segment.own(page.objects)
+            self._held_count += bool(segment.objects)
+            last = segment
+        if rest is not None:
+            rest.next, last.next = last.next, rest
+            self._want(rest)
+
+    def _rest(self, segment: _Segment, page: Page) -> _Segment | None:
+        """What is left to be listed after a flat page: more of the same, or a prefix to split."""
+        split = segment.child_of
+        if split is not None:
+            split.keys_count += len(page.objects)
+            split.children_count += segment.token is None
+        if page.next_token is None:
+            return None
+        last = page.objects[-1].key if page.objects else ""
+        splits = segment.flat_count == 0 and last > segment.low
+        inside = _dense_sub_prefix(page.objects, segment.prefix) if splits else None
+        if inside is None:
+            rest = _Segment(segment.prefix, low=max(last, segment.low), token=page.next_token)
+            rest.from_low = segment.from_low and rest.low == segment.low
+            rest.child_of = split
+            rest.flat_count = max(0, segment.flat_count - 1)
+            return rest
+        # Past `inside` without its slash: the store then groups all of `inside`, whatever it makes of a start within.
+        rest = _Segment(segment.prefix, low=last, after=inside[:-1])
+        rest.finds = _Split(segment.prefix)
+        return rest
+
+    def _rest_found(self, segment: _Segment, page: Page) -> _Segment | None:
+        """The next page with a delimiter."""
+        if page.next_token is None:
+            return None
+        last = max(page.objects[-1].key if page.objects else "", page.prefixes[-1] if page.prefixes else "")
+        rest = _Segment(segment.prefix, low=segment.low, token=page.next_token)
+        rest.seen = max(last, segment.seen)
+        rest.finds = segment.finds
+        return rest
+
+    def _insert_found(self, segment: _Segment, page: Page) -> _Segment:
+        """Put a page of objects and sub-prefixes behind `segment`, as segments of their own; returns the last."""
+        last, low = segment, segment.low
+        for info in _merged(page):
+            inside = info.is_prefix and low.startswith(info.key)  # `low` is one of its keys
+            if info.key <= segment.seen or (info.key <= low and not inside):
+                continue
+            if info.is_prefix:
+                child = _Segment(info.key, low=low if inside else "", after=low if inside else "")
+                child.child_of = segment.finds
+                self._want(child)
+            elif last.objects and last is not segment:
+                last.objects.append(info)
+                continue
+            else:
+                child = _Segment(info.key, objects=[info])
+                self._held_count += 1
+            child.next, last.next = last.next, child
+            last = child
+        return last
+
+
+def _key(info: ObjectInfo) -> str:
+    return info.key
+
+
+def _merged(page: Page) -> list[ObjectInfo]:
+    """Objects and prefixes of a page as one sequence in key order."""
+    infos = page.objects + [ObjectInfo(prefix, 0, is_prefix=True) for prefix in page.prefixes]
+    infos.sort(key=_key)  # two runs: one merge
+    return infos
+
+
+def _dense_sub_prefix(objects: list[ObjectInfo], prefix: str) -> str | None:
+    """The sub-prefix in which a page ends, if its sub-prefixes hold enough keys for a request each."""
+    start, inside = len(prefix), None
+    index = prefixes_count = keys_count = 0
+    while index < len(objects):
+        key = objects[index].key
+        cut = key.find("/", start)
+        if cut < 0:
+            index, inside = index + 1, None
+            continue
+        inside = key[: cut + 1]
+        end = bisect_right(objects, inside, index, key=lambda info, inside=inside: info.key[: len(inside)])  # type: ignore[misc]
+        prefixes_count += 1
+        keys_count += end - index
+        index = end
+    return inside if keys_count >= KEYS_PER_PREFIX_MIN * prefixes_count else None

@@ -1,0 +1,230 @@
+"""``MemoryStore``: objects in a dict. The reference of what every store must do, and the fastest store for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import forks
+from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
+from penstock.store.threaded import ThreadedStore, span_within
+from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, PutPart
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.store.threaded import Job
+    from penstock.types import Buffer, CompleteMultipart, Copy, Get, Key, ListPage, Put
+
+
+class _Object(NamedTuple):
+    data: bytes
+    info: ObjectInfo
+
+
+class _Bucket:
+    """Objects by key, their keys in order, and the uploads that were begun. Callers hold ``lock``."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.objects: dict[str, _Object] = {}
+        self.keys: list[str] = []  # sorted; str compares by code point, which is the order of the UTF-8 bytes
+        self.uploads: dict[str, tuple[str, dict[int, _Object]]] = {}
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        """The objects are the child's own copy from here on; the lock may have been held."""
+        self.lock = threading.Lock()
+
+    def put(self, key: str, data: bytes, etag: str, *, if_absent: bool) -> ObjectInfo:
+        if key not in self.objects:
+            insort(self.keys, key)
+        elif if_absent:
+            raise ObjectExistsError("an object of this key exists", status=412)
+        info = ObjectInfo(key, len(data), etag, time.time())
+        self.objects[key] = _Object(data, info)
+        return info
+
+    def get(self, key: str, if_match: str | None = None) -> _Object:
+        found = self.objects.get(key)
+        if found is None:
+            raise ObjectMissingError("no such object", status=404)
+        if if_match is not None and if_match != found.info.etag:
+            raise ObjectChangedError(f"the object is now version {found.info.etag}, not {if_match}", status=412)
+        return found
+
+    def upload(self, key: str, upload_id: str) -> dict[int, _Object]:
+        found = self.uploads.get(upload_id)
+        if found is None or found[0] != key:
+            raise StoreError(f"no upload {upload_id!r} of this key was begun", status=404, code="NoSuchUpload")
+        return found[1]
+
+
+_shared: dict[str, _Bucket] = {}
+_shared_lock = threading.Lock()
+
+
+class MemoryStore(ThreadedStore):
+    """Objects in this process's memory.
+
+    Args:
+        objects: What it holds at first; copied.
+        name: Stores of one name share their objects within the process (``memory://name``); without a name it
+            stands alone. Pickles as its name, or without one as a copy of its objects.
+
+    Cost: one thread, from the first operation to ``close()``; one copy of the bytes in and one out.
+    """
+
+    def __init__(self, objects: Mapping[Key, Buffer] | None = None, *, name: str | None = None) -> None:
+        super().__init__(threads_max=1, name=f"memory-{name or ''}")
+        self.name = name
+        if name is None:
+            self._bucket = _Bucket()
+        else:
+            with _shared_lock:
+                self._bucket = _shared.setdefault(name, _Bucket())
+        with self._bucket.lock:
+            for key, data in (objects or {}).items():
+                self.check_key(key)
+                self._bucket.put(key, bytes(data), _etag(data), if_absent=False)
+
+    def describe(self, key: Key) -> str:
+        """``memory://name/key``."""
+        return f"memory://{self.name or ''}/{key}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.name is not None:
+            return _rebuild, (None, self.name)
+        with self._bucket.lock:
+            return _rebuild, ({key: found.data for key, found in self._bucket.objects.items()}, None)
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore {self.name or 'without a name'}, {len(self._bucket.objects)} objects>"
+
+    def _get(self, operation: Get, job: Job) -> None:
+        with self._bucket.lock:
+            found = self._bucket.get(operation.key, operation.if_match)
+        job.completion.info = found.info
+        span = span_within(operation, found.info.size_bytes)
+        if span is None:
+            return
+        landing, view = job.land(found.info, span)
+        job.check()
+        view[:] = memoryview(found.data)[span.start : span.start + len(view)]
+        landing.position += len(view)
+
+    def _head(self, key: Key) -> ObjectInfo:
+        with self._bucket.lock:
+            return self._bucket.get(key).info
+
+    def _put(self, operation: Put) -> ObjectInfo:
+        data = bytes(operation.body)
+        with self._bucket.lock:
+            return self._bucket.put(operation.key, data, _etag(data), if_absent=operation.if_absent)
+
+    def _delete(self, operation: Any, job: Job) -> dict[Key, str]:
+        bucket = self._bucket
+        with bucket.lock:
+            for key in operation.keys:
+                if bucket.objects.pop(key, None) is not None:
+                    del bucket.keys[bisect_left(bucket.keys, key)]
+        return {}
+
+    def _copy(self, operation: Copy, job: Job) -> ObjectInfo:
+        with self._bucket.lock:
+            found = self._bucket.get(operation.source, operation.if_match)
+            return self._bucket.put(operation.target, found.data, found.info.etag or "", if_absent=False)
+
+    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object:
+        bucket = self._bucket
+        if isinstance(operation, CreateMultipart):
+            upload_id = secrets.token_hex(8)
+            with bucket.lock:
+                bucket.uploads[upload_id] = (operation.key, {})
+            return upload_id
+        with bucket.lock:
+            if isinstance(operation, AbortMultipart):
+                bucket.upload(operation.key, operation.upload_id)
+                return bucket.uploads.pop(operation.upload_id) and None
+            if isinstance(operation, CopyPart):
+                found = bucket.get(operation.source, operation.if_match)
+                if operation.span.end > found.info.size_bytes:
+                    raise SpanError(
+                        f"the range ends at byte {operation.span.end} of {found.info.size_bytes}", status=416
+                    )
+                key, data = operation.target, found.data[operation.span.start : operation.span.end]
+            else:
+                key, data = operation.key, bytes(operation.body)
+            info = ObjectInfo(key, len(data), _etag(data))
+            bucket.upload(key, operation.upload_id)[operation.part_number] = _Object(data, info)
+            return Part(operation.part_number, info.etag or "")
+
+    def _complete(self, operation: CompleteMultipart, job: Job) -> ObjectInfo:
+        bucket = self._bucket
+        with bucket.lock:
+            parts = bucket.upload(operation.key, operation.upload_id)
+            numbers = [part.part_number for part in operation.parts]
+            if not numbers or numbers != sorted(set(numbers)):
+                raise StoreError(
+                    f"parts must be in ascending order, not {numbers[:9]}", status=400, code="InvalidPartOrder"
+                )
+            wrong = [
+                p.part_number
+                for p in operation.parts
+                if p.part_number not in parts or parts[p.part_number].info.etag != p.etag
+            ]
+            if wrong:
+                raise StoreError(f"parts {wrong[:9]} are not those that were sent", status=400, code="InvalidPart")
+            data = b"".join(parts[number].data for number in numbers)
+            etag = f'{_etag(data)[:-1]}-{len(numbers)}"'
+            info = bucket.put(operation.key, data, etag, if_absent=operation.if_absent)
+            del bucket.uploads[operation.upload_id]
+            return info
+
+    def _list_page(self, operation: ListPage) -> Page:
+        prefix, delimiter = operation.prefix, operation.delimiter
+        objects: list[ObjectInfo] = []
+        prefixes: list[str] = []
+        with self._bucket.lock:
+            keys = self._bucket.keys
+            index = max(bisect_left(keys, prefix), _index_after(keys, operation))
+            token = None
+            while index < len(keys) and keys[index].startswith(prefix):
+                if len(objects) + len(prefixes) >= operation.keys_max:
+                    return Page(objects, prefixes, token)
+                key = keys[index]
+                cut = key.find(delimiter, len(prefix)) if delimiter else -1
+                if cut < 0:
+                    objects.append(self._bucket.objects[key].info)
+                    token = f"k{key}"
+                    index += 1
+                else:
+                    prefixes.append(key[: cut + len(delimiter)])
+                    token = f"p{prefixes[-1]}"
+                    index = _index_past(keys, prefixes[-1])
+        return Page(objects, prefixes, None)
+
+
+def _index_after(keys: list[str], operation: ListPage) -> int:
+    """Where the page begins: past the previous page's last entry, or past ``start_after``."""
+    if operation.token is None:
+        return bisect_right(keys, operation.start_after)
+    kind, name = operation.token[:1], operation.token[1:]
+    return bisect_right(keys, name) if kind == "k" else _index_past(keys, name)
+
+
+def _index_past(keys: list[str], prefix: str) -> int:
+    """Index of the first key past all that begin with `prefix`."""
+    return bisect_left(keys, True, bisect_left(keys, prefix), key=lambda key: not key.startswith(prefix))
+
+
+def _etag(data: Buffer) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+def _rebuild(objects: dict[Key, bytes] | None, name: str | None) -> MemoryStore:
+    return MemoryStore(objects, name=name)

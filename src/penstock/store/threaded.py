@@ -1,0 +1,351 @@
+"""Stores whose operations block a thread: memory, local files, fsspec.
+
+``ThreadedStore`` gives them the core's verb: ``submit`` puts the operation in a queue, one of a bounded number of
+daemon threads performs it, maps its exceptions and tells the sink, exactly once. Threads start when there is work and
+end with ``close()``, or when the store is dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from penstock import forks
+from penstock.errors import (
+    AccessDeniedError,
+    ClosedError,
+    ConfigError,
+    ObjectMissingError,
+    SpanError,
+    StoreError,
+    UnavailableError,
+)
+from penstock.store.base import Store
+from penstock.types import (
+    AbortMultipart,
+    Attempt,
+    ByteRange,
+    CompleteMultipart,
+    Completion,
+    Copy,
+    CopyPart,
+    CreateMultipart,
+    Delete,
+    Get,
+    Head,
+    Landing,
+    ListPage,
+    Put,
+    PutPart,
+)
+
+if TYPE_CHECKING:
+    from penstock.types import Key, ObjectInfo, Operation, Sink
+
+KEY_BYTES_MAX = 1024
+"""S3's limit, kept by every store so that data can move between them."""
+
+
+class Cancelled(StoreError):  # noqa: N818 - internal: who cancels knows it, nobody catches it by name
+    """The operation was given up by ``Transfer.cancel()``."""
+
+
+class Pool:
+    """A bounded number of daemon threads that perform jobs in the order they came; see the module."""
+
+    def __init__(self, *, threads_max: int, name: str) -> None:
+        self.threads_max = threads_max
+        self.name = name
+        self._reset()
+        forks.register(self)
+
+    def _reset(self) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # put() is reentrant: a finaliser may submit
+        self._lock = threading.RLock()  # reentrant for the same reason
+        self._threads: list[threading.Thread] = []
+        self._busy_count = 0
+        self._closed = False
+
+    def after_fork_in_child(self) -> None:
+        """The threads stayed in the parent, and so did the jobs; an open pool may start its own."""
+        closed = self._closed
+        self._reset()
+        self._closed = closed
+
+    def put(self, job: Job) -> None:
+        """Queue `job`; a thread is started where all are busy and the bound allows.
+
+        Raises:
+            ClosedError: after ``close()``.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self.name} was closed")
+            self._busy_count += 1
+            if self._busy_count > len(self._threads) and len(self._threads) < self.threads_max:
+                thread = threading.Thread(target=self._work, name=f"penstock-{self.name}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            del job  # an idle thread keeps no buffer alive
+            with self._lock:
+                self._busy_count -= 1
+
+    def end(self) -> list[threading.Thread]:
+        """Have the threads end once the queue is empty, without waiting: finalisers must not. Idempotent."""
+        with self._lock:
+            threads, self._threads = self._threads, []
+            self._closed = True
+            for _ in threads:
+                self._jobs.put(None)
+        return threads
+
+    def close(self) -> None:
+        """Finish what is queued, then end the threads; idempotent."""
+        for thread in self.end():
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+class Job:
+    """One submitted operation: the ``Transfer`` that ``submit`` returns, and the work behind it."""
+
+    __slots__ = ("_answered", "_perform", "begun_s", "cancelled", "completion", "operation", "sink", "submitted_s")
+
+    def __init__(self, operation: Operation, sink: Sink, perform: ThreadedStore) -> None:
+        self.operation = operation
+        self.sink = sink
+        self.cancelled = False
+        self.completion = Completion(operation)
+        self.submitted_s = time.monotonic()
+        self.begun_s = 0.0
+        self._answered = False
+        self._perform = perform
+
+    def cancel(self) -> None:
+        """See ``Transfer``: what has not begun is not begun, what runs stops at its next step."""
+        self.cancelled = True
+
+    def unanswered_s(self) -> float:
+        """See ``Transfer``."""
+        return time.monotonic() - self.begun_s if self.begun_s and not self._answered else 0.0
+
+    def check(self) -> None:
+        """Called between the steps of a long operation; raises when it was cancelled."""
+        if self.cancelled:
+            raise Cancelled("cancelled", code="Cancelled")
+
+    def land(self, info: ObjectInfo, span: ByteRange) -> tuple[Landing, memoryview]:
+        """Where the body of a ``Get`` goes, by the sink's choice: the landing, and uint8[n] of it to be filled.
+
+        Whoever fills it moves ``landing.position``. The view may be shorter than `span`: then only that is wanted.
+        """
+        self._answered = True
+        landing = self.sink.head(info, span)
+        if landing is None:
+            landing = Landing(bytearray(span.length_bytes), 0, span.length_bytes)
+        self.completion.landing = landing
+        self.completion.span = span
+        end = min(landing.end, landing.position + span.length_bytes)
+        return landing, memoryview(landing.buffer)[landing.position : end]
+
+    def run(self) -> None:
+        """Perform the operation on this thread and tell the sink."""
+        self.begun_s = time.monotonic()
+        completion = self.completion
+        try:
+            self.check()
+            self._perform.perform(self)
+        except Exception as error:
+            completion.error = self._perform.as_store_error(error, self.operation)
+        self._answered = True
+        completion.attempts = (self._attempt(completion),)
+        self.sink.done(completion)
+
+    def _attempt(self, completion: Completion) -> Attempt:
+        error, landing = completion.error, completion.landing
+        ended_s = time.monotonic()
+        return Attempt(
+            start_s=self.begun_s,
+            status=200 if error is None else (error.status or 0),
+            offset_bytes=0,
+            received_bytes=landing.position - landing.start if landing else 0,
+            queued_s=self.begun_s - self.submitted_s,
+            connect_s=0.0,
+            first_byte_s=ended_s - self.begun_s,
+            total_s=ended_s - self.begun_s,
+            throttled=False,
+            request_id=None,
+        )
+
+
+class ThreadedStore(Store):
+    """A store that implements one blocking method per operation.
+
+    Args:
+        threads_max: The most threads that perform operations at the same time.
+        name: For the threads' names and for messages.
+    """
+
+    def __init__(self, *, threads_max: int, name: str) -> None:
+        if threads_max < 1:
+            raise ConfigError(f"threads_max={threads_max!r} must be at least 1")
+        self._pool = Pool(threads_max=threads_max, name=name)
+        weakref.finalize(self, self._pool.end).atexit = False  # at exit the threads are daemons
+
+    def submit(self, operation: Operation, sink: Sink) -> Job:
+        """See ``penstock.types.Core``.
+
+        Raises:
+            ConfigError: a key that cannot be, by the rule that the message names.
+            ClosedError: after ``close()``.
+        """
+        for key in keys_of(operation):
+            self.check_key(key)
+        if isinstance(operation, Get | CopyPart) and operation.span is not None:
+            operation.span.checked()
+        job = Job(operation, sink, self)
+        self._pool.put(job)
+        return job
+
+    def close(self) -> None:
+        """Finish what was submitted, end the threads; idempotent."""
+        self._pool.close()
+
+    def check_key(self, key: Key) -> None:
+        """Refuse a key that this store cannot hold.
+
+        Raises:
+            ConfigError: naming the rule.
+        """
+        check_key(key)
+
+    def perform(self, job: Job) -> None:
+        """Perform ``job.operation`` and write the answer to ``job.completion``; whatever it raises is mapped."""
+        operation, completion = job.operation, job.completion
+        match operation:
+            case Get():
+                self._get(operation, job)
+            case Head():
+                completion.info = self._head(operation.key)
+            case ListPage():
+                completion.value = self._list_page(operation)
+            case Put():
+                completion.info = self._put(operation)
+            case Delete():
+                completion.value = self._delete(operation, job)
+            case Copy():
+                completion.info = self._copy(operation, job)
+            case CreateMultipart() | PutPart() | CopyPart() | AbortMultipart():
+                completion.value = self._multipart(operation, job)
+            case CompleteMultipart():
+                completion.info = self._complete(operation, job)
+
+    @abstractmethod
+    def _get(self, operation: Get, job: Job) -> None: ...
+    @abstractmethod
+    def _head(self, key: Key) -> ObjectInfo: ...
+    @abstractmethod
+    def _list_page(self, operation: ListPage) -> object: ...
+    @abstractmethod
+    def _put(self, operation: Put) -> ObjectInfo: ...
+    @abstractmethod
+    def _delete(self, operation: Delete, job: Job) -> dict[Key, str]: ...
+    @abstractmethod
+    def _copy(self, operation: Copy, job: Job) -> ObjectInfo: ...
+    @abstractmethod
+    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object: ...
+    @abstractmethod
+    def _complete(self, operation: CompleteMultipart, job: Job) -> ObjectInfo: ...
+
+    def as_store_error(self, error: Exception, operation: Operation) -> StoreError:
+        """`error` as one of ours, with operation and URL. An ``OSError`` is mapped by its errno's builtin class."""
+        what = VERBS[type(operation)]
+        url = self.describe(next(iter(keys_of(operation)), getattr(operation, "prefix", "")))
+        if isinstance(error, StoreError):
+            error.operation = error.operation or what
+            error.url = error.url or url
+            mapped = error
+        elif isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            mapped = ObjectMissingError("no such object", operation=what, url=url)
+        elif isinstance(error, PermissionError) or getattr(error, "errno", None) == errno.EROFS:
+            mapped = AccessDeniedError(getattr(error, "strerror", None) or str(error), operation=what, url=url)
+        elif isinstance(error, ConnectionError | TimeoutError):
+            mapped = UnavailableError(f"{type(error).__name__}: {error}", operation=what, url=url)
+        else:
+            reason = (
+                error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+            )
+            mapped = StoreError(reason, operation=what, url=url)
+            if isinstance(error, OSError) and error.errno is not None:
+                mapped.errno = error.errno
+        if mapped is not error:
+            mapped.__cause__ = error
+        return mapped
+
+
+VERBS: dict[type, str] = {
+    Get: "GET",
+    Head: "HEAD",
+    ListPage: "LIST",
+    Put: "PUT",
+    CreateMultipart: "CREATE MULTIPART",
+    PutPart: "PUT PART",
+    CompleteMultipart: "COMPLETE MULTIPART",
+    AbortMultipart: "ABORT MULTIPART",
+    Delete: "DELETE",
+    Copy: "COPY",
+    CopyPart: "COPY PART",
+}
+
+
+def keys_of(operation: Operation) -> tuple[Key, ...]:
+    """The keys that an operation names."""
+    match operation:
+        case ListPage():
+            return ()
+        case Delete():
+            return operation.keys
+        case Copy() | CopyPart():
+            return operation.source, operation.target
+        case _:
+            return (operation.key,)
+
+
+def check_key(key: Key) -> None:
+    """Refuse what is a key in no store.
+
+    Raises:
+        ConfigError: not a str, empty, not encodable as UTF-8, or longer than 1 024 bytes.
+    """
+    if not isinstance(key, str):
+        raise ConfigError(f"a key must be a str, not {type(key).__name__}: {key!r}")
+    try:
+        length = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"key {key!r} is not encodable as UTF-8 at character {error.start}") from error
+    if not 0 < length <= KEY_BYTES_MAX:
+        raise ConfigError(f"key {key[:40]!r}... has {length} bytes as UTF-8; it must have 1 to {KEY_BYTES_MAX}")
+
+
+def span_within(operation: Get, size_bytes: int) -> ByteRange | None:
+    """The bytes that a ``Get`` names in an object of `size_bytes`: cut at its end; None for all of an empty one.
+
+    Raises:
+        SpanError: it starts at or past the end.
+    """
+    if operation.span is None:
+        return ByteRange(0, size_bytes) if size_bytes else None
+    start, end = operation.span
+    if start >= size_bytes:
+        raise SpanError(f"the range starts at byte {start}, the object has {size_bytes}", span=(start, end), status=416)
+    return ByteRange(start, min(end, size_bytes))

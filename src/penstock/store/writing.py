@@ -1,0 +1,325 @@
+"""Writing: whole objects, streams of any size, deleting, copying.
+
+An object becomes visible when all of it is there, and only when its writer was closed in good order. An exception in
+``with``, ``abort()``, a dropped writer and the end of the process all drop what was sent: ``io.IOBase`` would close,
+and so commit, a half-written object from its destructor; ``Writer`` replaces that.
+"""
+
+from __future__ import annotations
+
+import io
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock import forks
+from penstock.config import GIB, MIB
+from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
+from penstock.store.base import perform
+from penstock.store.inflight import InFlight
+from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, bytes_of, drop, write
+from penstock.types import (
+    AbortMultipart,
+    ByteRange,
+    CompleteMultipart,
+    Copy,
+    CopyPart,
+    CreateMultipart,
+    Delete,
+    Head,
+    ObjectInfo,
+    Part,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+    from penstock.types import Completion, Core, Key, Operation
+
+__all__ = ["Writer", "copy", "delete", "write"]
+
+COPY_BYTES_MAX = 5 * GIB
+"""S3's limit for one Copy and one CopyPart."""
+
+COPY_PART_BYTES = 512 * MIB
+DELETE_KEYS_MAX = 1000
+DELETE_REQUESTS_MAX = 8
+COPY_REQUESTS_MAX = 16
+
+
+class Writer(io.RawIOBase):
+    """A file object that writes one object; see ``Store.writer``. For one thread at a time.
+
+    Attributes:
+        info: What was stored; None until ``close()`` returned.
+
+    Args:
+        core: The store.
+        key: The object's.
+        part_bytes: Size of the first parts, at least 5 MiB on S3; they grow, see ``PARTS_PER_STEP``.
+        if_absent: Commit only where there is no object of that key.
+
+    Cost: memory for at most 5 parts, one being filled and 4 in flight; parts of more than 64 MiB (objects of more than
+    16 GiB by then) go up fewer at a time. Objects smaller than one part are one request, at ``close()``.
+    """
+
+    def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
+        self._state = "failed"  # what a constructor that raises leaves behind
+        super().__init__()
+        part_bytes = PART_BYTES if part_bytes is None else part_bytes
+        if part_bytes < 1:
+            raise ConfigError(f"part_bytes={part_bytes!r} must be at least 1")
+        self._core = core
+        self._key = key
+        self._part_bytes = part_bytes
+        self._if_absent = if_absent
+        self._made_in = forks.generation()
+        self._upload = Upload(core, key, if_absent=if_absent)
+        self._buffer = bytearray()
+        self._position = 0
+        self.info: ObjectInfo | None = None
+        self._finalizer = weakref.finalize(self, drop, self._upload)
+        self._finalizer.atexit = False  # upload.py has a hook of its own, which waits
+        self._state = "open"
+
+    def __del__(self) -> None:
+        """Nothing: ``io.IOBase`` would close, and so commit. The finaliser aborts."""
+
+    def __repr__(self) -> str:
+        return f"<Writer {self._key!r}, {self._state}, {self._position} bytes>"
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    @property
+    def name(self) -> str:
+        """The object's URL."""
+        return self._core.describe(self._key)
+
+    @property
+    def mode(self) -> str:
+        """``"wb"``."""
+        return "wb"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, aborted, or failed."""
+        return self._state != "open"
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self._position
+
+    def flush(self) -> None:
+        """Nothing: parts go when they are full, the rest at ``close()``. An S3 object cannot be visible in part."""
+
+    def _check(self) -> None:
+        forks.check(self._made_in, f"the writer of {self._key!r}")
+        if self._state != "open":
+            raise ClosedError(f"the writer of {self._key!r} is {self._state}")
+
+    def write(self, data: Any, /) -> int:
+        """Take all of `data`, which may be reused at once; sends full parts, waiting while too many are in flight.
+
+        Returns:
+            Bytes taken: all.
+
+        Raises:
+            StoreError: an earlier part failed; the writer is then aborted.
+            ClosedError: after ``close()`` or ``abort()``, or in a forked child.
+        """
+        self._check()
+        view = bytes_of(data)
+        with self._aborting():
+            start = 0
+            while start < len(view):
+                full = self._upload.next_part_bytes(self._part_bytes)
+                end = min(len(view), start + full - len(self._buffer))
+                self._buffer += view[start:end]
+                start = end
+                if len(self._buffer) == full:
+                    self._send()
+        self._position += len(view)
+        return len(view)
+
+    def _send(self) -> None:
+        body, self._buffer = self._buffer, bytearray()  # never touched again: it is the part's until it has gone
+        self._upload.send(body)
+
+    def close(self) -> None:
+        """Send the rest and make the object visible; nothing after the first time, nor after ``abort()``.
+
+        Raises:
+            StoreError: a part or the commit failed; nothing is visible, what was sent is dropped.
+            ObjectExistsError: ``if_absent``, and there is an object of that key.
+        """
+        if self._state != "open":
+            return
+        self._check()
+        with self._aborting():
+            if not self._upload.begun:
+                self.info = write(self._core, self._key, self._buffer, if_absent=self._if_absent)
+            else:
+                if self._buffer:
+                    self._send()
+                self.info = self._upload.commit()
+        self._end("closed")
+
+    def abort(self) -> None:
+        """Drop what was sent: nothing becomes visible. Idempotent; nothing after ``close()``."""
+        if self._state == "open":
+            self._end("aborted")
+            self._upload.abort()
+
+    def _end(self, state: str) -> None:
+        self._state = state
+        self._buffer = bytearray()
+        self._finalizer.detach()
+        super().close()  # tells io.IOBase; calls flush(), which does nothing
+
+    def _aborting(self) -> _Aborting:
+        return _Aborting(self)
+
+
+class _Aborting:
+    """Aborts a writer on any exception of the block, Ctrl-C included."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._writer.abort()
+
+
+# ── deleting and copying ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def delete(core: Core, keys: Key | Iterable[Key], *, keys_max: int = DELETE_KEYS_MAX) -> None:
+    """Remove objects, `keys_max` per request, 8 requests at a time; `keys` is consumed as it goes.
+
+    Raises:
+        StoreError: of a request, or naming the keys that the store would not delete. Requests in flight are finished,
+            no more are sent; some objects may be gone.
+    """
+    _all_of(core, (Delete(tuple(batch)) for batch in _batches(keys, keys_max)), DELETE_REQUESTS_MAX, _check_deleted)
+
+
+def _batches(keys: Key | Iterable[Key], keys_max: int) -> Iterator[list[Key]]:
+    batch: list[Key] = []
+    for key in (keys,) if isinstance(keys, str) else keys:
+        batch.append(key)
+        if len(batch) == keys_max:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _check_deleted(_: int, completion: Completion) -> None:
+    if completion.value:
+        failed = list(completion.value)
+        reasons = completion.value if isinstance(completion.value, dict) else {}
+        first = f"{failed[0]!r} ({reasons.get(failed[0], 'no reason given')})"
+        raise StoreError(f"{len(failed)} objects were not deleted, the first {first}", operation="DELETE")
+
+
+def _all_of(
+    core: Core, operations: Iterable[Operation], requests_max: int, note: Callable[[int, Completion], None]
+) -> None:
+    """Perform `operations`, at most `requests_max` at a time; `note` hears each with its index, in any order.
+
+    Raises:
+        StoreError: the first, after the others in flight have ended.
+    """
+    in_flight: InFlight[int] = InFlight(core)
+    try:
+        for index, operation in enumerate(operations):
+            while len(in_flight) >= requests_max:
+                _take(in_flight, note)
+            in_flight.submit(operation, index)
+        while in_flight:
+            _take(in_flight, note)
+    except StoreError:
+        in_flight.drain()
+        raise
+    except BaseException:
+        in_flight.cancel()
+        raise
+
+
+def _take(in_flight: InFlight[int], note: Callable[[int, Completion], None]) -> None:
+    index, completion = in_flight.wait()
+    if completion.error is not None:
+        raise completion.error
+    note(index, completion)
+
+
+def copy(
+    core: Core, source: Key, target: Key, *, copy_bytes_max: int = COPY_BYTES_MAX, part_bytes: int = COPY_PART_BYTES
+) -> ObjectInfo:
+    """Copy inside the store: one ``Copy`` up to `copy_bytes_max`, else parts of `part_bytes`, 16 at a time.
+
+    All parts are of the version that is there at the beginning.
+
+    Raises:
+        ObjectMissingError: no such source.
+        ObjectChangedError: the source was replaced meanwhile.
+
+    Cost: two requests, or one per part and three; no bytes pass through here.
+    """
+    info = perform(core, Head(source)).info
+    assert info is not None
+    if info.size_bytes <= copy_bytes_max:
+        copied = perform(core, Copy(source, target, info.etag)).info
+        return (
+            ObjectInfo(target, info.size_bytes)
+            if copied is None
+            else copied._replace(key=target, size_bytes=info.size_bytes)
+        )
+    part_bytes = max(part_bytes, -(-info.size_bytes // PARTS_MAX))
+    upload_id = perform(core, CreateMultipart(target)).value
+    try:
+        parts = _copied_parts(core, info, target, upload_id, part_bytes)
+        done = perform(core, CompleteMultipart(target, upload_id, parts)).info
+    except BaseException:
+        with suppress(PenstockError):
+            perform(core, AbortMultipart(target, upload_id))
+        raise
+    return (
+        ObjectInfo(target, info.size_bytes) if done is None else done._replace(key=target, size_bytes=info.size_bytes)
+    )
+
+
+def _copied_parts(core: Core, info: ObjectInfo, target: Key, upload_id: str, part_bytes: int) -> tuple[Part, ...]:
+    parts: dict[int, Part] = {}
+
+    def note(index: int, completion: Completion) -> None:
+        parts[index] = completion.value
+
+    starts = range(0, info.size_bytes, part_bytes)
+    spans = (ByteRange(start, min(start + part_bytes, info.size_bytes)) for start in starts)
+    operations = (
+        CopyPart(info.key, span, target, upload_id, number, info.etag) for number, span in enumerate(spans, 1)
+    )
+    _all_of(core, operations, COPY_REQUESTS_MAX, note)
+    return tuple(parts[index] for index in sorted(parts))

@@ -1,0 +1,287 @@
+"""S3's XML answers as records: listings fast, everything else safely.
+
+A page of 1 000 keys is 300 KB of XML. Its fields are taken column by column with four regular expressions, which costs
+about 1 µs per key against 7 µs for ElementTree and 40 µs for botocore (bench/list.py); where the columns do not line up
+(a server that leaves a field out), ElementTree reads the page row by row. Neither path expands entities: a body with
+a document type is refused, so there is nothing to expand ("billion laughs").
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from functools import partial
+from itertools import repeat
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
+
+from penstock.errors import ProtocolError
+from penstock.types import ObjectInfo, Page, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_KEYS = re.compile(r"<Key>([^<]*)</Key>")
+_SIZES = re.compile(r"<Size>([0-9]+)</Size>")
+_ETAGS = re.compile(r"<ETag>([^<]*)</ETag>")
+_TIMES = re.compile(r"<LastModified>([^<]*)</LastModified>")
+_PREFIXES = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPrefixes>")
+_TRUNCATED = re.compile(r"<IsTruncated>\s*(\w+)\s*</IsTruncated>")
+_TOKEN = re.compile(r"<NextContinuationToken>([^<]*)</NextContinuationToken>")
+_CHARACTER = re.compile(r"&(#[0-9]{1,7}|#x[0-9a-fA-F]{1,6}|amp|lt|gt|quot|apos);")
+_NAMED = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
+_NO_CHECKSUMS: Mapping[str, str] = MappingProxyType({})
+_info = partial(tuple.__new__, ObjectInfo)  # skips NamedTuple's Python-level __new__: 0.1 instead of 0.35 µs per key
+_CHECKSUMS = {
+    "ChecksumCRC32": "crc32",
+    "ChecksumCRC32C": "crc32c",
+    "ChecksumCRC64NVME": "crc64nvme",
+    "ChecksumSHA1": "sha1",
+    "ChecksumSHA256": "sha256",
+}
+
+
+class ErrorDocument(NamedTuple):
+    """What an S3 ``<Error>`` says. Empty strings where it says nothing."""
+
+    code: str
+    message: str
+    request_id: str
+    region: str  # of ``AuthorizationHeaderMalformed`` and ``PermanentRedirect``, where given
+    endpoint: str
+
+
+# ── listings ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parse_list(body: bytes | bytearray | memoryview) -> Page:
+    """A ``ListObjectsV2`` answer, with or without ``encoding-type=url``, as a ``Page`` in key order.
+
+    Raises:
+        ProtocolError: it is no such answer (for example HTML), is cut short, or has a document type.
+
+    Cost: about 1 µs per key.
+    """
+    text = _text(body)
+    if "<ListBucketResult" not in text[:1000]:
+        raise ProtocolError(f"the answer to a listing is not a ListBucketResult but begins {text[:80]!r}")
+    if not text.rstrip().endswith("</ListBucketResult>"):
+        raise ProtocolError(f"the listing is cut short after {len(text)} characters")
+    encoded = "<EncodingType>url</EncodingType>" in text
+    count = text.count("<Contents>")
+    keys, sizes, etags, times = (column.findall(text) for column in (_KEYS, _SIZES, _ETAGS, _TIMES))
+    if count == len(keys) == len(sizes) == len(etags) == len(times):
+        objects = list(
+            map(
+                _info,
+                zip(
+                    _decoded(keys, encoded=encoded),
+                    map(int, sizes),
+                    _decoded("\0".join(etags).replace("&quot;", '"').split("\0"), encoded=False),
+                    _seconds(times),
+                    repeat(False),
+                    repeat(_NO_CHECKSUMS),
+                    strict=False,
+                ),
+            )
+        )
+    else:
+        objects = _objects_by_row(text, encoded=encoded)
+    prefixes = _decoded(_PREFIXES.findall(text), encoded=encoded) if "<CommonPrefixes>" in text else []
+    return Page(objects, prefixes, _next_token(text))
+
+
+def _next_token(text: str) -> str | None:
+    truncated = _TRUNCATED.search(text)
+    if truncated is None or truncated[1].lower() != "true":
+        return None
+    token = _TOKEN.search(text)
+    if token is None or not token[1]:
+        raise ProtocolError("the listing says it is truncated but gives no NextContinuationToken")
+    return _unescaped(token[1])
+
+
+def _decoded(names: list[str], *, encoded: bool) -> list[str]:
+    """Names as they are: XML character references and, with encoding-type=url, percent signs and pluses undone.
+
+    All at once, joined by NUL, which ``_text`` refused and so is in none of them.
+    """
+    joined = "\0".join(names)
+    if "&" in joined:
+        names = [_unescaped(name) for name in names]
+        joined = "\0".join(names)
+    if not encoded or ("%" not in joined and "+" not in joined):
+        return names
+    if "%00" in joined:
+        return [unquote_plus(name, errors="strict") for name in names]
+    return unquote_plus(joined, errors="strict").split("\0")
+
+
+def _seconds(times: list[str]) -> Iterable[float]:
+    """Seconds since the epoch of ISO 8601 times; one without a zone is UTC, as S3's all are."""
+    try:
+        moments = list(map(datetime.fromisoformat, times))
+    except ValueError as error:
+        raise ProtocolError(f"the listing has no time where one belongs: {error}") from error
+    if any(moment.tzinfo is None for moment in moments):
+        moments = [moment if moment.tzinfo else moment.replace(tzinfo=UTC) for moment in moments]
+    return map(datetime.timestamp, moments)
+
+
+def _objects_by_row(text: str, *, encoded: bool) -> list[ObjectInfo]:
+    objects = []
+    for row in _parsed(text).iterfind("Contents"):
+        key, size, time = row.findtext("Key"), row.findtext("Size"), row.findtext("LastModified")
+        if key is None or size is None or not size.strip().isdigit():
+            raise ProtocolError(f"the listing has an entry without key or size: {key!r}, {size!r}")
+        name = unquote_plus(key, errors="strict") if encoded else key
+        seconds = next(iter(_seconds([time]))) if time else None
+        objects.append(ObjectInfo(name, int(size), row.findtext("ETag"), seconds, False, _NO_CHECKSUMS))
+    return objects
+
+
+# ── other answers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parse_error(body: bytes | bytearray | memoryview) -> ErrorDocument | None:
+    """The ``<Error>`` of an answer, or None where it is none (empty, HTML, garbage): never raises."""
+    try:
+        text = _text(body)
+        if "<Error>" not in text[:1000] and "<Error " not in text[:1000]:
+            return None
+        root = _parsed(text)
+    except ProtocolError:
+        return None
+    if root.tag != "Error":
+        return None
+    field = {child.tag: (child.text or "").strip() for child in root}
+    return ErrorDocument(
+        field.get("Code", ""),
+        field.get("Message", ""),
+        field.get("RequestId", ""),
+        field.get("Region", ""),
+        field.get("Endpoint", ""),
+    )
+
+
+def parse_upload_id(body: bytes | bytearray | memoryview) -> str:
+    """The upload id of an ``InitiateMultipartUploadResult``.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    upload_id = (_document(body, "InitiateMultipartUploadResult").findtext("UploadId") or "").strip()
+    if not upload_id:
+        raise ProtocolError("the answer to CreateMultipartUpload has no UploadId")
+    return upload_id
+
+
+def parse_complete(body: bytes | bytearray | memoryview) -> ErrorDocument | Part:
+    """``CompleteMultipartUpload``'s answer, a status of 200 either way.
+
+    Returns:
+        A ``Part`` of number 0 with the object's ETag and checksums, or the error that came inside the 200.
+
+    Raises:
+        ProtocolError: it is neither.
+    """
+    return parse_error(body) or _result(_document(body, "CompleteMultipartUploadResult"), 0)
+
+
+def parse_copy(body: bytes | bytearray | memoryview, part_number: int = 0) -> ErrorDocument | Part:
+    """``CopyObject``'s or ``UploadPartCopy``'s answer, a status of 200 either way; as ``parse_complete``."""
+    error = parse_error(body)
+    if error is not None:
+        return error
+    root = _parsed(_text(body))
+    if root.tag not in ("CopyObjectResult", "CopyPartResult"):
+        raise ProtocolError(f"the answer to a copy is a <{root.tag}>")
+    return _result(root, part_number)
+
+
+def parse_delete(body: bytes | bytearray | memoryview) -> dict[str, str]:
+    """``DeleteObjects``' answer: keys that failed, each with ``"Code: message"``; empty when all went."""
+    failed = {}
+    for row in _document(body, "DeleteResult").iterfind("Error"):
+        failed[row.findtext("Key") or ""] = f"{row.findtext('Code') or '?'}: {row.findtext('Message') or ''}"
+    return failed
+
+
+def _result(root: ET.Element, part_number: int) -> Part:
+    etag = (root.findtext("ETag") or "").strip()
+    if not etag:
+        raise ProtocolError(f"the <{root.tag}> has no ETag")
+    checksums = {name: text.strip() for tag, name in _CHECKSUMS.items() if (text := root.findtext(tag))}
+    return Part(part_number, etag if etag.startswith('"') else f'"{etag}"', checksums)
+
+
+# ── bodies to send ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def delete_body(keys: Iterable[str]) -> bytes:
+    """The body of a quiet ``DeleteObjects``."""
+    rows = "".join(f"<Object><Key>{_escaped(key)}</Key></Object>" for key in keys)
+    return f'<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Quiet>true</Quiet>{rows}</Delete>'.encode()
+
+
+def complete_body(parts: Iterable[Part]) -> bytes:
+    """The body of a ``CompleteMultipartUpload``; parts must be in order of number."""
+    tags = {name: tag for tag, name in _CHECKSUMS.items()}
+    rows = []
+    for part in parts:
+        sums = "".join(f"<{tags[name]}>{escape(value)}</{tags[name]}>" for name, value in part.checksums.items())
+        rows.append(f"<Part><ETag>{escape(part.etag)}</ETag>{sums}<PartNumber>{part.part_number}</PartNumber></Part>")
+    body = "".join(rows)
+    return f'<CompleteMultipartUpload xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{body}</CompleteMultipartUpload>'.encode()
+
+
+def _escaped(key: str) -> str:
+    """A key in XML: a bare carriage return or newline would come back as a space or newline, hence by number."""
+    return escape(key, {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
+
+
+# ── safely from bytes to elements ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(body: bytes | bytearray | memoryview) -> str:
+    try:
+        text = str(body, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"the answer is not UTF-8 at byte {error.start}") from error
+    if "\0" in text or ("<!" in text and ("<!DOCTYPE" in text or "<!ENTITY" in text)):  # UTF-16 would have NULs
+        raise ProtocolError("the answer has a document type or NUL characters, which no S3 answer has")
+    return text
+
+
+def _parsed(text: str) -> ET.Element:
+    try:
+        root = ET.fromstring(text)
+    except ET.ParseError as error:
+        raise ProtocolError(f"the answer is not XML ({error}) but begins {text[:80]!r}") from error
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root
+
+
+def _document(body: bytes | bytearray | memoryview, name: str) -> ET.Element:
+    root = _parsed(_text(body))
+    if root.tag != name:
+        raise ProtocolError(f"the answer is a <{root.tag}>, not a <{name}>")
+    return root
+
+
+def _unescaped(text: str) -> str:
+    return _CHARACTER.sub(_character, text) if "&" in text else text
+
+
+def _character(match: re.Match[str]) -> str:
+    name = match[1]
+    if not name.startswith("#"):
+        return _NAMED[name]
+    code = int(f"0{name[1:]}", 16) if name[1] == "x" else int(name[1:])
+    if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+        raise ProtocolError(f"the answer has the character reference &{name};, which is no character")
+    return chr(code)
