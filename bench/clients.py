@@ -1,0 +1,151 @@
+"""What takes turns in a benchmark: drivers as subprocesses, wrk, plain calls; all named, started and closed alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from origin.origin import Origin, ends_with_us
+
+HERE = Path(__file__).resolve().parent
+BUCKET = "bench"
+
+
+class BenchError(RuntimeError):
+    """A client failed, or returned other bytes than were there."""
+
+
+class Client:
+    """One driver process, ``peers/drive_<driver>.py``, in its own venv; `options` go to its constructor."""
+
+    def __init__(self, name: str, driver: str, **options: Any) -> None:
+        self.name, self.driver, self.options = name, driver, options
+        self.versions: dict[str, str] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+
+    @property
+    def python(self) -> Path:
+        return Path(sys.executable) if self.driver == "penstock" else HERE / ".venvs" / self.driver / "bin" / "python"
+
+    def start(self, origin: Origin) -> None:
+        if not self.python.exists():
+            raise BenchError(f"{self.name}: {self.python} is missing; run bench/setup.sh")
+        command = [str(self.python), str(HERE / "peers" / f"drive_{self.driver}.py")]
+        if origin.ca_path:
+            command = _trusting(origin.ca_path, command)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        self._process = subprocess.Popen(
+            [*ends_with_us("KILL"), *command], env=environment, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+        )  # fmt: skip
+        ca = str(origin.ca_path) if origin.ca_path else None
+        opening = {"do": "open", "url": origin.url, "bucket": BUCKET, "ca": ca, "options": self.options}
+        self.versions = self.ask(opening)["versions"]
+
+    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        assert self._process is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": f"ended with status {self._process.wait(10)}"}
+        if "error" in answer:
+            self._errors.seek(0)
+            raise BenchError(f"{self.name}: {answer['error']}\n{self._errors.read()[-2000:]}")
+        return answer
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.stdin.close()
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        self._errors.close()
+
+
+def _trusting(ca: Path, command: list[str]) -> list[str]:
+    """`command` where the system's CA bundle is the bench's: the CRT reads no other, and there is no option for it."""
+    bundle = "/etc/ssl/certs/ca-certificates.crt"
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    return ["unshare", *user, "--mount", "sh", "-c", f'mount --bind "$0" {bundle} && exec "$@"', str(ca), *command]
+
+
+WRK_REPORT = """
+done = function(s)
+  local errors = s.errors.connect + s.errors.read + s.errors.write + s.errors.status + s.errors.timeout
+  io.write(string.format("\\nRESULT %d %d %d %d\\n", s.duration, s.requests, s.bytes, errors))
+end"""
+
+
+class Wrk:
+    """The floor: wrk on one thread, unsigned, body discarded. It runs for `seconds`, not for a count of objects."""
+
+    name, driver = "wrk", "wrk"
+
+    def __init__(self, *, connections: int, seconds: float, script: str) -> None:
+        self.connections, self.seconds, self.script = connections, seconds, script
+        self.options = {"connections": connections, "threads": 1}
+        self.versions: dict[str, str] = {}
+        self._url = ""
+
+    def start(self, origin: Origin) -> None:
+        if not shutil.which("wrk"):
+            raise BenchError("wrk is missing; run bench/setup.sh")
+        text = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
+        self.versions = {"wrk": re.search(r"wrk (?:debian/)?([\d.]+)", text)[1]}
+        self._url = origin.url
+
+    def measure(self, seconds: float | None = None) -> dict[str, Any]:
+        with tempfile.NamedTemporaryFile("w", suffix=".lua") as file:
+            file.write(f"{self.script}\n{WRK_REPORT}\n")
+            file.flush()
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            command = ["wrk", "-t1", f"-c{self.connections}", f"-d{round(seconds or self.seconds)}s", "-s", file.name]
+            out = subprocess.run([*command, self._url], capture_output=True, text=True, check=True).stdout
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        duration_us, requests, total, errors = map(int, re.search(r"RESULT (\d+) (\d+) (\d+) (\d+)", out).groups())
+        if errors:
+            raise BenchError(f"wrk: {errors} errors\n{out}")
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {"seconds": duration_us / 1e6, "cpu_s": cpu_s, "bytes": total, "objects": requests}
+
+    def close(self) -> None:
+        """Nothing runs between measurements."""
+
+
+def ran(*command: Any) -> str:
+    """What the command printed; ``BenchError`` with its complaint if it failed."""
+    found = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise BenchError(f"{' '.join(map(str, command))}: status {found.returncode}\n{found.stderr[-2000:]}")
+    return found.stdout
+
+
+class Function:
+    """A client that is a call: `function(*arguments)` answers, where no driver or origin is needed."""
+
+    def __init__(self, name: str, function: Callable[..., dict[str, Any]], *arguments: Any, **about: Any) -> None:
+        self.name, self.driver, self.options = name, "function", about
+        self.versions: dict[str, str] = {}
+        self._function, self._arguments = function, arguments
+
+    def start(self, origin: Origin | None) -> None:
+        """Nothing runs between measurements."""
+
+    def measure(self) -> dict[str, Any]:
+        return self._function(*self._arguments)
+
+    def close(self) -> None:
+        """Nothing runs between measurements."""

@@ -1,0 +1,243 @@
+"""nginx as an S3 origin that costs nearly nothing: started and ended here. README.md says what it does not model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import string
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Self
+
+HERE = Path(__file__).resolve().parent
+START_S_MAX = 20.0
+PACKAGES = "nginx libnginx-mod-http-lua lua-resty-core gcc libc6-dev openssl"
+MODULE = Path("/usr/lib/nginx/modules/ngx_http_lua_module.so")
+
+
+class Listed(NamedTuple):
+    """What a listing says of a key."""
+
+    key: str
+    size_bytes: int = 100_000
+    etag: str = "d41d8cd98f00b204e9800998ecf8427e"
+
+
+def ends_with_us(signal_name: str) -> list[str]:
+    """Words before a command that make the kernel end it if this process is killed.
+
+    Such a command gets a session of its own, so that Ctrl-C reaches Python alone, which then ends it in order.
+    """
+    return ["setpriv", "--pdeathsig", signal_name] if shutil.which("setpriv") else []
+
+
+class OriginError(RuntimeError):
+    """nginx is missing, or did not start."""
+
+
+def shared_memory_folder(prefix: str) -> Path:
+    """A new private folder in /dev/shm (else the temporary folder), after removing those that a killed run left."""
+    parent = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    for old in parent.glob(f"{prefix}-*-*"):
+        owner = old.name.removeprefix(f"{prefix}-").split("-")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=parent))
+
+
+class Origin:
+    """The server; ``root/<bucket>/<key>`` are its objects.
+
+    Args:
+        root: Folder of buckets; must not change while the origin runs, since its listings are read at the start.
+        listed: bucket -> keys that are listed without being files: 100 000 of them cost no inode.
+        ttfb_ms: Milliseconds before any answer begins: fixed, or the median of a log-normal if `ttfb_sigma`.
+        ttfb_sigma: Sigma of the logarithm of the delay.
+        rate_bytes_per_s: Bandwidth of each connection, paced by the kernel; 0 is unlimited.
+        error_503: Share of requests that are answered 503 SlowDown.
+        tls: Serve https with a certificate of its own authority, `ca_path`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        listed: dict[str, Iterable[str]] | None = None,
+        ttfb_ms: float = 0.0,
+        ttfb_sigma: float = 0.0,
+        rate_bytes_per_s: int = 0,
+        error_503: float = 0.0,
+        tls: bool = False,
+    ) -> None:
+        self.root = root
+        self.listed = listed or {}
+        self.ttfb_ms, self.ttfb_sigma = ttfb_ms, ttfb_sigma
+        self.rate_bytes_per_s, self.error_503, self.tls = rate_bytes_per_s, error_503, tls
+        self.port = 0
+        self.ca_path: Path | None = None
+        self._run: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+        if nginx is None or not MODULE.exists():
+            raise OriginError(f"nginx with Lua is missing: run bench/setup.sh as root, or apt-get install {PACKAGES}")
+        self._run = shared_memory_folder("penstock-origin")
+        try:
+            self._write_listings()
+            if self.tls:
+                self._make_certificate()
+            self._start(nginx)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the server by its pid and removes its folder; may be called twice."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)  # nginx: at once, workers included
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._run is not None:
+            shutil.rmtree(self._run, ignore_errors=True)
+            self._run = None
+
+    def cpu_s(self) -> float:
+        """User and system seconds that the worker has used so far."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in children]
+        return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
+
+    def _write_listings(self) -> None:
+        folder = self._run / "listings"
+        folder.mkdir()
+        buckets = {path.name: list(_files(path)) for path in self.root.iterdir() if path.is_dir()}
+        for name, extra in self.listed.items():
+            buckets.setdefault(name, []).extend(map(Listed, extra))
+        for name, objects in buckets.items():
+            objects.sort(key=lambda item: item.key.encode())  # S3 lists in UTF-8 byte order
+            (folder / f"{name}.tsv").write_text("".join(f"{o.key}\t{o.size_bytes}\t{o.etag}\n" for o in objects))
+        (folder / "buckets").write_text("".join(f"{name}\n" for name in buckets))
+
+    def _make_certificate(self) -> None:
+        """An authority, and a certificate for 127.0.0.1 and localhost that it signed."""
+        ca, run = self._run / "ca.pem", self._run
+        new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "7"]
+        names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+        authority = ["-keyout", run / "ca.key", "-out", ca, "-subj", "/CN=penstock bench authority"]
+        server = ["-keyout", run / "server.key", "-out", run / "server.pem", "-subj", "/CN=localhost", "-addext", names]
+        signed = ["-CA", ca, "-CAkey", run / "ca.key", "-addext", "basicConstraints=critical,CA:FALSE"]
+        for command in ([*new, *authority], [*new, *server, *signed]):
+            subprocess.run(command, check=True, capture_output=True)
+        self.ca_path = ca
+
+    def _start(self, nginx: str) -> None:
+        run = self._run
+        shim = run / "pace.so"
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", shim, HERE / "pace.c", "-ldl"], check=True)
+        environment = {**os.environ, "LD_PRELOAD": str(shim), "PACE_CC": "cubic"}
+        if self.rate_bytes_per_s:
+            environment["PACE_RATE"] = str(self.rate_bytes_per_s)
+        for _ in range(5):
+            self.port = _free_port()
+            (run / "nginx.conf").write_text(self._configuration())
+            with (run / "out.log").open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*ends_with_us("TERM"), nginx, "-c", str(run / "nginx.conf"), "-e", str(run / "error.log")],
+                    env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            if self._ready():
+                return
+            self._process.wait()
+            self._process = None
+            problem = (run / "out.log").read_text() + (run / "error.log").read_text()
+            if "Address already in use" not in problem:
+                raise OriginError(f"nginx did not start: {problem.strip()}")
+        raise OriginError("nginx found no free port in 5 attempts")
+
+    def _configuration(self) -> str:
+        run = self._run
+        certificate = f"ssl_certificate {run}/server.pem; ssl_certificate_key {run}/server.key;"
+        return string.Template((HERE / "nginx.conf").read_text()).substitute(
+            run=run,
+            root=self.root,
+            here=HERE,
+            port=self.port,
+            user="user root;" if os.geteuid() == 0 else "",
+            ssl="ssl" if self.tls else "",
+            certificate=certificate if self.tls else "",
+            ttfb_s=self.ttfb_ms / 1000,
+            ttfb_sigma=self.ttfb_sigma,
+            error_503=self.error_503,
+        )
+
+    def _ready(self) -> bool:
+        """Waits until the port accepts; False if nginx ended first."""
+        deadline_s = time.monotonic() + START_S_MAX
+        while self._process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise OriginError(f"nginx accepted no connection within {START_S_MAX} s") from None
+                time.sleep(0.02)
+            else:
+                return True
+        return False
+
+
+def _files(bucket: Path) -> Iterable[Listed]:
+    for path in bucket.rglob("*"):
+        if path.is_file():
+            status = path.stat()
+            yield Listed(str(path.relative_to(bucket)), status.st_size, f"{int(status.st_mtime):x}-{status.st_size:x}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    """Serves a folder until Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path, help="folder whose subfolders are the buckets")
+    parser.add_argument("--ttfb-ms", type=float, default=0.0)
+    parser.add_argument("--ttfb-sigma", type=float, default=0.0)
+    parser.add_argument("--rate-bytes-per-s", type=int, default=0)
+    parser.add_argument("--error-503", type=float, default=0.0)
+    parser.add_argument("--tls", action="store_true")
+    options = vars(parser.parse_args())
+    with Origin(options.pop("root").resolve(), **options) as origin:
+        print(f"{origin.url} {origin.ca_path or ''}", flush=True)
+        stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        try:
+            stop.wait()
+        except KeyboardInterrupt:
+            print("ended")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""How many objects of 100 KB a second, and at what CPU, does one process read: behind 30 ms, and without delay?
+
+`read_many` of penstock gives them in order; the peers may give theirs in any order, which is cheaper.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clients import Client, Wrk
+from harness import Row, Run, arguments, keys_of, objects, verified
+from origin.origin import Origin
+
+OBJECT_BYTES = 100_000
+CONNECTIONS = 256  # FetchConfig.requests_max
+METRICS = {
+    "objects/s": lambda answer: answer["objects"] / answer["seconds"],
+    "CPU us/object": lambda answer: answer["cpu_s"] / answer["objects"] * 1e6,
+}
+AS_IT_COMES, TUNED, WIDE = "connector, as it comes", "connector, 200 Gbps", "connector, 100 Gbps"
+WRK = """
+local n = -1
+request = function() n = (n + 1) %% %d; return wrk.format("GET", string.format("/bench/small/%%06d", n)) end"""
+# Peers too slow for all objects read a share of them: their rate is the same, and the bench ends today.
+SHARE = {"boto3": 0.25, "s3fs": 0.25, "connector's dataset": 0.04}
+
+
+def clients(count: int, delayed: bool) -> list[Any]:
+    wide = 256 if delayed else 32  # threads: enough to cover the delay; fewer cost less without one
+    return [
+        Client("penstock", "penstock"),
+        Client(AS_IT_COMES, "s3torchconnector", threads=64),
+        Client(TUNED, "s3torchconnector", threads=wide, throughput_target_gbps=200),
+        Client(WIDE, "s3torchconnector", threads=384 if delayed else 8, throughput_target_gbps=100),
+        Client("connector's dataset", "s3torchconnector", dataset=True),
+        Client("obstore", "obstore", threads=wide),
+        Client("boto3", "boto3", threads=wide if delayed else 16),
+        Client("s3fs", "s3fs"),
+        Wrk(connections=CONNECTIONS, seconds=2, script=WRK % count),
+    ]
+
+
+def measure(options: Any, ttfb_ms: float) -> None:
+    count = 2000 if options.quick else 8000
+    with objects({"small": (count, OBJECT_BYTES)}) as root, Origin(root, ttfb_ms=ttfb_ms) as origin:
+        question = f"{count} objects of 100 KB, {ttfb_ms:g} ms first byte"
+        run = Run(question, origin, options.select(clients(count, ttfb_ms > 0)), METRICS, options.turns(5, 2))
+
+        def turn(client: Any, share: float = 1.0) -> dict[str, Any]:
+            if isinstance(client, Wrk):
+                return client.measure()
+            keys = keys_of("small", int(count * share * SHARE.get(client.name, 1.0)))
+            command = {"do": "read", "keys": keys, "size_bytes": OBJECT_BYTES, "in_order": client.driver == "penstock"}
+            return verified(client, client.ask(command), root, keys)
+
+        with run:
+            run.turns(turn, warm=lambda client: turn(client, 0.1))
+        best = run.best("objects/s", TUNED, WIDE, AS_IT_COMES)
+        lean = run.best("CPU us/object", TUNED, WIDE, AS_IT_COMES, less=True)
+        if ttfb_ms:
+            rows = [
+                Row("objects/s : connector as it comes", run.ratios("objects/s", "penstock", AS_IT_COMES), 6, 9),
+                Row("objects/s : connector at its best", run.ratios("objects/s", "penstock", best), 1.5, 1.8),
+                Row("objects/s : wrk", run.ratios("objects/s", "penstock", "wrk"), 0.75, 0.9),
+            ]
+        else:
+            rows = [
+                Row("CPU/object : wrk", run.ratios("CPU us/object", "penstock", "wrk"), 3, 2.4, less=True),
+                Row("CPU/object : connector", run.ratios("CPU us/object", "penstock", lean), 0.4, 0.3, less=True),
+            ]
+        run.report(rows, object_bytes=OBJECT_BYTES, ttfb_ms=ttfb_ms, objects=count)
+
+
+if __name__ == "__main__":
+    chosen = arguments(__doc__, delay={"choices": ["0", "30", "both"], "default": "both"})
+    for delay_ms in (30, 0):
+        if chosen.delay in (str(delay_ms), "both"):
+            measure(chosen, delay_ms)
