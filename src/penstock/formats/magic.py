@@ -1,0 +1,33 @@
+"""First bytes of what people take for a shard: so that an error can say what it is instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.types import Buffer
+
+_MAGIC = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"BZh", "bzip2"),
+    (b"\xfd7zXZ\0", "xz"),
+    (b"\x04\x22\x4d\x18", "lz4"),
+    (b"PK\x03\x04", "zip"),
+    (b"PAR1", "Parquet"),
+    (b"\x89HDF\r\n", "HDF5"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\x0a\x23\xd7\xce", "RecordIO"),
+)
+
+
+def look(head: Buffer) -> str | None:
+    """What `head`, the first bytes of an object, seems to be; None where nobody knows."""
+    start = bytes(head[:16])
+    for magic, name in _MAGIC:
+        if start.startswith(magic):
+            return name
+    if start.lstrip().startswith((b"<", b"{", b"[")):
+        return "text (HTML, XML or JSON)"
+    return None
