@@ -1,0 +1,6 @@
+"""Runs a pipeline: see README.md in this folder."""
+
+from penstock.loader.loader import Loader
+from penstock.loader.statistics import LoaderStatistics
+
+__all__ = ["Loader", "LoaderStatistics"]

@@ -1,0 +1,87 @@
+"""Where a loader's time went. ``Meter`` counts; ``LoaderStatistics`` is what people read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+STALL_RATIO_OK = 0.05  # below this the training loop, not the data, sets the pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStatistics:
+    """What a loader did since it was made. Time between epochs, and from ``break`` to the next ``iter``, is left out.
+
+    How to read it: look at ``stall_ratio`` first. Close to 0, the training loop is never kept waiting and nothing here
+    needs tuning. Otherwise ``bottleneck`` names the part to make faster.
+    """
+
+    samples: int
+    """Samples handed out."""
+    batches: int
+    """Batches handed out."""
+    bytes: int
+    """Bytes of shards that arrived from the store; read ahead, so a little more than what the samples needed."""
+    elapsed_s: float
+    """Seconds of iterating: the training loop's own and those it waited."""
+    stall_s: float
+    """Seconds that the training loop waited for a batch: what a faster loader could save."""
+    store_s: float
+    """Seconds that the reader waited for bytes. Large while stalled: the store or the network is the bottleneck."""
+    parse_s: float
+    """Seconds that the reader spent cutting shards into samples, on one thread."""
+    decode_s: float
+    """Seconds in ``decode`` and ``map``, summed over the decode threads."""
+    wait_s: float
+    """Seconds that the reader waited because enough batches were under way. Large without stall: the training loop is
+    the bottleneck, as it should be. Large while stalled: decoding is."""
+    threads_count: int
+    """Decode threads."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples handed out per second of iterating; 0 before the first."""
+        return self.samples / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes that arrived per second of iterating; 0 before the first."""
+        return self.bytes / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def stall_ratio(self) -> float:
+        """Share of the time that the training loop waited, in [0, 1]: 0 is perfect, 1 is starving."""
+        return self.stall_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def bottleneck(self) -> Literal["consumer", "store", "parse", "decode"]:
+        """Who sets the pace: ``"consumer"`` is the training loop itself, and good."""
+        if self.stall_ratio < STALL_RATIO_OK:
+            return "consumer"
+        held_s: dict[Literal["store", "parse", "decode"], float] = {
+            "store": self.store_s,
+            "parse": self.parse_s,
+            "decode": self.wait_s,  # stalled with all batches under way: what they wait for is decoding
+        }
+        return max(held_s, key=held_s.__getitem__)
+
+
+class Meter:
+    """Running sums. Each is written by one thread, or under the run's lock, and read at any time."""
+
+    __slots__ = ("batches", "bytes", "decode_s", "elapsed_s", "parse_s", "samples", "stall_s", "store_s", "wait_s")
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.batches = 0
+        self.bytes = 0
+        self.elapsed_s = 0.0
+        self.stall_s = 0.0
+        self.store_s = 0.0
+        self.parse_s = 0.0
+        self.decode_s = 0.0
+        self.wait_s = 0.0
+
+    def read(self, *, threads_count: int) -> LoaderStatistics:
+        """The sums as they are now."""
+        return LoaderStatistics(**{name: getattr(self, name) for name in self.__slots__}, threads_count=threads_count)

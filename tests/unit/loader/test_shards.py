@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from loading import write_counted
+from penstock.errors import ObjectMissingError
+from penstock.loader.shards import ShardFinder, _glob_parts, _glob_regex
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_counted(tmp_path / "a", (1, 1, 1))
+    write_counted(tmp_path / "b", (1, 1))
+    (tmp_path / "a" / "index.json").write_text("{}")
+    (tmp_path / "odd {x}[1].tar").write_bytes(bytes(1024))
+    return tmp_path
+
+
+def found(source: object) -> list[str]:
+    finder = ShardFinder(ps.shards(source).source, fetch=None)  # type: ignore[arg-type]
+    try:
+        return ["/".join(shard.url.split("/")[-2:]) for shard in finder.find()]
+    finally:
+        finder.close()
+
+
+def test_prefix_in_key_order_without_other_files(folder: Path) -> None:
+    """A prefix gives its shards in key order, deep ones too, and passes over other files."""
+    assert found(f"{folder}/a/") == ["a/s-000.tar", "a/s-001.tar", "a/s-002.tar"]
+    assert found(f"{folder}/a") == found(f"{folder}/a/")
+    assert len(found(f"{folder}/")) == 6
+
+
+def test_one_shard_braces_and_lists(folder: Path) -> None:
+    """Names are taken as they are, in the order given, and nothing is listed for them."""
+    assert found(f"{folder}/b/s-001.tar") == ["b/s-001.tar"]
+    assert found(f"{folder}/{{b,a}}/s-00{{0..1}}.tar") == ["b/s-000.tar", "b/s-001.tar", "a/s-000.tar", "a/s-001.tar"]
+    assert found([f"{folder}/b/s-001.tar", f"{folder}/a/s-000.tar"]) == ["b/s-001.tar", "a/s-000.tar"]
+    assert found([f"{folder}/b/", f"{folder}/a/s-000.tar"]) == ["b/s-000.tar", "b/s-001.tar", "a/s-000.tar"]
+
+
+def test_names_in_a_list_are_literal(folder: Path) -> None:
+    """Braces and brackets in a list of names are part of the name."""
+    assert found([f"{folder}/odd {{x}}[1].tar"])[0].endswith("tar")
+
+
+def test_globs(folder: Path) -> None:
+    """Wildcards match within a path segment, in key order."""
+    assert found(f"{folder}/*/s-000.tar") == ["a/s-000.tar", "b/s-000.tar"]
+    assert found(f"{folder}/a/s-00[12].tar") == ["a/s-001.tar", "a/s-002.tar"]
+    assert found(f"{folder}/{{b,a}}/s-*.tar")[:2] == ["b/s-000.tar", "b/s-001.tar"]
+    assert len(found(f"{folder}/**/*.tar")) == 6
+
+
+@pytest.mark.parametrize("what", ["nowhere/", "a/*.zip", "a/s-9*.tar"])
+def test_nothing_found_is_an_error(folder: Path, what: str) -> None:
+    """A prefix or pattern without shards is a missing object that names it."""
+    with pytest.raises(ObjectMissingError):
+        found(f"{folder}/{what}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("*.tar", "a.tar", True),
+        ("*.tar", "x/a.tar", False),
+        ("**/*.tar", "x/y/a.tar", True),
+        ("**/*.tar", "a.tar", True),
+        ("a?.tar", "ab.tar", True),
+        ("a?.tar", "a/.tar", False),
+        ("[!a]*.tar", "b.tar", True),
+        ("[!a]*.tar", "a.tar", False),
+        ("a.tar", "aXtar", False),
+        ("a+(b).tar", "a+(b).tar", True),
+        ("[a-c]1", "b1", True),
+        ("x[", "x[", True),
+    ],
+)
+def test_glob_semantics(pattern: str, name: str, expected: bool) -> None:
+    """Shell rules: * and ? stop at a slash, ** does not, everything else is literal."""
+    assert (re.fullmatch(_glob_regex(pattern), name) is not None) is expected
+
+
+def test_glob_folder() -> None:
+    """What is listed is the folder above the first wildcard."""
+    assert _glob_parts("s3://b/a/x-*/y.tar") == ("s3://b/a/", "x-*/y.tar")
+    assert _glob_parts("*.tar") == ("./", "*.tar")
