@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.errors import (
     AccessDeniedError,
+    CancelledOperationError,
     ClosedError,
     ConfigError,
     ObjectMissingError,
@@ -49,10 +50,6 @@ if TYPE_CHECKING:
 
 KEY_BYTES_MAX = 1024
 """S3's limit, kept by every store so that data can move between them."""
-
-
-class Cancelled(StoreError):  # noqa: N818 - internal: who cancels knows it, nobody catches it by name
-    """The operation was given up by ``Transfer.cancel()``."""
 
 
 class Pool:
@@ -142,7 +139,7 @@ class Job:
     def check(self) -> None:
         """Called between the steps of a long operation; raises when it was cancelled."""
         if self.cancelled:
-            raise Cancelled("cancelled", code="Cancelled")
+            raise CancelledOperationError("cancelled")
 
     def land(self, info: ObjectInfo, span: ByteRange) -> tuple[Landing, memoryview]:
         """Where the body of a ``Get`` goes, by the sink's choice: the landing, and uint8[n] of it to be filled.

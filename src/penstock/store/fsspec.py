@@ -1,0 +1,244 @@
+"""``FsspecStore``: any file system that fsspec knows, as a store: ``gs://``, ``az://``, ``hf://``, ``sftp://``, ...
+
+The one place that imports fsspec (extra ``penstock[fsspec]``), and only when such a store is made. Its blocking calls
+run on a bounded pool of threads. What fsspec does not give is said here once:
+
+- *Pin*: the ETag, checksum or version that the file system reports, else its size and modification time.
+- *Writes*: whole, through ``pipe_file``; visible when the file system makes them so. ``if_absent`` looks first, so two
+  writers can both win. Parts are kept in memory until the upload is committed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from penstock import forks
+from penstock.errors import (
+    ConfigError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    ShortReadError,
+    StoreError,
+)
+from penstock.store.threaded import ThreadedStore, check_key, span_within
+from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.store.threaded import Job
+    from penstock.types import CompleteMultipart, Copy, Get, Key, ListPage, Put, PutPart
+
+_PINS = ("ETag", "etag", "e_tag", "md5Hash", "generation", "version_id", "content_md5", "sha256", "uid")
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
+
+
+class FsspecStore(ThreadedStore):
+    """A directory of any fsspec file system.
+
+    Args:
+        url: Of the directory that is the store's root, e.g. ``"gs://bucket/prefix"``.
+        threads_max: The most calls at the same time.
+        options: For the file system's constructor, as fsspec documents them for its protocol.
+
+    Raises:
+        ConfigError: fsspec, or the package that it needs for this protocol, is missing, or it knows no such protocol.
+
+    Cost: threads while there is work; one copy of the bytes read beyond the file system's own.
+    """
+
+    def __init__(self, url: str, *, threads_max: int = 32, options: Mapping[str, Any] | None = None) -> None:
+        self.url_root = url.rstrip("/")
+        self._options = dict(options or {})
+        self._files, self._root = _file_system(url, self._options)
+        super().__init__(threads_max=threads_max, name="fsspec")
+        self._uploads: dict[str, tuple[Key, dict[int, bytes]]] = {}
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        """Uploads are the parent's."""
+        self._uploads = {}
+
+    def describe(self, key: Key) -> str:
+        """The root's URL, a slash, and `key`."""
+        return f"{_without_user(self.url_root)}/{key}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.url_root, self._pool.threads_max, self._options)
+
+    def __repr__(self) -> str:
+        return f"<FsspecStore {_without_user(self.url_root)!r}>"
+
+    def check_key(self, key: Key) -> None:
+        """Refuse ``.``, ``..`` and empty segments: what they mean differs from one file system to the next.
+
+        Raises:
+            ConfigError: naming the rule.
+        """
+        check_key(key)
+        for segment in key.split("/"):
+            if segment in ("", ".", ".."):
+                raise ConfigError(f"key {key!r} has a {segment!r} segment, which file systems read differently")
+
+    def _path(self, key: Key) -> str:
+        return f"{self._root}/{key}" if self._root else key
+
+    def _info(self, key: Key) -> ObjectInfo:
+        found = self._files.info(self._path(key))
+        if found.get("type") == "directory":
+            raise ObjectMissingError("there is no file of this name", status=404)
+        return _as_info(key, found)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _get(self, operation: Get, job: Job) -> None:
+        info = self._info(operation.key)
+        if operation.if_match is not None and operation.if_match != info.etag:
+            raise ObjectChangedError(f"the file is now version {info.etag}, not {operation.if_match}", status=412)
+        job.completion.info = info
+        span = span_within(operation, info.size_bytes)
+        if span is None:
+            return
+        landing, view = job.land(info, span)
+        job.check()
+        body = self._files.cat_file(self._path(operation.key), start=span.start, end=span.start + len(view))
+        if len(body) != len(view):
+            raise ShortReadError(f"{len(body)} bytes came where {len(view)} were promised")
+        if self._info(operation.key).etag != info.etag:
+            raise ObjectChangedError("the file changed while it was read", status=412)
+        view[:] = body
+        landing.position += len(body)
+
+    def _head(self, key: Key) -> ObjectInfo:
+        return self._info(key)
+
+    def _list_page(self, operation: ListPage) -> Page:
+        """All that follows in one page: fsspec's ``find`` and ``ls`` know no other."""
+        prefix, base = operation.prefix, operation.prefix.rpartition("/")[0]
+        path = self._path(base) if base else self._root
+        if operation.delimiter not in ("", "/"):
+            raise ConfigError(f"delimiter={operation.delimiter!r} must be '' or '/'")
+        try:
+            if operation.delimiter:
+                found = {entry["name"]: entry for entry in self._files.ls(path, detail=True)}
+            else:
+                found = self._files.find(path, detail=True)
+        except FileNotFoundError:
+            found = {}
+        skip = len(self._root) + 1 if self._root else 0
+        infos = [_as_info(name.rstrip("/")[skip:], entry) for name, entry in found.items()]
+        wanted = [info for info in infos if info.key.startswith(prefix) and info.key > operation.start_after]
+        wanted.sort(key=lambda info: info.key)
+        objects = [info for info in wanted if not info.is_prefix]
+        return Page(objects, [info.key for info in wanted if info.is_prefix], None)
+
+    # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _store(self, key: Key, data: bytes, *, if_absent: bool) -> ObjectInfo:
+        path = self._path(key)
+        if if_absent and self._files.exists(path):
+            raise ObjectExistsError("an object of this key exists", status=412)
+        if "/" in path:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.pipe_file(path, data)
+        return self._info(key)
+
+    def _put(self, operation: Put) -> ObjectInfo:
+        return self._store(operation.key, bytes(operation.body), if_absent=operation.if_absent)
+
+    def _delete(self, operation: Any, job: Job) -> dict[Key, str]:
+        failed: dict[Key, str] = {}
+        for key in operation.keys:
+            job.check()
+            try:
+                self._files.rm_file(self._path(key))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failed[key] = str(error)
+        return failed
+
+    def _bytes(self, key: Key, if_match: str | None, start: int | None = None, end: int | None = None) -> bytes:
+        info = self._info(key)
+        if if_match is not None and info.etag != if_match:
+            raise ObjectChangedError(f"the file is now version {info.etag}, not {if_match}", status=412)
+        return bytes(self._files.cat_file(self._path(key), start=start, end=end))
+
+    def _copy(self, operation: Copy, job: Job) -> ObjectInfo:
+        job.check()
+        return self._store(operation.target, self._bytes(operation.source, operation.if_match), if_absent=False)
+
+    def _upload(self, key: Key, upload_id: str) -> dict[int, bytes]:
+        found = self._uploads.get(upload_id)
+        if found is None or found[0] != key:
+            raise StoreError(f"no upload {upload_id!r} of this key was begun", status=404, code="NoSuchUpload")
+        return found[1]
+
+    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object:
+        if isinstance(operation, CreateMultipart):
+            upload_id = secrets.token_hex(8)
+            self._uploads[upload_id] = (operation.key, {})
+            return upload_id
+        if isinstance(operation, AbortMultipart):
+            self._upload(operation.key, operation.upload_id)
+            del self._uploads[operation.upload_id]
+            return None
+        job.check()
+        if isinstance(operation, CopyPart):
+            key = operation.target
+            data = self._bytes(operation.source, operation.if_match, operation.span.start, operation.span.end)
+        else:
+            key, data = operation.key, bytes(operation.body)
+        self._upload(key, operation.upload_id)[operation.part_number] = data
+        return Part(operation.part_number, f'"{operation.part_number}-{len(data)}"')
+
+    def _complete(self, operation: CompleteMultipart, job: Job) -> ObjectInfo:
+        parts = self._upload(operation.key, operation.upload_id)
+        job.check()
+        numbers = [part.part_number for part in operation.parts]
+        if not numbers or numbers != sorted(set(numbers)) or not parts.keys() >= set(numbers):
+            raise StoreError(f"parts {numbers[:9]} must ascend and have been sent", status=400, code="InvalidPart")
+        data = b"".join(parts[number] for number in numbers)
+        info = self._store(operation.key, data, if_absent=operation.if_absent)
+        del self._uploads[operation.upload_id]
+        return info
+
+
+def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    protocol = url.partition("://")[0]
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ConfigError(f"{protocol}:// URLs need fsspec", hint="pip install 'penstock[fsspec]'") from error
+    try:
+        files, root = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        raise ConfigError(f"fsspec needs another package for {protocol}://: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"fsspec knows no file system for {protocol}://: {error}") from error
+    return files, str(root).rstrip("/")
+
+
+def _as_info(key: Key, found: dict[str, Any]) -> ObjectInfo:
+    if found.get("type") == "directory":
+        return ObjectInfo(f"{key}/", 0, is_prefix=True)
+    size = int(found.get("size") or 0)
+    moment = next((found[name] for name in _TIMES if found.get(name)), None)
+    pin = next((str(found[name]).strip('"') for name in _PINS if found.get(name)), None)
+    seconds = moment.timestamp() if isinstance(moment, datetime) else moment
+    seconds = float(seconds) if isinstance(seconds, int | float) else None
+    return ObjectInfo(key, size, f'"{pin}"' if pin else f'"{size:x}-{moment}"', seconds)
+
+
+def _without_user(url: str) -> str:
+    """The URL without what stands before an ``@`` in its host: it may be a password."""
+    scheme, mark, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _rebuild(url: str, threads_max: int, options: dict[str, Any]) -> FsspecStore:
+    return FsspecStore(url, threads_max=threads_max, options=options)

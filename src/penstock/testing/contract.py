@@ -1,0 +1,36 @@
+"""What every store promises, as one suite: inherit ``StoreContract``, give it a ``store`` fixture, run pytest.
+
+::
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def store(self):
+            with MyStore(...) as store:
+                yield store
+
+It runs on penstock's own stores and on every wrapper. Where a store legitimately differs it says so by a class
+attribute of ``Capabilities``; everything else is the same for all.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_PARTS = ("contract_core", "contract_listing", "contract_reading", "contract_support", "contract_writing")
+pytest.register_assert_rewrite(*(f"penstock.testing.{part}" for part in _PARTS))  # failures show both sides
+
+from penstock.testing.contract_core import CoreContract  # noqa: E402 - after the line above
+from penstock.testing.contract_listing import ListingContract  # noqa: E402
+from penstock.testing.contract_reading import ReadingContract  # noqa: E402
+from penstock.testing.contract_support import Capabilities  # noqa: E402
+from penstock.testing.contract_writing import WritingContract  # noqa: E402
+
+__all__ = ["Capabilities", "ReadOnlyStoreContract", "StoreContract"]
+
+
+class ReadOnlyStoreContract(ReadingContract):
+    """The promises of a store that cannot be written to: override ``seed`` as well."""
+
+
+class StoreContract(ReadingContract, ListingContract, WritingContract, CoreContract):
+    """All promises."""

@@ -1,0 +1,225 @@
+"""The contract of the core's one verb: sinks, landings, cancelling, multipart uploads by hand."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.errors import ObjectMissingError, SpanError, StoreError, UnavailableError
+from penstock.testing.contract_support import Capabilities, WatchingSink, content, keys_of, raise_error, submit
+from penstock.types import (
+    AbortMultipart,
+    ByteRange,
+    CompleteMultipart,
+    Copy,
+    CopyPart,
+    CreateMultipart,
+    Delete,
+    Get,
+    Head,
+    Landing,
+    ListPage,
+    Part,
+    Put,
+    PutPart,
+)
+
+if TYPE_CHECKING:
+    from penstock.store import Store
+    from penstock.types import Operation
+
+
+class CoreContract(Capabilities):
+    """What ``submit`` promises."""
+
+    def test_done_comes_exactly_once(self, store: Store) -> None:
+        """Every operation ends once, well or not, with itself in the completion."""
+        self.seed(store, {"k": b"0123456789", "empty": b""})
+        operations: list[Operation] = [
+            Get("k"),
+            Get("k", ByteRange(2, 5)),
+            Get("empty"),
+            Get("none"),
+            Get("k", ByteRange(50, 60)),
+            Head("k"),
+            Head("none"),
+            ListPage(),
+            Put("p", b"x"),
+            Copy("k", "c"),
+            Copy("none", "c"),
+            Delete(("p", "none")),
+            AbortMultipart("k", "0123456789abcdef"),
+        ]
+        sinks = [submit(store, operation)[1] for operation in operations]
+        completions = [sink.wait() for sink in sinks]
+        store.read("k")  # whatever was to come twice has come by now
+        for operation, sink, completion in zip(operations, sinks, completions, strict=True):
+            assert len(sink.completions) == 1
+            assert type(completion.operation) is type(operation)
+        failed = [type(completion.error) for completion in completions[:12] if completion.error is not None]
+        assert failed == [ObjectMissingError, SpanError, ObjectMissingError, ObjectMissingError]
+
+    def test_done_comes_from_another_thread(self, store: Store) -> None:
+        """A sink may take a lock that the submitting thread holds: it is never called from inside ``submit``."""
+        self.seed(store, {"k": b"x"})
+        for operation in (Get("k"), Head("k"), ListPage(), Put("p", b"x"), Get("none")):
+            _, sink = submit(store, operation)
+            sink.wait()
+            assert threading.get_ident() not in sink.thread_ids
+
+    def test_the_head_says_what_follows(self, store: Store) -> None:
+        """Before a body, the sink hears size, version and the exact span; of an empty object it hears nothing."""
+        self.seed(store, {"k": b"0123456789", "empty": b""})
+        _, sink = submit(store, Get("k"))
+        completion = sink.wait()
+        assert [(info.size_bytes, span) for info, span in sink.heads] == [(10, ByteRange(0, 10))]
+        assert sink.heads[0][0].etag == store.stat("k").etag
+        assert (completion.span, bytes(completion.body)) == (ByteRange(0, 10), b"0123456789")
+        _, sink = submit(store, Get("k", ByteRange(8, 99)))
+        assert bytes(sink.wait().body) == b"89"
+        assert [span for _, span in sink.heads] == [ByteRange(8, 10)]
+        _, sink = submit(store, Get("empty"))
+        completion = sink.wait()
+        assert (completion.error, sink.heads, bytes(completion.body)) == (None, [], b"")
+        assert completion.info is not None
+        assert completion.info.size_bytes == 0
+
+    def test_a_body_lands_where_the_sink_says(self, store: Store) -> None:
+        """A landing is filled exactly; not a byte around it is touched."""
+        data = content(100_000)
+        self.seed(store, {"k": data})
+        buffer = bytearray(b"#" * 200_000)
+        _, sink = submit(store, Get("k", ByteRange(10, 90_010)), WatchingSink(Landing(buffer, 1000, 91_000)))
+        completion = sink.wait()
+        raise_error(completion)
+        assert completion.landing is sink.given
+        assert completion.landing is not None
+        assert completion.landing.position == 91_000
+        assert buffer[1000:91_000] == data[10:90_010]
+        assert set(buffer[:1000]) | set(buffer[91_000:]) == {ord("#")}
+
+    def test_a_shorter_landing_takes_what_it_holds(self, store: Store) -> None:
+        """Where the sink's landing is shorter than the span, that much is read and the operation succeeds."""
+        data = content(100_000)
+        self.seed(store, {"k": data})
+        buffer = bytearray(b"#" * 300)
+        _, sink = submit(store, Get("k"), WatchingSink(Landing(buffer, 100, 200)))
+        raise_error(sink.wait())
+        assert buffer == b"#" * 100 + data[:100] + b"#" * 100
+
+    def test_a_sink_may_refuse_the_body(self, store: Store) -> None:
+        """A StoreError raised by head() ends the operation with it."""
+        self.seed(store, {"k": content(100_000)})
+        _, sink = submit(store, Get("k"), WatchingSink(refuse=StoreError("not this one")))
+        error = sink.wait().error
+        assert error is not None
+        assert error.what == "not this one"
+        assert len(sink.completions) == 1
+
+    def test_cancelling_at_any_time(self, store: Store) -> None:
+        """cancel() before, during and after, once or twice: done still comes, exactly once, and the store goes on."""
+        data = content(3_000_000)
+        self.seed(store, {"k": data})
+        for turn in range(30):
+            transfer, sink = submit(store, Get("k"))
+            if turn % 3 == 1:
+                store.stat("k")
+            if turn % 3 == 2:
+                sink.wait()
+            transfer.cancel()
+            transfer.cancel()
+            completion = sink.wait()
+            assert completion.error is not None or completion.body == data
+        assert store.read("k").data == data
+        assert len(sink.completions) == 1
+
+    def test_an_answered_transfer_is_not_late(self, store: Store) -> None:
+        """``unanswered_s`` is 0 once the operation ended."""
+        self.seed(store, {"k": b"x"})
+        transfer, sink = submit(store, Head("k"))
+        sink.wait()
+        assert transfer.unanswered_s() == 0
+
+    def test_attempts_tell_of_the_work(self, store: Store) -> None:
+        """A completion lists its attempts; the last one's bytes are those that landed."""
+        self.seed(store, {"k": b"0123456789"})
+        completion = submit(store, Get("k", ByteRange(0, 4)))[1].wait()
+        assert completion.attempts
+        assert sum(attempt.received_bytes for attempt in completion.attempts) == 4
+        assert all(attempt.total_s >= 0 for attempt in completion.attempts)
+
+    # ── multipart ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, store: Store, key: str = "m") -> str:
+        """An upload id."""
+        completion = submit(store, CreateMultipart(key))[1].wait()
+        raise_error(completion)
+        assert isinstance(completion.value, str)
+        return completion.value
+
+    def part(self, store: Store, operation: PutPart | CopyPart) -> Part:
+        """A part that the store holds now."""
+        completion = submit(store, operation)[1].wait()
+        raise_error(completion)
+        assert isinstance(completion.value, Part)
+        assert completion.value.part_number == operation.part_number
+        return completion.value
+
+    def test_parts_become_an_object_by_complete(self, store: Store) -> None:
+        """Parts sent in any order become one object, in order of number, by CompleteMultipart and not before."""
+        length = max(self.part_bytes_min, 1000)
+        first, second = content(length, 1), content(10, 2)
+        upload_id = self.begin(store)
+        two = self.part(store, PutPart("m", upload_id, 2, second))
+        one = self.part(store, PutPart("m", upload_id, 1, first))
+        assert list(store.list()) == []
+        completion = submit(store, CompleteMultipart("m", upload_id, (one, two)))[1].wait()
+        raise_error(completion)
+        assert store.read("m").data == first + second
+        assert completion.info is not None
+        assert completion.info.etag == store.stat("m").etag
+        assert keys_of(store.list()) == ["m"]
+
+    def test_an_aborted_upload_leaves_nothing(self, store: Store) -> None:
+        """After AbortMultipart the upload is gone: no part can be added, nothing can be committed."""
+        upload_id = self.begin(store)
+        part = self.part(store, PutPart("m", upload_id, 1, b"x"))
+        raise_error(submit(store, AbortMultipart("m", upload_id))[1].wait())
+        for operation in (PutPart("m", upload_id, 2, b"x"), CompleteMultipart("m", upload_id, (part,))):
+            assert isinstance(submit(store, operation)[1].wait().error, StoreError)
+        assert list(store.list()) == []
+        assert self.uploads_left(store) in (None, 0)
+
+    def test_parts_that_were_not_sent_are_refused(self, store: Store) -> None:
+        """Committing a part that the store does not hold is an error, and nothing becomes visible."""
+        upload_id = self.begin(store)
+        self.part(store, PutPart("m", upload_id, 1, b"x"))
+        wrong = Part(7, '"00000000000000000000000000000000"')
+        error = submit(store, CompleteMultipart("m", upload_id, (wrong,)))[1].wait().error
+        assert isinstance(error, StoreError)
+        assert not isinstance(error, UnavailableError)
+        assert list(store.list()) == []
+        submit(store, AbortMultipart("m", upload_id))[1].wait()
+
+    def test_parts_can_be_copied_from_an_object(self, store: Store) -> None:
+        """CopyPart takes a range of another object as a part."""
+        data = content(2 * max(self.part_bytes_min, 1000))
+        self.seed(store, {"s": data})
+        half = len(data) // 2
+        upload_id = self.begin(store)
+        parts = (
+            self.part(store, CopyPart("s", ByteRange(half, 2 * half), "m", upload_id, 1)),
+            self.part(store, CopyPart("s", ByteRange(0, 7), "m", upload_id, 2)),
+        )
+        raise_error(submit(store, CompleteMultipart("m", upload_id, parts))[1].wait())
+        assert store.read("m").data == data[half:] + data[:7]
+
+    @pytest.mark.parametrize("keys_count", [1, 3])
+    def test_delete_answers_with_what_failed(self, store: Store, keys_count: int) -> None:
+        """Deleting answers with the keys that could not be: none here, whether they were there or not."""
+        self.seed(store, {"k0": b"x"})
+        completion = submit(store, Delete(tuple(f"k{index}" for index in range(keys_count))))[1].wait()
+        raise_error(completion)
+        assert not completion.value

@@ -1,0 +1,216 @@
+"""The contract of reading: whole objects, ranges, many, in parts; versions; errors."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, SpanError, StoreError
+from penstock.testing.contract_support import Capabilities, content, submit
+from penstock.types import Blob, ByteRange, Get
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.store import Store
+
+LARGE_BYTES = 20_000_003  # three parts of 8 MiB, the last odd
+
+
+class ReadingContract(Capabilities):
+    """What reading promises."""
+
+    def test_read_gives_the_whole_object(self, store: Store) -> None:
+        """A read without a span returns all bytes, and says of which key and version."""
+        data = content(100_000)
+        self.seed(store, {"a/b": data})
+        blob = store.read("a/b")
+        assert blob.data == data
+        assert (blob.key, blob.span, blob.request_index, len(blob)) == ("a/b", None, 0, len(data))
+        assert blob.etag == store.stat("a/b").etag is not None
+        assert blob.verified
+
+    @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 1000), (1, 999), (500, 501), (999, 1000)])
+    def test_read_gives_exactly_the_span(self, store: Store, start: int, end: int) -> None:
+        """A span is half-open and exact."""
+        data = content(1000)
+        self.seed(store, {"k": data})
+        assert store.read("k", ByteRange(start, end)).data == data[start:end]
+
+    def test_a_span_past_the_end_is_cut(self, store: Store) -> None:
+        """A range that only ends past the object's end is cut there, as HTTP does."""
+        data = content(1000)
+        self.seed(store, {"k": data})
+        assert store.read("k", ByteRange(990, 5000)).data == data[990:]
+
+    @pytest.mark.parametrize("start", [1000, 1001, 10**15])
+    def test_a_span_that_starts_past_the_end_is_refused(self, store: Store, start: int) -> None:
+        """A range that holds no byte of the object is a SpanError, which is a ValueError too."""
+        self.seed(store, {"k": content(1000)})
+        with pytest.raises(SpanError) as caught:
+            store.read("k", ByteRange(start, start + 10))
+        assert isinstance(caught.value, ValueError)
+
+    @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5)])
+    def test_what_is_no_span_is_refused_at_once(self, store: Store, start: int, end: int) -> None:
+        """A negative, empty or reversed range is the caller's error."""
+        self.seed(store, {"k": b"0123456789"})
+        with pytest.raises(ConfigError):
+            store.read("k", ByteRange(start, end))
+
+    def test_an_empty_object_is_read(self, store: Store) -> None:
+        """An object of no bytes reads as no bytes; no range of it exists."""
+        self.seed(store, {"empty": b""})
+        assert bytes(store.read("empty").data) == b""
+        assert store.stat("empty").size_bytes == 0
+        with pytest.raises(SpanError):
+            store.read("empty", ByteRange(0, 1))
+
+    def test_a_missing_object_is_named(self, store: Store) -> None:
+        """Reading what is not there is ObjectMissingError, a FileNotFoundError, and names the object."""
+        self.seed(store, {"k": b"x"})
+        for key, span in (("none", None), ("none", ByteRange(0, 1)), ("deeper/none", None)):
+            with pytest.raises(ObjectMissingError, match="none") as caught:
+                store.read(key, span)
+            assert isinstance(caught.value, FileNotFoundError)
+            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        with pytest.raises(ObjectMissingError, match="none"):
+            store.stat("none")
+
+    def test_a_prefix_is_no_object(self, store: Store) -> None:
+        """What only has objects below it cannot be read or stated."""
+        self.seed(store, {"folder/k": b"x"})
+        with pytest.raises(ObjectMissingError):
+            store.read("folder")
+        with pytest.raises(ObjectMissingError):
+            store.stat("folder")
+
+    def test_a_large_object_is_read_exactly(self, store: Store) -> None:
+        """Objects of several parts arrive whole and in place, and so do ranges across parts."""
+        data = content(LARGE_BYTES)
+        self.seed(store, {"large": data})
+        assert store.read("large").data == data
+        assert store.read("large", ByteRange(8_000_000, 18_000_000)).data == data[8_000_000:18_000_000]
+
+    def test_a_changed_object_is_not_read(self, store: Store) -> None:
+        """With if_match, another version is an ObjectChangedError, never its bytes."""
+        self.seed(store, {"k": b"first"})
+        etag = store.stat("k").etag
+        first = submit(store, Get("k", None, etag))[1].wait()
+        assert first.error is None
+        assert bytes(first.body) == b"first"
+        self.seed(store, {"k": b"second, longer"})
+        for span in (None, ByteRange(0, 3)):
+            completion = submit(store, Get("k", span, etag))[1].wait()
+            assert isinstance(completion.error, ObjectChangedError)
+
+    def test_read_many_keeps_the_order_asked(self, store: Store) -> None:
+        """Ordered, blobs come in the order of the requests, each once, with its index."""
+        objects = {f"k{index:03}": content(index * 37, index) for index in range(1, 60)}
+        self.seed(store, objects)
+        asked: list[str | tuple[str, ByteRange | None]] = [
+            *reversed(objects),
+            ("k050", ByteRange(3, 9)),
+            "k001",
+            "k001",
+        ]
+        blobs = list(store.read_many(asked))
+        assert [blob.request_index for blob in blobs] == list(range(len(asked)))
+        for request, blob in zip(asked, blobs, strict=True):
+            key, span = request if isinstance(request, tuple) else (request, None)
+            assert (blob.key, blob.span) == (key, span)
+            assert blob.data == (objects[key][span.start : span.end] if span else objects[key])
+
+    def test_read_many_unordered_gives_each_once(self, store: Store) -> None:
+        """Unordered, every request is answered exactly once, and its index says which it was."""
+        objects = {f"k{index:03}": content(index * 37, index) for index in range(60)}
+        self.seed(store, objects)
+        keys = list(objects)
+        blobs = {blob.request_index: blob for blob in store.read_many(iter(keys), ordered=False)}
+        assert sorted(blobs) == list(range(60))
+        assert all(blobs[index].data == objects[key] for index, key in enumerate(keys))
+
+    def test_read_many_of_nothing(self, store: Store) -> None:
+        """No requests, no blobs."""
+        assert list(store.read_many([])) == []
+        assert list(store.try_read_many(iter(()), ordered=False)) == []
+
+    def test_read_many_ends_at_the_first_error(self, store: Store) -> None:
+        """Ordered, everything before the failing request comes, then its error, then nothing."""
+        self.seed(store, {"a": b"1", "b": b"2", "c": b"3"})
+        blobs = store.read_many(["a", "b", "none", "c"])
+        assert [next(blobs).key, next(blobs).key] == ["a", "b"]
+        with pytest.raises(ObjectMissingError, match="none"):
+            next(blobs)
+        assert list(blobs) == []
+
+    @pytest.mark.parametrize("ordered", [True, False])
+    def test_try_read_many_goes_on_after_errors(self, store: Store, ordered: bool) -> None:
+        """try_read_many answers every request: with a blob, or with the error in its place."""
+        self.seed(store, {"a": b"1", "c": b"3"})
+        answers = list(store.try_read_many(["none", "a", ("a", ByteRange(5, 6)), "c"], ordered=ordered))
+        assert len(answers) == 4
+        assert {answer.key: bytes(answer.data) for answer in answers if isinstance(answer, Blob)} == {
+            "a": b"1",
+            "c": b"3",
+        }
+        assert {type(answer) for answer in answers if isinstance(answer, StoreError)} == {ObjectMissingError, SpanError}
+        if ordered:
+            assert [type(answer) for answer in answers] == [ObjectMissingError, Blob, SpanError, Blob]
+
+    def test_read_many_takes_requests_as_it_goes(self, store: Store) -> None:
+        """Endless requests are read a little ahead, never all; dropping the iterator ends it, and the store goes on."""
+        self.seed(store, {"k": b"x" * 100})
+        taken: list[int] = []
+
+        def endless() -> Iterator[str]:
+            for index in itertools.count():
+                taken[:] = [index]
+                yield "k"
+
+        blobs = store.read_many(endless())
+        for _ in range(50):
+            assert next(blobs).data == b"x" * 100
+        del blobs
+        assert taken[0] < 5000
+        assert store.read("k").data == b"x" * 100
+
+    def test_read_parts_streams_in_order(self, store: Store) -> None:
+        """Chunks come in order and without gap, tell where they belong, and the last of each object says so."""
+        objects = {"one": content(LARGE_BYTES), "two": content(10, 1), "empty": b""}
+        self.seed(store, objects)
+        asked = ["one", ("one", ByteRange(100, 200)), "two"]
+        pieces: dict[int, bytearray] = {}
+        for chunk in store.read_parts(asked, part_bytes=4 << 20):
+            joined = pieces.setdefault(chunk.request_index, bytearray())
+            assert chunk.offset_bytes == len(joined) + (100 if chunk.request_index == 1 else 0)
+            joined += chunk.data
+            wanted = (LARGE_BYTES, 100, 10)[chunk.request_index]
+            assert chunk.last == (len(joined) == wanted)
+        assert [bytes(pieces[index]) for index in range(3)] == [objects["one"], objects["one"][100:200], objects["two"]]
+
+    def test_stores_pickle_as_their_configuration(self, store: Store) -> None:
+        """A pickled store reads the same objects elsewhere."""
+        self.seed(store, {"k": b"bytes"})
+        with pickle.loads(pickle.dumps(store)) as other:
+            assert other.read("k").data == b"bytes"
+            assert other.describe("k") == store.describe("k")
+
+    def test_close_is_idempotent(self, store: Store) -> None:
+        """Closing twice, or closing what was never used, does nothing more."""
+        self.seed(store, {"k": b"x"})
+        other = pickle.loads(pickle.dumps(store))
+        other.close()
+        other.close()
+        assert store.read("k").data == b"x"
+        store.close()
+        store.close()
+
+    def test_describe_names_the_object(self, store: Store) -> None:
+        """The description is a URL that ends in the key."""
+        assert store.describe("a/b.tar").endswith("a/b.tar")
+        assert "://" in store.describe("k")
+        store.statistics()
