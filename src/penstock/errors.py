@@ -18,7 +18,8 @@
     │   │   ├── ShortReadError                      the body ended before what its header promised
     │   │   └── DeadlineError  (TimeoutError)       connect, first byte, stall or total deadline
     │   ├── ChecksumError                           the bytes are not those whose checksum the store keeps
-    │   └── ProtocolError                           the answer is not S3 (or not what was asked)
+    │   ├── ProtocolError                           the answer is not S3 (or not what was asked)
+    │   └── CancelledOperationError                 cancelled by whoever submitted it; engine only
     └── DataError              (ValueError)         the bytes arrived; what is in them is wrong
         ├── CorruptShardError                       not a tar, TFRecord, ...; names shard and offset
         ├── FieldMissingError  (KeyError)           a sample lacks a field that the pipeline asks for
@@ -212,6 +213,10 @@ class ProtocolError(StoreError):
     """The answer is not S3's, or not the answer to what was asked."""
 
 
+class CancelledOperationError(StoreError):
+    """The operation was cancelled by whoever submitted it; inside the engine only, no user sees it."""
+
+
 class DataError(PenstockError, ValueError):
     """The bytes arrived as stored; what is in them is wrong.
 
@@ -264,6 +269,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     DeadlineError: (errno.ETIMEDOUT, 504),
     ChecksumError: (errno.EIO, 502),
     ProtocolError: (errno.EIO, 502),
+    CancelledOperationError: (errno.ECANCELED, 499),
     DataError: (errno.EIO, 500),
     CorruptShardError: (errno.EIO, 500),
     FieldMissingError: (errno.EIO, 500),

@@ -223,16 +223,18 @@ class Attempt(NamedTuple):
 class Landing:
     """Where a body goes: ``buffer[start:end]``. ``buffer`` is writable; ``position`` is where the next byte goes.
 
-    ``position`` survives a broken transfer, so that the rest can be fetched into the same place.
+    ``position`` survives a broken transfer, so that the rest can be fetched into the same place. ``exclusive`` says that
+    nobody else writes to `buffer` meanwhile: of an mmap, its own file position may then be used.
     """
 
-    __slots__ = ("buffer", "end", "position", "start")
+    __slots__ = ("buffer", "end", "exclusive", "position", "start")
 
-    def __init__(self, buffer: Any, start: int, end: int) -> None:
+    def __init__(self, buffer: Any, start: int, end: int, *, exclusive: bool = False) -> None:
         self.buffer = buffer  # bytearray, mmap or writable memoryview of uint8
         self.start = start
         self.end = end
         self.position = start
+        self.exclusive = exclusive
 
     @property
     def view(self) -> memoryview:
@@ -278,14 +280,21 @@ class Completion:
 
 
 class Sink(Protocol):
-    """Who hears how an operation goes. Both methods run on an engine thread: return soon, raise nothing."""
+    """Who hears how an operation goes. Both methods run on an engine thread: return soon, raise nothing.
+
+    Attributes:
+        landing: Where the body of a ranged ``Get`` goes, when that is known beforehand: ``position`` is where its first
+            byte belongs and ``end - position`` the length asked for. A store may then skip ``head``.
+    """
+
+    landing: Landing | None
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """A ``Get``'s answer has begun: `info` says the object's size and ETag, `span` which of its bytes follow.
 
-        Returns where they go: a landing of exactly ``span.length_bytes``; or None for a new private buffer.
-        Not called for empty objects. May be called again for the same operation where a retry had to begin anew
-        (then with the same `span`: return the same landing, its position reset).
+        Returns where they go: a landing for ``span.length_bytes``, or for fewer, and then only those are read and the
+        operation succeeds with them; or None for a new private buffer. Not called for empty objects. Raising a
+        ``StoreError`` refuses the body; the operation ends with it.
         """
 
     def done(self, completion: Completion) -> None:
@@ -298,8 +307,11 @@ class Transfer(Protocol):
     def cancel(self) -> None:
         """Give it up, from any thread, at any time; idempotent. ``done`` still comes, from an engine thread."""
 
-    def answered(self) -> bool:
-        """Whether the answer's first byte is here; asked by ``Hedged`` about late requests only."""
+    def unanswered_s(self) -> float:
+        """Seconds that a request has been on the wire without a byte of answer; 0 where it waits or is answered.
+
+        Asked by ``Hedged``, about late operations only.
+        """
 
 
 class Core(Protocol):

@@ -1,0 +1,22 @@
+"""Ordered read-ahead under one byte budget. See README.md in this folder."""
+
+from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget
+from penstock.fetch.chunk import Chunk
+from penstock.fetch.plan import PlanItem, Request, coalesce
+from penstock.fetch.read_ahead import FetchStatistics, ReadAhead
+from penstock.fetch.slots import Item, Slot
+
+__all__ = [
+    "Budget",
+    "BudgetStatistics",
+    "Chunk",
+    "FetchStatistics",
+    "Item",
+    "PlanItem",
+    "ReadAhead",
+    "Request",
+    "Slot",
+    "coalesce",
+    "process_budget",
+    "set_process_budget",
+]

@@ -1,0 +1,31 @@
+"""libcurl event loop: requests in, answers out. See README.md in this folder."""
+
+from penstock.transport.engine import engine
+from penstock.transport.http import (
+    CANCELLED,
+    CLOSED,
+    LATE_BODY,
+    LATE_FIRST_BYTE,
+    LATE_TOTAL,
+    OVERLONG,
+    HttpAnswer,
+    HttpRequest,
+    HttpSink,
+    HttpTransfer,
+    Signing,
+)
+
+__all__ = [
+    "CANCELLED",
+    "CLOSED",
+    "LATE_BODY",
+    "LATE_FIRST_BYTE",
+    "LATE_TOTAL",
+    "OVERLONG",
+    "HttpAnswer",
+    "HttpRequest",
+    "HttpSink",
+    "HttpTransfer",
+    "Signing",
+    "engine",
+]

@@ -1,0 +1,239 @@
+"""From a URL to a store: the scheme's core, and the default stack of wrappers around it.
+
+``Traced(Hedged(Retrying(Limited(S3Store))))``: a request that backs off holds no permit, a hedge is retried like any
+other request, and what is traced is what the caller saw. Local files, memory and fsspec get ``Traced`` alone: their
+failures do not pass by waiting.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+from urllib.parse import unquote, urlsplit
+
+from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
+from penstock.errors import ConfigError
+from penstock.fetch import set_process_budget
+from penstock.store.base import Store
+
+if TYPE_CHECKING:
+    import io
+
+    from penstock.store.credentials import Credentials
+    from penstock.store.file import ObjectReader
+    from penstock.store.writing import Writer
+
+_ARN = "arn:aws"
+
+
+def connect(
+    url: str | os.PathLike[str],
+    *,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    profile: str | None = None,
+    credentials: Credentials | None = None,
+    anonymous: bool = False,
+    addressing: Literal["auto", "path", "virtual"] = "auto",
+    requester_pays: bool = False,
+    sse_customer_key: bytes | None = None,
+    expected_bucket_owner: str | None = None,
+    upload_checksums: bool = True,
+    requests_max: int = 1024,
+    transport: TransportConfig | None = None,
+    retry: RetryConfig | None = None,
+    hedge: HedgeConfig | None = None,
+    fetch: FetchConfig | None = None,
+) -> Store:
+    """A store for the objects below `url`; nothing is asked of the network yet.
+
+    Args:
+        url: ``s3://bucket[/prefix/]``, ``s3://ARN[/prefix/]`` of an access point, ``file:///dir`` or a plain path,
+            ``http(s)://host/base/`` (read only), ``memory://name``, or any scheme that fsspec knows. Keys are relative to it.
+        endpoint_url: Of an S3-compatible store. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the config
+            file, else Amazon.
+        region: Default: ``AWS_REGION``, the config file, else us-east-1; a wrong one heals itself.
+        profile: Section of ``~/.aws/config``. Default: ``AWS_PROFILE``.
+        credentials: Fixed keys. Default: botocore's chain (environment, files, SSO, web identity, container, instance).
+        anonymous: Sign nothing, for public data.
+        addressing: ``"virtual"`` is ``bucket.host``, ``"path"`` is ``host/bucket``; ``"auto"`` is virtual on Amazon only.
+        requester_pays: Agree to pay for requests and transfer.
+        sse_customer_key: 32 bytes: the key of objects encrypted with SSE-C.
+        expected_bucket_owner: Account that must own the bucket.
+        upload_checksums: Send a CRC32 with what is written.
+        requests_max: Requests of this store in flight at once.
+        transport: Deadlines, connections, TLS, proxy.
+        retry: Attempts and backoff.
+        hedge: Second requests for late answers; ``HedgeConfig(ratio_max=0)`` turns them off.
+        fetch: Parts, read-ahead, gap, and the process's byte budget.
+
+    Raises:
+        ConfigError: the URL, or an argument, cannot be.
+    """
+    if anonymous and (credentials is not None or profile is not None):
+        raise ConfigError("anonymous=True excludes credentials= and profile=")
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{url!r} is not a URL", hint="s3://bucket/prefix/, a path, ...")
+    scheme, _, rest = text.partition("://")
+    if fetch is not None and fetch.budget_bytes_max is not None:
+        set_process_budget(fetch.budget_bytes_max)
+    store: Store
+    if scheme == "s3" and rest != text:
+        from penstock.store.s3_requests import S3Options
+
+        options = S3Options(
+            requester_pays=requester_pays,
+            sse_customer_key=sse_customer_key,
+            expected_bucket_owner=expected_bucket_owner,
+            upload_checksums=upload_checksums,
+        )
+        core = _s3(text, endpoint_url, region, profile, credentials, anonymous, addressing, transport, options)
+        store = _over_network(core, requests_max, retry, hedge)
+    elif scheme in ("http", "https"):
+        from penstock.store.http import HttpStore
+
+        store = _over_network(HttpStore(text, transport=transport), requests_max, retry, hedge)
+    else:
+        from penstock.store.traced import Traced
+
+        store = Traced(_local_or_foreign(text))
+    if fetch is not None:
+        _set_fetch(store, fetch)
+    return store
+
+
+def _set_fetch(store: Any, fetch: FetchConfig) -> None:
+    while store is not None:
+        store.fetch_config = fetch
+        store = getattr(store, "inner", None)
+
+
+def _over_network(core: Store, requests_max: int, retry: RetryConfig | None, hedge: HedgeConfig | None) -> Store:
+    from penstock.store.hedged import Hedged
+    from penstock.store.limited import Limited
+    from penstock.store.retrying import Retrying
+    from penstock.store.traced import Traced
+
+    return Traced(Hedged(Retrying(Limited(core, requests_max=requests_max), config=retry), config=hedge))
+
+
+def _s3(
+    url: str,
+    endpoint_url: str | None,
+    region: str | None,
+    profile: str | None,
+    credentials: Credentials | None,
+    anonymous: bool,  # noqa: FBT001 - internal, in connect()'s order
+    addressing: str,
+    transport: TransportConfig | None,
+    options: Any,
+) -> Store:
+    from penstock.store import credentials as aws
+    from penstock.store.s3 import S3Store
+    from penstock.store.s3_site import Site
+
+    bucket, prefix = split_s3(url)
+    site = Site(
+        bucket=bucket,
+        prefix=prefix if not prefix or prefix.endswith("/") else prefix + "/",
+        endpoint_url=endpoint_url or aws.setting_endpoint_url(profile),
+        region=region or aws.setting_region(profile) or "us-east-1",
+        addressing=addressing if addressing != "auto" else aws.setting_addressing(profile) or "auto",
+    )
+    provider = None if anonymous else aws.provider(credentials, profile)
+    return S3Store(site, provider=provider, transport=transport, options=options)
+
+
+def _local_or_foreign(url: str) -> Store:
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme == "memory":
+        from penstock.store.memory import MemoryStore
+
+        return MemoryStore(name=url.partition("://")[2])
+    if scheme in ("", "file"):
+        from penstock.store.local import LocalStore
+
+        return LocalStore(local_path(url))
+    from penstock.store.fsspec import FsspecStore
+
+    return FsspecStore(url)
+
+
+def local_path(url: str) -> Path:
+    """The path of a ``file://`` URL, or of a plain path, made absolute.
+
+    Raises:
+        ConfigError: a ``file://`` URL that names another host.
+    """
+    if not url.startswith("file:"):
+        return Path(url).expanduser().absolute()
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"{url!r} names the host {parts.netloc!r}", hint="file:///absolute/path has three slashes")
+    return Path(unquote(parts.path)).absolute()
+
+
+def split_s3(url: str) -> tuple[str, str]:
+    """Bucket (or access point ARN) and key of an ``s3://`` URL.
+
+    Raises:
+        ConfigError: there is no bucket in it.
+    """
+    rest = url.removeprefix("s3://")
+    if rest.startswith(_ARN):
+        head, _, tail = rest.partition("accesspoint")
+        name, _, key = tail[1:].partition("/")
+        return f"{head}accesspoint{tail[:1]}{name}", key
+    bucket, _, key = rest.partition("/")
+    if not bucket:
+        raise ConfigError(f"{url!r} has no bucket", hint="s3://bucket/key")
+    return bucket, key
+
+
+def split(url: str | os.PathLike[str]) -> tuple[str, str]:
+    """The URL of a store, and the key in it, of one object's or prefix's URL.
+
+    ``s3://b/a/x.tar`` is ``("s3://b", "a/x.tar")``; of a path the store is its directory: ``/data/x.tar`` is
+    ``("/data", "x.tar")``, and ``/data/`` is ``("/data", "")``.
+    """
+    text = os.fspath(url)
+    scheme = text.partition("://")[0] if "://" in text else ""
+    if scheme == "s3":
+        bucket, key = split_s3(text)
+        return f"s3://{bucket}", key
+    if scheme in ("", "file"):
+        path = local_path(text)
+        if text.endswith("/") or path.is_dir():
+            return str(path), ""
+        return str(path.parent), path.name
+    root, slash, key = text.partition("://")[2].partition("/")
+    if scheme in ("http", "https"):
+        directory, slash, name = key.rpartition("/")
+        return f"{scheme}://{root}/{directory}{slash}", name
+    return f"{scheme}://{root}", key
+
+
+@overload
+def open(url: str | os.PathLike[str], mode: Literal["rb"] = "rb", **options: Any) -> ObjectReader: ...  # noqa: A001
+@overload
+def open(url: str | os.PathLike[str], mode: Literal["wb"], **options: Any) -> Writer: ...  # noqa: A001
+def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IOBase:  # noqa: A001 - ps.open is its name
+    """One object as a file.
+
+    Args:
+        url: Of the object, in any scheme that ``connect`` takes.
+        mode: ``"rb"`` (seekable, read ahead in sequence, one version) or ``"wb"`` (visible on a clean close).
+        **options: As for ``connect``.
+
+    Raises:
+        ConfigError: the mode or an option cannot be.
+        ObjectMissingError: reading, and there is none.
+    """
+    if mode not in ("rb", "wb"):
+        raise ConfigError(f"mode {mode!r} must be 'rb' or 'wb'", hint="wrap it in io.TextIOWrapper for text")
+    root, key = split(url)
+    if not key:
+        raise ConfigError(f"{os.fspath(url)!r} names no object")
+    return connect(root, **options).open(key, mode)

@@ -1,0 +1,177 @@
+"""One byte budget for all reading in this process, and the buffers it pays for.
+
+A large part lands in an anonymous private ``mmap``: libcurl's pieces go to its C-level ``write``, fresh pages cost a
+fault each, so a buffer is used again. It is used again only when nothing refers to it any more: a ``PartBuffer`` gives
+itself back when the interpreter finalises it, and every memoryview, slice and ``np.frombuffer`` keeps it alive until
+then. Finalisers run anywhere, so ``__del__`` only appends to a deque; the budget looks there when it is asked next.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock import forks
+from penstock.config import MIB, default_budget_bytes
+
+POOLED_BYTES_MIN = 1 * MIB
+"""Bodies from this size on land in a ``PartBuffer``; a mapping for less costs more than ``malloc``."""
+
+_GRAIN_BYTES = 256 * 1024
+PartBuffer: TypeAlias = mmap.mmap
+
+
+
+def _buffer_type(returned: deque[PartBuffer]) -> type[PartBuffer]:
+    """The type of one budget's buffers: uint8[capacity], writable, back in `returned` when the last reference goes.
+
+    It has no slots of its own: CPython then does not track it by the cyclic collector, and calls ``__del__`` each time
+    it is finalised, not only the first time (tests/unit/fetch/test_budget.py holds this).
+    """
+
+    class Buffer(mmap.mmap):
+        __slots__ = ()
+
+        def __del__(self) -> None:
+            returned.append(self)
+
+    return Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStatistics:
+    """Where the byte budget is.
+
+    Attributes:
+        bytes_max: The budget.
+        used_bytes: Reserved, in flight, undelivered, or in parts still referred to, and free buffers kept.
+        free_bytes: Of those, in buffers kept for reuse; given up when something else needs the bytes.
+        refused_count: Requests that had to wait for bytes. Large, with a starving consumer: raise the budget.
+        overdrawn_count: Times that a waiting consumer's next item was let in beyond the budget.
+    """
+
+    bytes_max: int
+    used_bytes: int
+    free_bytes: int
+    refused_count: int
+    overdrawn_count: int
+
+
+class Budget:
+    """Bytes that reading may hold. All methods may be called from any thread; none blocks.
+
+    Args:
+        bytes_max: The budget.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._used = 0
+        self._free: list[PartBuffer] = []
+        self._owned_elsewhere: set[int] = set()
+        self._refused = 0
+        self._overdrawn = 0
+        self._returned: deque[PartBuffer] = deque()
+        self._buffer_type = _buffer_type(self._returned)
+        self._lock = threading.Lock()
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        """See ``forks``: what the parent holds is not the child's."""
+        self._lock = threading.Lock()
+        self._used = sum(len(buffer) for buffer in self._free)
+
+    def reserve(self, size_bytes: int, *, force: bool = False) -> bool:
+        """Take `size_bytes` out of the budget; False where they are not there, unless `force`."""
+        with self._lock:
+            return self._reserve(size_bytes, force=force)
+
+    def release(self, size_bytes: int) -> None:
+        """Put reserved bytes back."""
+        with self._lock:
+            self._used -= size_bytes
+
+    def acquire(self, size_bytes: int, *, force: bool = False) -> PartBuffer | None:
+        """A buffer of at least `size_bytes`, charged until it is finalised; None where the budget lacks them."""
+        with self._lock:
+            self._collect()
+            best = None
+            for index, buffer in enumerate(self._free):
+                if size_bytes <= len(buffer) <= 2 * size_bytes and (best is None or len(buffer) < len(self._free[best])):
+                    best = index
+            if best is not None:
+                return self._free.pop(best)
+            capacity = -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
+            if not self._reserve(capacity, force=force):
+                return None
+        buffer = self._buffer_type(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+        return buffer
+
+    def disown(self, buffer: PartBuffer) -> None:
+        """A caller owns `buffer` from now on: it is charged no longer."""
+        with self._lock:
+            self._used -= len(buffer)
+            self._owned_elsewhere.add(id(buffer))
+
+    def statistics(self) -> BudgetStatistics:
+        """See ``BudgetStatistics``."""
+        with self._lock:
+            self._collect()
+            return BudgetStatistics(
+                bytes_max=self.bytes_max,
+                used_bytes=self._used,
+                free_bytes=sum(len(buffer) for buffer in self._free),
+                refused_count=self._refused,
+                overdrawn_count=self._overdrawn,
+            )
+
+    def _reserve(self, size_bytes: int, *, force: bool) -> bool:
+        self._collect()
+        while self._used + size_bytes > self.bytes_max and self._free:
+            self._close(self._free.pop(0))
+        if self._used + size_bytes > self.bytes_max:
+            if not force:
+                self._refused += 1
+                return False
+            self._overdrawn += 1
+        self._used += size_bytes
+        return True
+
+    def _collect(self) -> None:
+        """Take back what was finalised since the last look."""
+        while self._returned:
+            buffer = self._returned.popleft()
+            if id(buffer) in self._owned_elsewhere:
+                self._owned_elsewhere.discard(id(buffer))
+                self._used += len(buffer)
+            if self._used > self.bytes_max or sum(map(len, self._free)) + len(buffer) > self.bytes_max // 2:
+                self._close(buffer)
+            else:
+                self._free.append(buffer)
+
+    def _close(self, buffer: PartBuffer) -> None:
+        self._used -= len(buffer)
+        buffer.close()
+
+
+_budget: Budget | None = None
+_making = threading.Lock()
+
+
+def process_budget() -> Budget:
+    """The budget of this process, ``default_budget_bytes()`` unless ``set_process_budget`` said otherwise."""
+    global _budget
+    if _budget is None:
+        with _making:
+            if _budget is None:
+                _budget = Budget(default_budget_bytes())
+    return _budget
+
+
+def set_process_budget(bytes_max: int) -> None:
+    """Change the budget of this process. What is held already stays; what is new fits the new bound."""
+    process_budget().bytes_max = bytes_max

@@ -1,0 +1,89 @@
+"""What to read: items in order, each a key and a span, with what is known of the object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from penstock.errors import ConfigError
+from penstock.types import ByteRange, Key
+
+
+class Cut(NamedTuple):
+    """A request inside a coalesced one."""
+
+    request_index: int
+    span: ByteRange
+
+
+class PlanItem(NamedTuple):
+    """One object, or one range of it, to read.
+
+    Attributes:
+        key: Of the object.
+        span: None is the whole object.
+        etag: The version to read, where it is known.
+        size_bytes: Of the object, where it is known.
+        request_index: Position in the input.
+        cuts: Requests that share this read; empty where there is one.
+    """
+
+    key: Key
+    span: ByteRange | None = None
+    etag: str | None = None
+    size_bytes: int | None = None
+    request_index: int = 0
+    cuts: tuple[Cut, ...] = ()
+
+
+Request: TypeAlias = Key | tuple[Key, ByteRange | None] | PlanItem
+
+
+def as_item(request: Request, index: int) -> PlanItem:
+    """A request in any of its spellings.
+
+    Raises:
+        ConfigError: it is none of them, or its range is no range.
+    """
+    if isinstance(request, str):
+        return PlanItem(request, request_index=index)
+    if isinstance(request, PlanItem):
+        return request._replace(request_index=index)
+    if isinstance(request, tuple) and len(request) == 2 and isinstance(request[0], str):
+        key, span = request
+        if span is None:
+            return PlanItem(key, request_index=index)
+        if isinstance(span, tuple) and len(span) == 2:
+            return PlanItem(key, ByteRange(*span).checked(), request_index=index)
+    raise ConfigError(f"{request!r} is neither a key nor (key, ByteRange)")
+
+
+def coalesce(items: Sequence[PlanItem], *, gap_bytes: int, length_bytes_max: int) -> list[PlanItem]:
+    """Merge neighbouring ranges of one object into single reads.
+
+    Reading a small gap costs bandwidth; a second request costs a round trip. The break-even gap is
+    rate_bytes_per_s * first_byte_latency_s (bench/coalesce.py measures it for a store).
+
+    Args:
+        items: In the order of delivery; only consecutive ones, in ascending order, are merged.
+        gap_bytes: The widest gap to read through.
+        length_bytes_max: The longest merged read.
+    """
+    merged: list[PlanItem] = []
+    for item in items:
+        held = merged[-1] if merged else None
+        span, before = item.span, held.span if held is not None else None
+        if (
+            held is not None
+            and span is not None
+            and before is not None
+            and (item.key, item.etag) == (held.key, held.etag)
+            and before.start <= span.start <= before.end + gap_bytes
+            and max(span.end, before.end) - before.start <= length_bytes_max
+        ):
+            cuts = held.cuts or (Cut(held.request_index, before),)
+            outer = ByteRange(before.start, max(before.end, span.end))
+            merged[-1] = held._replace(span=outer, cuts=(*cuts, Cut(item.request_index, span)))
+        else:
+            merged.append(item)
+    return merged

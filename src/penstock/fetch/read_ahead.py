@@ -1,0 +1,508 @@
+"""Ordered read-ahead: keep as many requests in flight as the consumer, the budget and the store justify.
+
+The consumer's thread pulls the plan (it may be a user's generator) a little ahead; engine threads start what is pulled
+as requests end, so that the pipe stays full while the consumer computes. Whatever is delivered in order was asked for in
+order. Bytes are reserved before a request is sent; a consumer that waits for an item nothing is in flight for gets it
+beyond the budget, so there is no deadlock, whoever else holds the bytes.
+
+Objects of unknown size are asked for whole: most are small, and only an unranged answer carries the object's checksum.
+If the head of the answer says that the object is large, its first part lands, the connection is dropped, and the rest
+goes in parts. After one such object the next are asked for by part from the start.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock import forks
+from penstock.config import MIB, FetchConfig
+from penstock.errors import CancelledOperationError, ConfigError, PenstockError, StoreError
+from penstock.fetch.budget import POOLED_BYTES_MIN, Budget, PartBuffer
+from penstock.fetch.plan import Request, as_item, coalesce
+from penstock.fetch.slots import ChecksumSink, Item, Slot
+from penstock.fetch.window import Window
+from penstock.types import ByteRange, Completion, Core, Head, Landing, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from penstock.fetch.plan import PlanItem
+
+_SMALL_BYTES = 1 * MIB
+_AHEAD = 2
+"""Requests in flight and finished ones not yet delivered, per request that may be in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchStatistics:
+    """What one read-ahead did.
+
+    Attributes:
+        requests_in_flight: Now.
+        requests_limit: The most it would have in flight now; rises while the consumer starves and throughput rises.
+        received_bytes: Delivered and waiting.
+        stall_s: Seconds the consumer waited for data: near 0 means that reading keeps up with it.
+        stalls_count: How often it waited.
+        throttled_count: Answers that asked to slow down.
+    """
+
+    requests_in_flight: int
+    requests_limit: int
+    received_bytes: int
+    stall_s: float
+    stalls_count: int
+    throttled_count: int
+
+
+class ReadAhead:
+    """Reads a plan ahead of one consumer. ``wait_item``/``wait_slot`` block; everything else runs on engine threads.
+
+    Args:
+        core: The store.
+        requests: The plan; pulled lazily by the consumer's thread.
+        config: See ``FetchConfig``.
+        budget: What its bytes are charged to.
+        whole: Items are delivered as one piece of memory each; else part by part.
+    """
+
+    def __init__(
+        self, core: Core, requests: Iterable[Request], *, config: FetchConfig, budget: Budget, whole: bool
+    ) -> None:
+        self._core = core
+        self._requests: Iterator[Request] | None = iter(requests)
+        self._config = config
+        self._budget = budget
+        self._whole = whole
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._planned: deque[PlanItem] = deque()
+        self._items: deque[Item] = deque()
+        self._unsent: list[tuple[int, int, Slot]] = []  # a heap: by item, then by byte
+        self._sent: set[Slot] = set()
+        self._waiting = False
+        self._undelivered_slots = 0
+        self._pulled_count = 0
+        self._planned_count = 0
+        self._estimate_bytes = float(_SMALL_BYTES)
+        self._large_expected = False
+        self._checksums_kept: bool | None = None
+        self._window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max)
+        self._closed = False
+        self._generation = forks.generation()
+        self.received_bytes = 0
+        self.stall_s = 0.0
+        self.stalls_count = 0
+        self.throttled_count = 0
+
+    # ── the consumer's thread ──────────────────────────────────────────────────────────────────────────────────────
+
+    def wait_item(self, *, ordered: bool = True) -> Item | None:
+        """The next finished item (the first, or any), removed; None at the end of the plan. Blocks."""
+        forks.check(self._generation, "this iterator")
+        while True:
+            with self._lock:
+                item = self._finished(ordered=ordered)
+                if item is not None:
+                    self._items.remove(item) if not ordered else self._items.popleft()
+                    self._undelivered_slots -= item.sent_count
+            if item is not None:
+                self._refill(4)
+                return item
+            if not self._refill(None) and not self._items:
+                return None
+            self._wait(lambda: self._finished(ordered=ordered) is not None)
+
+    def wait_slot(self) -> tuple[Item, Slot | None] | None:
+        """The next part in order: its item and slot (None for an item that failed or is empty). Blocks."""
+        forks.check(self._generation, "this iterator")
+        while True:
+            found = None
+            with self._lock:
+                if self._items and self._part_ready():
+                    found = self._take_part(self._items[0])
+            if found is not None:
+                self._refill(4)
+                return found
+            if not self._refill(None) and not self._items:
+                return None
+            self._wait(lambda: bool(self._items) and self._part_ready())
+
+    def _take_part(self, item: Item) -> tuple[Item, Slot | None]:
+        if item.error is not None:
+            self._items.popleft()
+            self._undelivered_slots -= item.sent_count - item.delivered_count
+            return item, None
+        slot = item.slots[item.delivered_count]
+        item.delivered_count += 1
+        self._undelivered_slots -= 1
+        if item.delivered_count == len(item.slots):
+            self._items.popleft()
+        return item, slot
+
+    def _finished(self, *, ordered: bool) -> Item | None:
+        if ordered:
+            item = self._items[0] if self._items else None
+            return item if item is not None and item.finished else None
+        return next((item for item in self._items if item.finished), None)
+
+    def _part_ready(self) -> bool:
+        item = self._items[0]
+        if item.error is not None:
+            return True
+        # the first part waits for the checksum of the whole, so that all of them can be held against it
+        return item.slots[item.delivered_count].completion is not None and not item.checksums_pending
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        started_s = time.monotonic()
+        with self._lock:
+            if ready():
+                return
+            self._waiting = True
+            self._window.starving()
+            self._pump()
+            try:
+                while not ready():
+                    self._changed.wait()
+            finally:
+                self._waiting = False
+        self.stall_s += time.monotonic() - started_s
+        self.stalls_count += 1
+
+    def _refill(self, count: int | None) -> bool:
+        """Pull up to `count` items of the plan, or as many as can be in flight; False at its end."""
+        requests = self._requests
+        if requests is None:
+            if self._planned or self._unsent:
+                with self._lock:
+                    self._pump()
+            return False
+        wanted = 2 * self._window.limit - len(self._planned)
+        if count is not None:
+            wanted = min(wanted, count)
+        pulled: list[PlanItem] = []
+        for _ in range(wanted):
+            request = next(requests, None)
+            if request is None:
+                self._requests = None
+                break
+            pulled.append(as_item(request, self._pulled_count))
+            self._pulled_count += 1
+        if pulled and self._whole and self._config.gap_bytes_max >= 0:
+            pulled = coalesce(
+                pulled, gap_bytes=self._config.gap_bytes_max, length_bytes_max=self._config.part_bytes
+            )
+        with self._lock:
+            self._planned.extend(pulled)
+            self._pump()
+        return self._requests is not None or bool(pulled)
+
+    def statistics(self) -> FetchStatistics:
+        """See ``FetchStatistics``."""
+        return FetchStatistics(
+            requests_in_flight=len(self._sent),
+            requests_limit=self._window.limit,
+            received_bytes=self.received_bytes,
+            stall_s=self.stall_s,
+            stalls_count=self.stalls_count,
+            throttled_count=self.throttled_count,
+        )
+
+    def close(self) -> None:
+        """Cancel what is in flight and give every reserved byte back; idempotent."""
+        if self._closed or self._generation != forks.generation():
+            return
+        with self._lock:
+            self._closed = True
+            self._requests = None
+            self._planned.clear()
+            sent = list(self._sent)
+            items, self._items = self._items, deque()
+            self._unsent.clear()
+        for slot in sent:
+            if slot.transfer is not None:
+                slot.transfer.cancel()
+        for item in items:
+            for slot in item.slots:
+                if slot not in self._sent:
+                    self.release(slot)
+
+    def release(self, slot: Slot) -> None:
+        """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""
+        if slot.reserved_bytes:
+            self._budget.release(slot.reserved_bytes)
+            slot.reserved_bytes = 0
+
+    # ── starting requests (under the lock) ─────────────────────────────────────────────────────────────────────────
+
+    def _pump(self) -> None:
+        """Send what may be sent now."""
+        limit = self._window.limit
+        while not self._closed and len(self._sent) < limit:
+            if not self._unsent:
+                if not self._planned or self._undelivered_slots >= _AHEAD * limit:
+                    return
+                self._plan_next()
+                continue
+            slot = self._unsent[0][2]
+            first = slot.item is self._items[0]
+            if not first and self._undelivered_slots >= _AHEAD * limit:
+                return
+            if not self._prepare(slot, force=self._waiting and not self._sent and first):
+                return
+            heapq.heappop(self._unsent)
+            self._send(slot)
+
+    def _plan_next(self) -> None:
+        """Take the next item of the plan apart into slots."""
+        item = Item(self._planned.popleft(), self._planned_count)
+        self._planned_count += 1
+        self._items.append(item)
+        try:
+            span = item.span()
+            self._refuse_oversize(item, span)
+        except PenstockError as error:
+            item.error = error
+            return
+        part_bytes = self._config.part_bytes
+        if span is None:
+            first = part_bytes if self._large_expected else None
+            self._add_slots(item, [(0, first)])
+        elif span.length_bytes == 0:
+            self._add_slots(item, [(0, None)])
+        elif span.length_bytes <= part_bytes + part_bytes // 2:
+            self._add_slots(item, [(span.start, span.length_bytes)])
+        else:
+            self._large_expected = True
+            self._add_slots(item, _parts(span, part_bytes))
+            self._ask_checksums(item)
+
+    def _add_slots(self, item: Item, pieces: list[tuple[int, int | None]]) -> None:
+        item.pending_count += len(pieces)
+        for start, length in pieces:
+            slot = Slot(self, item, start, length)
+            item.slots.append(slot)
+            heapq.heappush(self._unsent, (item.sequence, start, slot))
+
+    def _refuse_oversize(self, item: Item, span: ByteRange | None) -> None:
+        held = span.length_bytes if self._whole and span is not None else 0
+        if held > self._budget.bytes_max // 2:
+            raise ConfigError(
+                f"{self._core.describe(item.plan.key)}: a read of {held} bytes is more than half of the budget of "
+                f"{self._budget.bytes_max} bytes",
+                hint="stream it with read_parts() or open(), or raise FetchConfig(budget_bytes_max=...)",
+            )
+
+    def _prepare(self, slot: Slot, *, force: bool) -> bool:
+        """Reserve the slot's bytes and say where they land; False where the budget lacks them."""
+        item, length = slot.item, slot.length_bytes
+        if length is None or length < POOLED_BYTES_MIN:
+            size_bytes = length if length is not None else int(self._estimate_bytes)
+            if not self._budget.reserve(size_bytes, force=force):
+                return False
+            slot.reserved_bytes = size_bytes
+            return True
+        if self._whole and len(item.slots) > 1 and slot is not item.slots[0]:
+            return self._prepare_shared(slot, force=force)
+        buffer = self._budget.acquire(length, force=force)
+        if buffer is None:
+            return False
+        slot.buffer = buffer
+        slot.landing = Landing(buffer, 0, length, exclusive=True)
+        return True
+
+    def _prepare_shared(self, slot: Slot, *, force: bool) -> bool:
+        """A part of an object that is delivered whole: its place in the object's one buffer."""
+        item = slot.item
+        span = item.span()
+        assert span is not None  # noqa: S101 - several slots: the length is known
+        assert slot.length_bytes is not None  # noqa: S101 - the same
+        if item.buffer is None:
+            item.buffer = self._budget.acquire(span.length_bytes, force=force)
+            if item.buffer is None:
+                return False
+            self._join_first(item)
+        offset = slot.start - span.start
+        slot.landing = Landing(item.buffer, offset, offset + slot.length_bytes)
+        return True
+
+    def _send(self, slot: Slot) -> None:
+        self._sent.add(slot)
+        slot.item.sent_count += 1
+        self._undelivered_slots += 1
+        try:
+            slot.transfer = self._core.submit(slot.operation(), slot)
+        except PenstockError as error:
+            failure = error if isinstance(error, StoreError) else StoreError(str(error), retryable=False)
+            failure.__cause__ = error
+            self.on_done(slot, Completion(slot.operation(), error=failure))
+
+    # ── engine threads ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_head(self, slot: Slot, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """An answer begins: pin the version, and find a place for a body whose size was not known."""
+        with self._lock:
+            item = slot.item
+            item.pin(info)
+            if slot.landing is not None:
+                slot.landing.position = slot.landing.start
+                return slot.landing
+            if slot.length_bytes is not None:
+                return None
+            return self._place_unknown(slot, span)
+
+    def _place_unknown(self, slot: Slot, span: ByteRange) -> Landing | None:
+        """A whole object, now of known size: all of it here, or its first part here and the rest beside it."""
+        item, size_bytes, part_bytes = slot.item, span.length_bytes, self._config.part_bytes
+        try:
+            self._refuse_oversize(item, span)
+        except ConfigError as error:
+            item.error = error
+            raise CancelledOperationError("refused") from error
+        self._learn_size(size_bytes)
+        if self._checksums_kept is None and item.info is not None:
+            self._checksums_kept = bool(item.info.checksums)
+        if size_bytes < POOLED_BYTES_MIN:
+            slot.length_bytes = size_bytes
+            return None
+        several = size_bytes > 2 * part_bytes
+        several = size_bytes > 2 * part_bytes
+        if several:
+            self._large_expected = True
+            self._add_slots(item, _parts(ByteRange(part_bytes, size_bytes), part_bytes))
+        slot.length_bytes = part_bytes if several else size_bytes
+        # the first part of several lands by itself: the one buffer of its object is made when the others' turn comes
+        buffer = self._budget.acquire(slot.length_bytes, force=bool(self._items) and item is self._items[0])
+        if buffer is None:
+            raise _LaterError("no bytes in the budget yet")
+        slot.buffer = buffer
+        slot.landing = Landing(buffer, 0, slot.length_bytes, exclusive=True)
+        return slot.landing
+
+    def on_done(self, slot: Slot, completion: Completion) -> None:
+        """A request ended."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._sent.discard(slot)
+            slot.transfer = None
+            throttled = any(attempt.throttled for attempt in completion.attempts)
+            self.throttled_count += throttled
+            if isinstance(completion.error, _LaterError) and not self._closed:
+                slot.item.sent_count -= 1
+                self._undelivered_slots -= 1
+                self.release(slot)
+                heapq.heappush(self._unsent, (slot.item.sequence, slot.start, slot))
+                self._pump()
+                return
+            received_bytes = len(completion.body)
+            self.received_bytes += received_bytes
+            self._window.completed(received_bytes, now_s, throttled=throttled)
+            slot.completion = completion
+            item = slot.item
+            item.pending_count -= 1
+            if self._closed or item.error is not None:
+                self.release(slot)
+            else:
+                self._settle(slot, completion)
+            if self._waiting:
+                self._changed.notify()
+            self._pump()
+
+    def _settle(self, slot: Slot, completion: Completion) -> None:
+        """Take a finished request into its item: errors, the version, a size learned, a hedge's own buffer."""
+        item, error = slot.item, completion.error
+        try:
+            if error is not None:
+                raise error
+            if completion.info is not None:
+                item.pin(completion.info)
+            self._extend(slot, completion)
+        except PenstockError as failure:
+            item.error = failure
+            self._abandon(item)
+            return
+        self._join_first(item)
+        landing = completion.landing
+        if slot.landing is not None and landing is not None and landing.buffer is not slot.landing.buffer:
+            target = memoryview(slot.landing.buffer)[slot.landing.start : slot.landing.end]
+            target[: len(landing.view)] = landing.view
+            slot.landing.position = slot.landing.start + len(landing.view)
+            completion.landing = slot.landing
+
+    def _extend(self, slot: Slot, completion: Completion) -> None:
+        """The first part of an object of unknown size tells the size: plan the rest."""
+        item, info = slot.item, completion.info
+        if info is None or len(item.slots) > 1 or item.plan.span is not None or item.plan.size_bytes is not None:
+            return
+        received = len(completion.body)
+        if received >= info.size_bytes:
+            return
+        self._refuse_oversize(item, ByteRange(0, info.size_bytes))
+        self._add_slots(item, _parts(ByteRange(received, info.size_bytes), self._config.part_bytes))
+        self._ask_checksums(item)
+
+    def _join_first(self, item: Item) -> None:
+        """Copy the first part, which landed by itself, to the head of its object's one buffer: one part per object."""
+        first = item.slots[0]
+        completion = first.completion
+        if item.buffer is None or first.buffer is None or completion is None:
+            return
+        body = completion.body
+        first.landing = Landing(item.buffer, 0, len(body))
+        first.landing.position = len(body)
+        memoryview(item.buffer)[: len(body)] = body
+        completion.landing = first.landing
+        first.buffer = None
+
+    def _abandon(self, item: Item) -> None:
+        """An item failed: its other requests are of no use."""
+        for slot in item.slots:
+            if slot.transfer is not None:
+                slot.transfer.cancel()
+            elif slot.completion is not None:
+                self.release(slot)
+        if self._unsent:
+            self._unsent = [entry for entry in self._unsent if entry[2].item is not item]
+            heapq.heapify(self._unsent)
+
+    def _ask_checksums(self, item: Item) -> None:
+        """Beside the parts of a whole large object: the checksum that the store keeps for it, if it keeps any."""
+        if self._checksums_kept is False or item.plan.span is not None:
+            return
+        item.checksums_pending = True
+        try:
+            self._core.submit(Head(item.plan.key), ChecksumSink(self, item))
+        except PenstockError:
+            item.checksums_pending = False
+
+    def on_checksums(self, item: Item, completion: Completion) -> None:
+        """The HEAD beside the parts ended; its failure is no error, the parts' own checks remain."""
+        with self._lock:
+            item.checksums_pending = False
+            info = completion.info
+            if info is not None:
+                self._checksums_kept = bool(info.checksums)
+                if item.error is None:
+                    try:
+                        item.pin(info)
+                    except StoreError as error:
+                        item.error = error
+                        self._abandon(item)
+            if self._waiting:
+                self._changed.notify()
+
+    def _learn_size(self, size_bytes: int) -> None:
+        self._estimate_bytes += 0.1 * (1.25 * size_bytes - self._estimate_bytes)
+        self._estimate_bytes = min(max(self._estimate_bytes, 4096.0), float(2 * self._config.part_bytes))
+
+
+class _LaterError(CancelledOperationError):
+    """The body is larger than was reserved for it, and the budget has no more: ask again later."""
+
+
+def _parts(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
+    return [(start, min(part_bytes, span.end - start)) for start in range(span.start, span.end, part_bytes)]

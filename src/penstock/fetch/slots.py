@@ -1,0 +1,165 @@
+"""What is in flight: items of the plan, and the requests that each was cut into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import ObjectChangedError, PenstockError, SpanError
+from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer
+
+if TYPE_CHECKING:
+    from penstock.fetch.budget import PartBuffer
+    from penstock.fetch.plan import PlanItem
+    from penstock.fetch.read_ahead import ReadAhead
+
+
+class Item:
+    """One item of the plan on its way.
+
+    Attributes:
+        plan: What was asked.
+        sequence: Position in the plan.
+        sent_count: Slots that were sent.
+        slots: Its requests, in order of their bytes.
+        delivered_count: Slots that the consumer has had (parts only).
+        info: Of the version being read: from the first answer, every later one must agree.
+        error: Why it failed, once it did.
+        buffer: Where all parts of a whole delivery go, when there are several.
+        pending_count: Slots that have not ended.
+        checksums_pending: The HEAD that asks for the object's checksum has not ended.
+    """
+
+    __slots__ = ("buffer", "checksums_pending", "delivered_count", "error", "info", "pending_count", "plan", "sent_count", "sequence", "slots")
+
+    def __init__(self, plan: PlanItem, sequence: int) -> None:
+        self.plan = plan
+        self.sequence = sequence
+        self.sent_count = 0
+        self.slots: list[Slot] = []
+        self.delivered_count = 0
+        self.info: ObjectInfo | None = None
+        self.error: PenstockError | None = None
+        self.buffer: PartBuffer | None = None
+        self.pending_count = 0
+        self.checksums_pending = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it is here, or it failed."""
+        return self.error is not None or (self.pending_count == 0 and not self.checksums_pending)
+
+    @property
+    def etag(self) -> str | None:
+        """The version to ask for, as far as it is known."""
+        return self.plan.etag or (self.info.etag if self.info is not None else None)
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Of the object, as far as it is known."""
+        return self.info.size_bytes if self.info is not None else self.plan.size_bytes
+
+    def span(self) -> ByteRange | None:
+        """The bytes wanted, cut at the object's end; None while that is not known.
+
+        Raises:
+            SpanError: they start past the end.
+        """
+        asked, size_bytes = self.plan.span, self.size_bytes
+        if size_bytes is None:
+            return asked
+        if asked is None:
+            return ByteRange(0, size_bytes)
+        if asked.start >= size_bytes:
+            raise SpanError(f"the range starts at {asked.start}, the object has {size_bytes} bytes", span=tuple(asked))
+        return ByteRange(asked.start, min(asked.end, size_bytes))
+
+    def pin(self, info: ObjectInfo) -> None:
+        """An answer began: the first sets the version, others must be of it.
+
+        Raises:
+            ObjectChangedError: they are not.
+        """
+        known = self.info
+        if known is None:
+            self.info = info
+            if self.plan.etag is not None and info.etag is not None and info.etag != self.plan.etag:
+                raise ObjectChangedError(f"the object is now {info.etag}, not {self.plan.etag}")
+            if self.plan.size_bytes is not None and info.size_bytes != self.plan.size_bytes:
+                raise ObjectChangedError(f"the object has {info.size_bytes} bytes, was listed with {self.plan.size_bytes}")
+            return
+        same = (info.etag, info.size_bytes) == (known.etag, known.size_bytes)
+        if not same or (info.etag is None and info.last_modified_s != known.last_modified_s):
+            raise ObjectChangedError(
+                f"parts of two versions: {known.etag} of {known.size_bytes} and {info.etag} of {info.size_bytes} bytes"
+            )
+        if info.checksums and not known.checksums:
+            self.info = info
+
+
+class Slot:
+    """One request of an item: its sink.
+
+    Attributes:
+        start: First byte, in the object.
+        length_bytes: Bytes asked for; None for a whole object of unknown size.
+        reserved_bytes: Taken out of the budget for it, to be put back when it is delivered; a ``PartBuffer`` is
+            charged by itself.
+        completion: How it ended, once it did.
+    """
+
+    __slots__ = (
+        "buffer",
+        "completion",
+        "engine",
+        "item",
+        "landing",
+        "length_bytes",
+        "reserved_bytes",
+        "start",
+        "transfer",
+    )
+
+    def __init__(self, engine: ReadAhead, item: Item, start: int, length_bytes: int | None) -> None:
+        self.engine = engine
+        self.item = item
+        self.start = start
+        self.length_bytes = length_bytes
+        self.reserved_bytes = 0
+        self.landing: Landing | None = None
+        self.buffer: PartBuffer | None = None
+        self.completion: Completion | None = None
+        self.transfer: Transfer | None = None
+
+    def operation(self) -> Get:
+        """The request that this slot is."""
+        span = ByteRange(self.start, self.start + self.length_bytes) if self.length_bytes is not None else None
+        whole = span is not None and self.start == 0 and self.length_bytes == self.item.size_bytes
+        # a small whole object is asked for without a range: only then does S3 send its checksum
+        return Get(self.item.plan.key, None if whole else span, self.item.etag)
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """See ``types.Sink``."""
+        return self.engine.on_head(self, info, span)
+
+    def done(self, completion: Completion) -> None:
+        """See ``types.Sink``."""
+        self.engine.on_done(self, completion)
+
+
+class ChecksumSink:
+    """Hears the HEAD that is sent beside the parts of a large object, for the checksum of the whole."""
+
+    __slots__ = ("engine", "item", "landing")
+
+    def __init__(self, engine: ReadAhead, item: Item) -> None:
+        self.engine = engine
+        self.item = item
+        self.landing: Landing | None = None
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:  # noqa: ARG002 - a HEAD has no body
+        """See ``types.Sink``."""
+        return None
+
+    def done(self, completion: Completion) -> None:
+        """See ``types.Sink``."""
+        self.engine.on_checksums(self.item, completion)

@@ -1,0 +1,196 @@
+"""What an HTTP answer means: typed errors, ``ObjectInfo``, spans. Shared by the S3 and the plain HTTP store."""
+
+from __future__ import annotations
+
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pycurl
+
+from penstock.errors import (
+    AccessDeniedError,
+    CancelledOperationError,
+    BucketMissingError,
+    ChecksumError,
+    CredentialsError,
+    DeadlineError,
+    ObjectChangedError,
+    ObjectMissingError,
+    ProtocolError,
+    ShortReadError,
+    SpanError,
+    StoreError,
+    ThrottledError,
+    UnavailableError,
+)
+from penstock.transport import CANCELLED, CLOSED, LATE_BODY, LATE_FIRST_BYTE, LATE_TOTAL, OVERLONG, HttpAnswer
+from penstock.types import Attempt, ByteRange, Key, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+THROTTLES = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded",
+                       "TooManyRequests", "BandwidthLimitExceeded"})  # fmt: skip
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
+_BAD_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"})
+_TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "XMinioServerNotInitialized"})
+
+_TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE,
+                        pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CIPHER, pycurl.E_SSL_ISSUER_ERROR})  # fmt: skip
+_HINTS = {
+    pycurl.E_COULDNT_RESOLVE_HOST: "check the endpoint's host name, and that DNS works on this host",
+    pycurl.E_COULDNT_RESOLVE_PROXY: "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
+    pycurl.E_COULDNT_CONNECT: "is the endpoint's address and port right, and is the server up?",
+}
+
+
+@lru_cache(maxsize=4096)
+def http_date_s(text: bytes) -> float | None:
+    """Seconds since the epoch of an HTTP date, or None where it is none."""
+    try:
+        return parsedate_to_datetime(text.decode("latin-1")).timestamp()
+    except (ValueError, TypeError):
+        return None
+
+
+def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, checksums: Mapping[str, str]) -> ObjectInfo:
+    """The record of an object from the headers of a GET or HEAD."""
+    etag = headers.get(b"etag")
+    modified = headers.get(b"last-modified")
+    return ObjectInfo(
+        key,
+        size_bytes,
+        etag.decode("latin-1") if etag is not None else None,
+        http_date_s(modified) if modified is not None else None,
+        False,  # noqa: FBT003 - a NamedTuple's field, by position because this runs once per GET
+        checksums,
+    )
+
+
+def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | None) -> tuple[int, ByteRange]:
+    """Size of the object and the bytes that follow, from the head of a successful GET.
+
+    Raises:
+        ProtocolError: the answer does not say, or does not provably hold what was asked for.
+    """
+    length = headers.get(b"content-length", b"")
+    if status == 206:
+        span, total = _content_range(headers.get(b"content-range", b""))
+        if asked is None or span.start != asked.start or span.end > asked.end or (span.end < asked.end and span.end < total):
+            shown = headers.get(b"content-range", b"").decode("latin-1")
+            raise ProtocolError(f"asked for {asked}, got Content-Range {shown!r}")
+        if length and int(length) != span.length_bytes:
+            raise ProtocolError(f"Content-Length {int(length)} contradicts a range of {span.length_bytes} bytes")
+        return total, span
+    if not length.isdigit():
+        raise ProtocolError("the answer has no Content-Length", hint="is this an S3 endpoint?")
+    total = int(length)
+    if asked is not None and (asked.start != 0 or total > asked.end):
+        raise ProtocolError(f"asked for {asked.length_bytes} bytes at {asked.start}, got the whole object of {total} bytes",
+                            hint="this server ignores Range")  # fmt: skip
+    return total, ByteRange(0, total)
+
+
+def _content_range(text: bytes) -> tuple[ByteRange, int]:
+    try:
+        unit, _, rest = text.partition(b" ")
+        span, _, total = rest.partition(b"/")
+        first, _, last = span.partition(b"-")
+        if unit.lower() != b"bytes":
+            raise ValueError(unit)
+        result = ByteRange(int(first), int(last) + 1), int(total)
+    except ValueError:
+        raise ProtocolError(f"Content-Range {text.decode('latin-1')!r} cannot be read") from None
+    if not 0 <= result[0].start < result[0].end <= result[1]:
+        raise ProtocolError(f"Content-Range {text.decode('latin-1')!r} contradicts itself")
+    return result
+
+
+def transport_error(answer: HttpAnswer) -> StoreError:
+    """Why no whole answer came."""
+    code, reason = answer.curl_error, answer.reason
+    if code == CLOSED:
+        return UnavailableError("the transport was closed", retryable=False)
+    if code == CANCELLED:
+        return CancelledOperationError("cancelled", retryable=False)
+    if code in (LATE_FIRST_BYTE, LATE_BODY, LATE_TOTAL):
+        return DeadlineError(reason, hint="the limits are TransportConfig's")
+    if code == pycurl.E_OPERATION_TIMEDOUT:
+        return DeadlineError(f"no connection in time: {reason}", hint=_HINTS[pycurl.E_COULDNT_CONNECT])
+    if code in (OVERLONG, pycurl.E_FILESIZE_EXCEEDED):
+        return ProtocolError("the body is longer than the range that was asked for", hint="this server ignores Range")
+    if code in (pycurl.E_PARTIAL_FILE, pycurl.E_GOT_NOTHING) or (answer.status and code == pycurl.E_RECV_ERROR):
+        return ShortReadError(f"the connection ended after {answer.received_bytes} bytes of body: {reason}")
+    if code in _TLS_CODES:
+        hint = "name the authority by AWS_CA_BUNDLE or TransportConfig(ca_bundle=...)"
+        return UnavailableError(f"TLS failed: {reason}", hint=hint, retryable=code == pycurl.E_SSL_CONNECT_ERROR)
+    if code in (pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL):
+        return ProtocolError(f"not a URL that can be asked: {reason}")
+    if code in (pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY):
+        return UnavailableError(f"name not found: {reason}", hint=_HINTS[code])
+    if code in (8, 100):  # CURLE_WEIRD_SERVER_REPLY, CURLE_TOO_LARGE, which pycurl 7.49 does not name
+        return ProtocolError(f"the answer is not HTTP: {reason}", retryable=True, hint="is this an S3 endpoint?")
+    return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code))
+
+
+def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None) -> StoreError:  # noqa: C901 - a table
+    """The error that an answer outside 2xx means. `code` and `message` are the error document's, where there is one."""
+    what = message or f"HTTP status {status}"
+    fields = {"status": status, "code": code, "retry_after_s": _retry_after_s(headers.get(b"retry-after", b""))}
+    if code in _EXPIRED:
+        return CredentialsError(what, hint="the session's keys have expired; renew them", **fields)
+    if code in _BAD_KEYS:
+        return CredentialsError(what, hint="check access key, secret key and region", **fields)
+    if code == "RequestTimeTooSkewed":
+        return AccessDeniedError(what, hint="this host's clock is wrong", **fields)
+    if code in THROTTLES or status in (429, 503):
+        return ThrottledError(what, **fields)
+    if code == "NoSuchBucket":
+        return BucketMissingError(what, hint="check the bucket's name and the endpoint", **fields)
+    if code == "NoSuchUpload":
+        return ObjectMissingError(what, **fields)
+    if code in _TRANSIENT or status in (500, 502, 504, 408):
+        return UnavailableError(what, **fields)
+    if code in ("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"):
+        return ChecksumError(f"the store received other bytes than were sent: {what}", **fields)
+    if status == 404:
+        return ObjectMissingError(what if message else "no such object", **fields)
+    if status in (401, 403):
+        hint = "these credentials (or this bucket's policy) do not allow it; a missing key also looks so without ListBucket"
+        return AccessDeniedError(what if message else "access denied", hint=hint, **fields)
+    if status in (409, 412):
+        return ObjectChangedError(what if message else "the object is not the version asked for", **fields)
+    if status == 416:
+        return SpanError(what if message else "the range starts past the end of the object", **fields)
+    if status == 501:
+        return ProtocolError(f"the store does not implement this: {what}", **fields)
+    hint = None if code else "is this an S3 endpoint? The answer is not an S3 error document"
+    return ProtocolError(what, hint=hint, **fields)
+
+
+def _retry_after_s(text: bytes) -> float | None:
+    if not text:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return None
+
+
+def attempt_record(answer: HttpAnswer, offset_bytes: int, *, throttled: bool) -> Attempt:
+    """The transport's timings as the record that ``fetch`` adapts on."""
+    headers = answer.headers
+    request_id = headers.get(b"x-amz-request-id") or headers.get(b"x-request-id")
+    return Attempt(
+        answer.start_s,
+        answer.status,
+        offset_bytes,
+        answer.received_bytes,
+        answer.queued_s,
+        answer.connect_s,
+        answer.first_byte_s,
+        answer.total_s,
+        throttled,
+        request_id.decode("latin-1") if request_id else None,
+    )

@@ -1,0 +1,133 @@
+"""Checksums that S3 keeps of whole objects: held against what arrived, computed for what is sent.
+
+Speeds of one core here: crc32c 18 GB/s (crc32c), CRC64NVME 10 GB/s and CRC32 faster than zlib's 1 to 3 GB/s (awscrt,
+the extra ``[crt]``), SHA-1 and SHA-256 1 to 2 GB/s (OpenSSL).
+Source: S3 API reference, "Checking object integrity": header ``x-amz-checksum-ALGORITHM``, big-endian base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.errors import ChecksumError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.types import Buffer
+
+HEADER = b"x-amz-checksum-"
+ALGORITHMS = ("crc32c", "crc64nvme", "crc32", "sha256", "sha1")
+"""By preference: cheapest first."""
+
+
+class Hasher(Protocol):
+    """A checksum being computed over bytes in order."""
+
+    def update(self, data: Buffer, /) -> None:
+        """Add bytes."""
+
+    def digest(self) -> bytes:
+        """The checksum of everything so far, big-endian."""
+
+
+class _Crc:
+    """A CRC as a ``Hasher``."""
+
+    __slots__ = ("_function", "_length_bytes", "_value")
+
+    def __init__(self, function: Callable[[Buffer, int], int], length_bytes: int) -> None:
+        self._function = function
+        self._length_bytes = length_bytes
+        self._value = 0
+
+    def update(self, data: Buffer, /) -> None:
+        self._value = self._function(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._length_bytes, "big")
+
+
+@cache
+def _crc_function(name: str) -> Callable[[Buffer, int], int] | None:
+    if name == "crc32c":
+        import crc32c
+
+        return crc32c.crc32c  # type: ignore[no-any-return, unused-ignore]
+    try:
+        from awscrt import checksums
+    except ImportError:
+        return zlib.crc32 if name == "crc32" else None
+    return checksums.crc32 if name == "crc32" else checksums.crc64nvme  # type: ignore[no-any-return, unused-ignore]
+
+
+def hasher(name: str) -> Hasher | None:
+    """A hasher for one of ``ALGORITHMS``; None where the library for it is not installed."""
+    if name in ("sha1", "sha256"):
+        return hashlib.new(name, usedforsecurity=False)
+    function = _crc_function(name)
+    return _Crc(function, 8 if name == "crc64nvme" else 4) if function is not None else None
+
+
+def full_object(headers: Mapping[bytes, bytes]) -> Mapping[str, str]:
+    """The full-object checksums that the headers of an answer tell, by algorithm; composite ones are left out."""
+    found: dict[str, str] = {}
+    for name in headers:
+        if name.startswith(HEADER):
+            algorithm = name[len(HEADER) :].decode("latin-1")
+            value = headers[name].decode("latin-1")
+            if algorithm in ALGORITHMS and "-" not in value:
+                found[algorithm] = value
+    if found and headers.get(b"x-amz-checksum-type", b"FULL_OBJECT") != b"FULL_OBJECT":
+        return {}
+    return found
+
+
+def choose(checksums: Mapping[str, str]) -> tuple[str, Hasher] | None:
+    """The cheapest algorithm among `checksums` that can be computed here, with a fresh hasher; None if there is none."""
+    for name in ALGORITHMS:
+        if name in checksums and (fresh := hasher(name)) is not None:
+            return name, fresh
+    return None
+
+
+def verify(checksums: Mapping[str, str], data: memoryview) -> str:
+    """Hold `data`, a whole object, against what the store keeps for it.
+
+    Returns:
+        The algorithm, or ``"length"`` where there is nothing to hold it against.
+
+    Raises:
+        ChecksumError: they differ.
+    """
+    chosen = choose(checksums)
+    if chosen is None:
+        return "length"
+    name, fresh = chosen
+    fresh.update(data)
+    check(name, fresh, checksums[name])
+    return name
+
+
+def check(name: str, computed: Hasher, expected: str) -> None:
+    """Compare a finished hasher with the store's word.
+
+    Raises:
+        ChecksumError: they differ.
+    """
+    value = base64.b64encode(computed.digest()).decode()
+    if value != expected:
+        raise ChecksumError(f"{name} of the bytes received is {value}, the store keeps {expected}")
+
+
+def encode(name: str, data: Buffer) -> str:
+    """The checksum of `data` as S3 writes it in a header."""
+    fresh = hasher(name)
+    if fresh is None:
+        raise ChecksumError(f"{name} cannot be computed here", hint="pip install penstock[crt]")
+    fresh.update(data)
+    return base64.b64encode(fresh.digest()).decode()

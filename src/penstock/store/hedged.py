@@ -1,0 +1,294 @@
+"""``Hedged``: when an answer is later than nearly all recent ones, ask again and take whichever answers first.
+
+Object stores have long tails: one request in a hundred waits many times the median on one slow server, and a batch
+waits for its slowest sample. A second request usually lands elsewhere. Only GET and HEAD are hedged, each at most once,
+and a token bucket holds the extra load to 5%. Source: Dean and Barroso, "The Tail at Scale", CACM 56 (2013).
+
+The second request has a buffer of its own. The first to answer is adopted; the other is cancelled, and the operation
+ends only when both have, so that no late byte is ever written into a buffer that has been passed on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import forks
+from penstock.config import HedgeConfig
+from penstock.errors import CancelledOperationError, PenstockError
+from penstock.stats import Recent
+from penstock.store.base import Store, Wrapper
+from penstock.transport import engine
+from penstock.types import ByteRange, Completion, Get, Head, Landing, ObjectInfo, Operation, Sink, Transfer
+
+_SAMPLES_MIN = 64
+_RELEARN_COUNT = 64
+_TOKENS_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeStatistics:
+    """What a ``Hedged`` did.
+
+    Attributes:
+        hedged_count: Second requests sent.
+        won_count: Those that answered first: if few do, the lateness is the network's or ours, not one server's.
+        wait_s: How long an answer may take at present before a second request goes out; nan before it is known.
+        inner: Statistics of the store inside.
+    """
+
+    hedged_count: int
+    won_count: int
+    wait_s: float
+    inner: Any
+
+
+class Hedged(Wrapper):
+    """Sends late GETs and HEADs of the store inside a second time.
+
+    Args:
+        inner: The store.
+        config: See ``HedgeConfig``.
+    """
+
+    def __init__(self, inner: Store, *, config: HedgeConfig | None = None) -> None:
+        super().__init__(inner)
+        self.config = config or HedgeConfig()
+        self.hedged_count = 0
+        self.won_count = 0
+        self._recent_s = Recent(512)
+        self._reset()
+        forks.register(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.inner, self.config)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._outstanding: dict[_Entry, float] = {}
+        self._tokens = _TOKENS_MAX
+        self._wait_s = float("inf")
+        self._learned = 0
+        self._ticking = False
+
+    def after_fork_in_child(self) -> None:
+        """See ``forks``."""
+        self._reset()
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """See ``Store``."""
+        if not isinstance(operation, (Get, Head)) or self.config.ratio_max == 0:
+            return self.inner.submit(operation, sink)
+        entry = _Entry(self, operation, sink)
+        self._outstanding[entry] = time.monotonic()
+        try:
+            entry.first = self.inner.submit(operation, entry)
+        except BaseException:
+            self._outstanding.pop(entry, None)
+            raise
+        if entry.cancelled:
+            entry.first.cancel()
+        self._tokens = min(_TOKENS_MAX, self._tokens + self.config.ratio_max)
+        if not self._ticking and self._wait_s < float("inf"):
+            self._tick_later(self._wait_s)
+        return entry
+
+    def forget(self, entry: _Entry, completion: Completion) -> None:
+        """An operation ended: learn from it."""
+        self._outstanding.pop(entry, None)
+        for attempt in completion.attempts:
+            if attempt.first_byte_s and not attempt.throttled:
+                self._recent_s.add(attempt.first_byte_s)
+        self._learned += 1
+        if self._learned >= _RELEARN_COUNT and len(self._recent_s) >= _SAMPLES_MIN:
+            self._learned = 0
+            # twice the quantile: of requests that are merely the slowest percent, most answer within it
+            self._wait_s = max(self.config.wait_s_min, 2 * self._recent_s.quantile(self.config.quantile))
+
+    def _tick_later(self, delay_s: float) -> None:
+        self._ticking = True
+        engine.call_later(max(delay_s, 0.005), self._tick)
+
+    def _tick(self) -> None:
+        """Hedge what is late; the dict is in order of submission, so the look stops at the first that is young."""
+        now_s = time.monotonic()
+        next_s: float | None = None
+        for entry, submitted_s in list(self._outstanding.items()):
+            if now_s - submitted_s < self._wait_s:
+                next_s = self._wait_s - (now_s - submitted_s)
+                break
+            if entry.second is None and self._tokens >= 1 and entry.is_late(self._wait_s):
+                self._tokens -= 1
+                entry.hedge()
+        if self._outstanding:
+            self._tick_later(next_s if next_s is not None else self._wait_s / 4)
+        else:
+            self._ticking = False
+
+    def statistics(self) -> HedgeStatistics:
+        """See ``HedgeStatistics``."""
+        return HedgeStatistics(
+            hedged_count=self.hedged_count,
+            won_count=self.won_count,
+            wait_s=self._wait_s if self._wait_s < float("inf") else float("nan"),
+            inner=self.inner.statistics(),
+        )
+
+
+def _rebuild(inner: Store, config: HedgeConfig) -> Hedged:
+    return Hedged(inner, config=config)
+
+
+class _Entry:
+    """An operation, and its second request once there is one. The first request's sink, and the caller's transfer."""
+
+    __slots__ = (
+        "cancelled",
+        "ended",
+        "first",
+        "first_done",
+        "landing",
+        "lock",
+        "operation",
+        "owner",
+        "second",
+        "second_done",
+        "second_landing",
+        "sink",
+        "winner",
+    )
+
+    def __init__(self, owner: Hedged, operation: Get | Head, sink: Sink) -> None:
+        self.owner = owner
+        self.lock = owner._lock  # noqa: SLF001 - one class in two halves; taken on hedges only
+        self.operation = operation
+        self.sink = sink
+        self.landing = sink.landing
+        self.first: Transfer | None = None
+        self.second: Transfer | _Second | None = None
+        self.second_landing: Landing | None = None
+        self.first_done: Completion | None = None
+        self.second_done: Completion | None = None
+        self.winner = 0
+        self.cancelled = False
+        self.ended = False
+
+    def is_late(self, wait_s: float) -> bool:
+        """Whether its first request has been on the wire, unanswered, for so long."""
+        first = self.first
+        return first is not None and not self.ended and not self.cancelled and first.unanswered_s() >= wait_s
+
+    def hedge(self) -> None:
+        """Send the second request."""
+        second = _Second(self)
+        with self.lock:
+            if self.ended or self.winner:
+                return
+            self.second = second
+        self.owner.hedged_count += 1
+        try:
+            transfer = self.owner.inner.submit(self.operation, second)
+        except PenstockError:
+            self._leg_done(2, Completion(self.operation, error=CancelledOperationError("cancelled")))
+            return
+        second.transfer = transfer
+        if self.cancelled or self.ended:
+            transfer.cancel()
+
+    # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for transfer in (self.first, self.second):
+            if transfer is not None:
+                transfer.cancel()
+
+    def unanswered_s(self) -> float:
+        return self.first.unanswered_s() if self.first is not None else 0.0
+
+    # ── Sink of the first request ──────────────────────────────────────────────────────────────────────────────────
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        if self.second is not None and not self._adopt(1):
+            raise CancelledOperationError("the other request answered first")
+        return self.sink.head(info, span)
+
+    def done(self, completion: Completion) -> None:
+        if self.second is None:
+            with self.lock:
+                self.ended = self.second is None
+            if self.ended:
+                self.owner.forget(self, completion)
+                self.sink.done(completion)
+                return
+        self._leg_done(1, completion)
+
+    # ── both ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _adopt(self, leg: int) -> bool:
+        """Make `leg` the one whose answer counts, unless the other is already; cancels the other."""
+        with self.lock:
+            if self.winner == 0:
+                self.winner = leg
+            elif self.winner != leg:
+                return False
+        other = self.second if leg == 1 else self.first
+        if other is not None:
+            other.cancel()
+        return True
+
+    def head_of_second(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """The second request answers: adopt it, if the first still has not."""
+        first = self.first
+        if self.winner == 0 and first is not None and first.unanswered_s() == 0.0 and self.first_done is None:
+            raise CancelledOperationError("the other request answered first")
+        if not self._adopt(2):
+            raise CancelledOperationError("the other request answered first")
+        if self.landing is not None:
+            return None  # the first request may still write there: a private buffer
+        return self.sink.head(info, span)
+
+    def _leg_done(self, leg: int, completion: Completion) -> None:
+        """Deliver once the adopted request, and the other one, have both ended."""
+        if completion.error is None:
+            self._adopt(leg)
+        with self.lock:
+            if leg == 1:
+                self.first_done = completion
+            else:
+                self.second_done = completion
+            if self.first_done is None or self.second_done is None or self.ended:
+                return
+            self.ended = True
+        chosen = self.second_done if self.winner == 2 or (self.winner == 0 and _cancelled(self.first_done)) else self.first_done
+        if self.winner == 2:
+            self.owner.won_count += 1
+        self.owner.forget(self, chosen)
+        self.sink.done(chosen)
+
+
+def _cancelled(completion: Completion) -> bool:
+    return isinstance(completion.error, CancelledOperationError)
+
+
+class _Second:
+    """The second request's sink, and its transfer from the moment it exists."""
+
+    __slots__ = ("entry", "landing", "transfer")
+
+    def __init__(self, entry: _Entry) -> None:
+        self.entry = entry
+        self.landing: Landing | None = None
+        self.transfer: Transfer | None = None
+
+    def cancel(self) -> None:
+        if self.transfer is not None:
+            self.transfer.cancel()
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        return self.entry.head_of_second(info, span)
+
+    def done(self, completion: Completion) -> None:
+        self.entry._leg_done(2, completion)  # noqa: SLF001 - one class in two halves

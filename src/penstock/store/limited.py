@@ -1,0 +1,151 @@
+"""``Limited``: a bound on the requests in flight, first come, first served."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import forks
+from penstock.errors import CancelledOperationError, ConfigError, PenstockError, StoreError
+from penstock.store.base import Store, Wrapper
+from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatistics:
+    """What a ``Limited`` saw.
+
+    Attributes:
+        in_flight_count: Requests that hold a permit now.
+        waiting_count: Requests that wait for one now.
+        waited_count: Requests that ever had to wait: if most did, the limit is the bottleneck.
+        inner: Statistics of the store inside.
+    """
+
+    in_flight_count: int
+    waiting_count: int
+    waited_count: int
+    inner: Any
+
+
+class Limited(Wrapper):
+    """At most `requests_max` operations of the store inside are under way; others wait, in order.
+
+    Args:
+        inner: The store.
+        requests_max: Permits. A request that backs off holds none, because ``Retrying`` is outside.
+    """
+
+    def __init__(self, inner: Store, *, requests_max: int = 1024) -> None:
+        super().__init__(inner)
+        if requests_max < 1:
+            raise ConfigError(f"requests_max={requests_max!r} must be at least 1")
+        self.requests_max = requests_max
+        self._reset()
+        forks.register(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.inner, self.requests_max)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self._waited = 0
+        self._waiting: deque[_Permit] = deque()
+
+    def after_fork_in_child(self) -> None:
+        """See ``forks``: the parent's requests hold none of the child's permits."""
+        self._reset()
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """See ``Store``."""
+        permit = _Permit(self, operation, sink)
+        with self._lock:
+            if self._in_flight >= self.requests_max:
+                self._waited += 1
+                self._waiting.append(permit)
+                return permit
+            self._in_flight += 1
+        try:
+            permit.transfer = self.inner.submit(operation, permit)
+        except BaseException:
+            self.release()
+            raise
+        return permit
+
+    def release(self) -> None:
+        """Pass a permit on."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._in_flight -= 1
+                    return
+                permit = self._waiting.popleft()
+            if permit.start():
+                return
+
+    def statistics(self) -> LimitStatistics:
+        """See ``LimitStatistics``."""
+        return LimitStatistics(
+            in_flight_count=self._in_flight,
+            waiting_count=len(self._waiting),
+            waited_count=self._waited,
+            inner=self.inner.statistics(),
+        )
+
+
+def _rebuild(inner: Store, requests_max: int) -> Limited:
+    return Limited(inner, requests_max=requests_max)
+
+
+class _Permit:
+    """An operation that holds, or waits for, a permit: sink of the inner store and transfer of the outer."""
+
+    __slots__ = ("cancelled", "landing", "operation", "owner", "sink", "transfer")
+
+    def __init__(self, owner: Limited, operation: Operation, sink: Sink) -> None:
+        self.owner = owner
+        self.operation = operation
+        self.sink = sink
+        self.landing = sink.landing
+        self.transfer: Transfer | None = None
+        self.cancelled = False
+
+    def start(self) -> bool:
+        """Use a permit; False where the operation needs none any more."""
+        if self.cancelled:
+            self.sink.done(Completion(self.operation, error=CancelledOperationError("cancelled")))
+            return False
+        try:
+            self.transfer = self.owner.inner.submit(self.operation, self)
+        except PenstockError as error:
+            failure = error if isinstance(error, StoreError) else StoreError(str(error), retryable=False)
+            self.sink.done(Completion(self.operation, error=failure))
+            return False
+        if self.cancelled:
+            self.transfer.cancel()
+        return True
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        return self.sink.head(info, span)
+
+    def done(self, completion: Completion) -> None:
+        self.owner.release()
+        self.sink.done(completion)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.transfer is not None:
+            self.transfer.cancel()
+            return
+        with self.owner._lock:  # noqa: SLF001 - one class in two halves
+            try:
+                self.owner._waiting.remove(self)  # noqa: SLF001
+            except ValueError:
+                return  # just started: start() saw, or will see, the flag
+        self.sink.done(Completion(self.operation, error=CancelledOperationError("cancelled")))
+
+    def unanswered_s(self) -> float:
+        return self.transfer.unanswered_s() if self.transfer is not None else 0.0

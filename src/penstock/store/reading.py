@@ -1,0 +1,241 @@
+"""``read``, ``read_many``, ``read_parts``: what ``fetch`` brings, made into blobs and chunks, and held against checksums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
+
+from penstock.config import FetchConfig
+from penstock.errors import ConfigError, PenstockError, SpanError, StoreError
+from penstock.fetch import Chunk, Item, ReadAhead, Request, Slot
+from penstock.store import checksums
+from penstock.types import Blob, ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Self
+
+    from penstock.store.base import Store
+    from penstock.store.checksums import Hasher
+    from penstock.types import Key, ObjectInfo
+
+T = TypeVar("T")
+
+
+def read(store: Store, key: Key, span: ByteRange | None) -> Blob:
+    """See ``Store.read``."""
+    blobs = _Blobs(store, [(key, span)] if span is not None else [key], ordered=True, raises=True)
+    try:
+        blob = next(blobs)
+        assert isinstance(blob, Blob)  # noqa: S101 - raises=True
+        return blob
+    finally:
+        blobs.close()
+
+
+@overload
+def read_many(
+    store: Store, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise"]
+) -> Iterator[Blob]: ...
+@overload
+def read_many(
+    store: Store, requests: Iterable[Request], *, ordered: bool, errors: Literal["return"]
+) -> Iterator[Blob | StoreError]: ...
+def read_many(
+    store: Store, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise", "return"]
+) -> Iterator[Blob] | Iterator[Blob | StoreError]:
+    """See ``Store.read_many`` and ``Store.try_read_many``."""
+    if isinstance(requests, (str, bytes)):
+        raise ConfigError(f"read_many takes an iterable of keys, not one {type(requests).__name__}", hint="use read()")
+    return _Blobs(store, requests, ordered=ordered, raises=errors == "raise")
+
+
+def read_parts(
+    store: Store, requests: Iterable[Request], *, part_bytes: int | None, requests_max: int | None
+) -> Iterator[Chunk]:
+    """See ``Store.read_parts``."""
+    if isinstance(requests, (str, bytes)):
+        raise ConfigError(f"read_parts takes an iterable of keys, not one {type(requests).__name__}")
+    config = store.fetch_config or FetchConfig()
+    if part_bytes is not None:
+        config = dataclasses.replace(config, part_bytes=part_bytes)
+    if requests_max is not None:
+        config = dataclasses.replace(
+            config, requests_max=requests_max, requests_min=min(config.requests_min, requests_max)
+        )
+    return _Chunks(store, requests, config)
+
+
+class _Blobs:
+    """Iterator of blobs over a ``ReadAhead``; dropping it cancels what is in flight."""
+
+    def __init__(self, store: Store, requests: Iterable[Request], *, ordered: bool, raises: bool) -> None:
+        self._store = store
+        self._budget = store.budget
+        self._ordered = ordered
+        self._raises = raises
+        self._ready: deque[Blob | StoreError] = deque()
+        config = store.fetch_config or FetchConfig()
+        self._ahead = ReadAhead(store, requests, config=config, budget=self._budget, whole=True)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Blob | StoreError:
+        if self._ready:
+            result = self._ready.popleft()
+        else:
+            try:
+                item = self._ahead.wait_item(ordered=self._ordered)
+            except BaseException:
+                self.close()
+                raise
+            if item is None:
+                self.close()
+                raise StopIteration
+            result = self._result(item)
+        if isinstance(result, StoreError) and self._raises:
+            self.close()
+            raise result
+        return result
+
+    def close(self) -> None:
+        """Cancel the rest; idempotent."""
+        self._ready.clear()
+        self._ahead.close()
+
+    def __del__(self) -> None:
+        self._ahead.close()
+
+    def statistics(self) -> object:
+        """``FetchStatistics`` of this reading."""
+        return self._ahead.statistics()
+
+    def _result(self, item: Item) -> Blob | StoreError:
+        plan = item.plan
+        try:
+            if item.error is not None:
+                raise item.error
+            info = item.info
+            assert info is not None  # noqa: S101 - every finished item has an answer
+            data, verified = self._bytes_of(item, info)
+            if not plan.cuts:
+                return Blob(
+                    data,
+                    key=plan.key,
+                    span=plan.span,
+                    etag=info.etag,
+                    request_index=plan.request_index,
+                    verified=verified,
+                )
+            assert plan.span is not None  # noqa: S101 - cuts are of a span
+            for cut in plan.cuts:
+                self._ready.append(self._cut(item, info, data, cut.request_index, cut.span))
+            return self._ready.popleft()
+        except StoreError as error:
+            return _located(error, self._store, item)
+        except PenstockError:
+            self.close()
+            raise
+
+    def _bytes_of(self, item: Item, info: ObjectInfo) -> tuple[memoryview, str]:
+        """The item's bytes, now the caller's, and what they were held against."""
+        first = item.slots[0]
+        for slot in item.slots:
+            self._ahead.release(slot)
+        if item.buffer is None:
+            completion = first.completion
+            assert completion is not None  # noqa: S101 - finished
+            if first.buffer is not None:
+                self._budget.disown(first.buffer)
+            return completion.body, completion.verified
+        self._budget.disown(item.buffer)
+        span = item.span()
+        assert span is not None  # noqa: S101 - of several slots
+        data = memoryview(item.buffer)[: span.length_bytes]
+        whole = span.length_bytes == info.size_bytes
+        return data, checksums.verify(info.checksums, data) if whole else "length"
+
+    def _cut(self, item: Item, info: ObjectInfo, data: memoryview, index: int, span: ByteRange) -> Blob | StoreError:
+        outer = item.plan.span
+        assert outer is not None  # noqa: S101 - the caller's
+        if span.start >= info.size_bytes:
+            error = SpanError(f"the range starts at {span.start}, the object has {info.size_bytes} bytes", span=tuple(span))
+            return _located(error, self._store, item)
+        piece = data[span.start - outer.start : span.end - outer.start]
+        return Blob(piece, key=item.plan.key, span=span, etag=info.etag, request_index=index, verified="length")
+
+
+class _Chunks:
+    """Iterator of chunks over a ``ReadAhead``."""
+
+    def __init__(self, store: Store, requests: Iterable[Request], config: FetchConfig) -> None:
+        self._store = store
+        self._ahead = ReadAhead(store, requests, config=config, budget=store.budget, whole=False)
+        self._hashed_item: Item | None = None
+        self._hasher: tuple[str, Hasher] | None = None
+        self._delivered: Slot | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            if self._delivered is not None:
+                self._ahead.release(self._delivered)
+                self._delivered = None
+            found = self._ahead.wait_slot()
+            if found is None:
+                raise StopIteration
+            return self._chunk(*found)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancel the rest; idempotent."""
+        self._ahead.close()
+
+    def __del__(self) -> None:
+        self._ahead.close()
+
+    def statistics(self) -> object:
+        """``FetchStatistics`` of this reading."""
+        return self._ahead.statistics()
+
+    def _chunk(self, item: Item, slot: Slot | None) -> Chunk:
+        if item.error is not None:
+            error = item.error
+            raise _located(error, self._store, item) if isinstance(error, StoreError) else error
+        info, completion = item.info, slot.completion if slot is not None else None
+        assert slot is not None and info is not None and completion is not None  # noqa: S101, PT018 - no error: an answer
+        self._delivered = slot
+        last = item.delivered_count == len(item.slots)
+        data = completion.body
+        slot.completion = slot.landing = slot.buffer = None  # the chunk alone keeps its memory
+        if len(item.slots) > 1 and item.plan.span is None:
+            self._hash(item, info, data, last=last)
+        plan = item.plan
+        return Chunk(plan.request_index, plan.key, slot.start, data, last, info.etag)
+
+    def _hash(self, item: Item, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
+        if self._hashed_item is not item:
+            self._hashed_item = item
+            self._hasher = checksums.choose(info.checksums)
+        if self._hasher is None:
+            return
+        name, hasher = self._hasher
+        hasher.update(data)
+        if last:
+            try:
+                checksums.check(name, hasher, info.checksums[name])
+            except StoreError as error:
+                raise _located(error, self._store, item) from None
+
+
+def _located(error: StoreError, store: Store, item: Item) -> StoreError:
+    if error.url is None:
+        error.url = store.describe(item.plan.key)
+        error.operation = error.operation or "GET"
+    return error

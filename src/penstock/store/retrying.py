@@ -1,0 +1,223 @@
+"""``Retrying``: a failed operation is tried again, and a broken body goes on where it broke.
+
+A body that ended early is never returned and never mixed: the next attempt asks for the bytes that are missing, with
+``If-Match`` on the ETag of the first answer; without an ETag it begins anew. Backoff is exponential with full jitter
+(Source: AWS Architecture Blog, "Exponential Backoff And Jitter", 2015); the store's ``Retry-After`` is heeded.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.config import RetryConfig
+from penstock.errors import ChecksumError, StoreError
+from penstock.store.base import Store, Wrapper
+from penstock.store.checksums import verify
+from penstock.transport import engine
+from penstock.types import Attempt, ByteRange, Completion, Get, Landing, ObjectInfo, Operation, Sink, Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryStatistics:
+    """What a ``Retrying`` did.
+
+    Attributes:
+        retried_count: Attempts beyond the first. Near 0 is healthy.
+        resumed_count: Those of them that went on inside a body.
+        given_up_count: Operations that failed although they were retryable.
+        inner: Statistics of the store inside.
+    """
+
+    retried_count: int
+    resumed_count: int
+    given_up_count: int
+    inner: Any
+
+
+class Retrying(Wrapper):
+    """Tries operations of the store inside again, within the limits of ``RetryConfig``.
+
+    Args:
+        inner: The store.
+        config: Limits; ``attempts_max`` may be given by itself.
+        attempts_max: Shorthand for ``RetryConfig(attempts_max=...)``.
+    """
+
+    def __init__(self, inner: Store, *, config: RetryConfig | None = None, attempts_max: int | None = None) -> None:
+        super().__init__(inner)
+        self.config = config or RetryConfig()
+        if attempts_max is not None:
+            self.config = replace(self.config, attempts_max=attempts_max)
+        self.retried_count = 0
+        self.resumed_count = 0
+        self.given_up_count = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.inner, self.config)
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """See ``Store``."""
+        entry = _Entry(self, operation, sink)
+        entry.transfer = self.inner.submit(operation, entry)
+        return entry
+
+    def statistics(self) -> RetryStatistics:
+        """See ``RetryStatistics``."""
+        return RetryStatistics(
+            retried_count=self.retried_count,
+            resumed_count=self.resumed_count,
+            given_up_count=self.given_up_count,
+            inner=self.inner.statistics(),
+        )
+
+
+def _rebuild(inner: Store, config: RetryConfig) -> Retrying:
+    return Retrying(inner, config=config)
+
+
+class _Entry:
+    """One operation through all its attempts."""
+
+    __slots__ = (
+        "attempts",
+        "cancelled",
+        "info",
+        "landing",
+        "operation",
+        "owner",
+        "sink",
+        "span",
+        "start_s",
+        "target",
+        "transfer",
+    )
+
+    def __init__(self, owner: Retrying, operation: Operation, sink: Sink) -> None:
+        self.owner = owner
+        self.operation = operation
+        self.sink = sink
+        self.landing = sink.landing
+        self.transfer: Transfer | None = None
+        self.cancelled = False
+        self.start_s = 0.0
+        self.attempts: tuple[Attempt, ...] = ()
+        self.info: ObjectInfo | None = None  # of the first answer: every later one must be the same version
+        self.span: ByteRange | None = None  # that the first answer began to serve
+        self.target: Landing | None = None  # where its body goes
+
+    # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if (transfer := self.transfer) is not None:
+            transfer.cancel()
+
+    def unanswered_s(self) -> float:
+        transfer = self.transfer
+        return transfer.unanswered_s() if transfer is not None else 0.0
+
+    # ── Sink ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        if self.target is None:
+            self.info, self.span = info, span
+            self.target = self.sink.head(info, span)
+        return self.target
+
+    def done(self, completion: Completion) -> None:
+        error = completion.error
+        if error is None:
+            if self.attempts:
+                self._complete(completion)
+            self.sink.done(completion)
+            return
+        if not self.start_s and completion.attempts:
+            self.start_s = completion.attempts[0].start_s
+        self.start_s = self.start_s or time.monotonic()
+        self.attempts += completion.attempts
+        config = self.owner.config
+        elapsed_s = time.monotonic() - self.start_s
+        error.attempts_count = max(1, len(self.attempts))
+        error.elapsed_s = elapsed_s
+        wait_s = self._wait_s(error)
+        allowed = len(self.attempts) < config.attempts_max and elapsed_s + wait_s < config.total_s_max
+        if self.cancelled or not error.retryable or not allowed:
+            if error.retryable and not self.cancelled:
+                self.owner.given_up_count += 1
+            completion.attempts = self.attempts
+            self.sink.done(completion)
+            return
+        self._note(completion)
+        self.transfer = None
+        self.owner.retried_count += 1
+        closings = engine.closings
+        engine.call_later(wait_s, lambda: self._again(completion, closings))
+
+    def _wait_s(self, error: StoreError) -> float:
+        config = self.owner.config
+        mean_s = min(config.backoff_s * 2 ** max(0, len(self.attempts) - 1), config.backoff_s_max)
+        wait_s = random.uniform(0, 2 * mean_s)  # noqa: S311 - jitter
+        if error.retry_after_s is not None:
+            wait_s = max(wait_s, min(error.retry_after_s, config.backoff_s_max))
+        return wait_s
+
+    def _note(self, completion: Completion) -> None:
+        """Remember what the first answer said and how far its body came."""
+        if completion.landing is not None and completion.info is not None and self.target is None:
+            self.info, self.span, self.target = completion.info, completion.span, completion.landing
+        if isinstance(completion.error, ChecksumError) and self.target is not None:
+            self.target.position = self.target.start
+
+    def _again(self, failed: Completion, closings: int) -> None:
+        if self.cancelled or closings != engine.closings:
+            failed.attempts = self.attempts
+            self.sink.done(failed)
+            return
+        operation = self._remaining()
+        if operation is None:
+            completion = Completion(self.operation)
+            self._complete(completion)
+            self.sink.done(completion)
+            return
+        self.transfer = self.owner.inner.submit(operation, self)
+        if self.cancelled:
+            self.transfer.cancel()
+
+    def _remaining(self) -> Operation | None:
+        """The operation for what is missing; None where nothing is."""
+        operation, target, info, span = self.operation, self.target, self.info, self.span
+        if not isinstance(operation, Get) or target is None or info is None or span is None:
+            if self.landing is not None:
+                self.landing.position = self.landing.start
+            return operation
+        received_bytes = target.position - target.start
+        if received_bytes == 0 or info.etag is None:
+            target.position = target.start
+            if info.etag is None:
+                self.target = self.landing
+                return operation
+        else:
+            self.owner.resumed_count += 1
+        self.landing = target
+        end = span.start + target.length_bytes
+        if span.start + received_bytes >= end:
+            return None
+        return Get(operation.key, ByteRange(span.start + received_bytes, end), info.etag)
+
+    def _complete(self, completion: Completion) -> None:
+        """Make the last attempt's completion that of the whole operation."""
+        completion.attempts = self.attempts + completion.attempts
+        completion.operation = self.operation
+        target, info, span = self.target, self.info, self.span
+        if target is None or info is None or span is None:
+            return
+        completion.landing, completion.info = target, info
+        completion.span = ByteRange(span.start, span.start + (target.position - target.start))
+        if completion.span.start == 0 and completion.span.end == info.size_bytes and info.checksums:
+            try:
+                completion.verified = verify(info.checksums, target.view)
+            except ChecksumError as error:
+                completion.error = error

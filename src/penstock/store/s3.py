@@ -1,0 +1,368 @@
+"""``S3Store``: the operations of ``types.py`` as S3 requests over the transport, one attempt each.
+
+No retry, no hedge, no limit: those are wrappers. What is here is what only S3 knows: URLs and addressing, signing
+input, headers, XML, regions, clock skew, checksums, and what an answer provably holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from penstock.config import TransportConfig
+from penstock.errors import (
+    CancelledOperationError,
+    ConfigError,
+    CredentialsError,
+    ProtocolError,
+    StoreError,
+)
+from penstock.store import xml
+from penstock.store.answers import (
+    THROTTLES,
+    attempt_record,
+    http_date_s,
+    object_info,
+    served_span,
+    status_error,
+    transport_error,
+)
+from penstock.store.base import Store
+from penstock.store.checksums import full_object, verify
+from penstock.store.credentials import CredentialProvider, Credentials
+from penstock.store.s3_requests import S3Options, Wire, wire_of
+from penstock.store.s3_site import Site
+from penstock.transport import OVERLONG, HttpAnswer, HttpRequest, HttpTransfer, Signing, engine
+from penstock.types import (
+    CompleteMultipart,
+    Completion,
+    Copy,
+    CopyPart,
+    CreateMultipart,
+    Delete,
+    Get,
+    Head,
+    Landing,
+    ListPage,
+    Operation,
+    Page,
+    Part,
+    Put,
+    PutPart,
+    Sink,
+    Transfer,
+)
+
+if TYPE_CHECKING:
+    from penstock.types import Key
+
+_NO_CHECKSUMS: dict[str, str] = {}
+_HEALS_MAX = 3
+"""Times that one operation may be sent again because the store told its region, or the time."""
+
+
+class S3Store(Store):
+    """One bucket, or the part of it below a prefix, at an S3-compatible endpoint.
+
+    Args:
+        site: Where: bucket, prefix, endpoint, region, addressing.
+        provider: Who asks; None for anonymous requests.
+        transport: Deadlines and connections.
+        options: Requester pays, SSE-C, expected owner.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        provider: CredentialProvider | None,
+        transport: TransportConfig | None = None,
+        options: S3Options | None = None,
+    ) -> None:
+        self.site = site
+        self.provider = provider
+        self.transport = transport or TransportConfig()
+        self.options = options or S3Options()
+        self._signing: Signing | None = None
+        self._signing_of: tuple[Credentials | None, str] = (None, "")
+        self._closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from penstock.store.s3_site import rebuild
+
+        return rebuild, (self.site, self.provider and self.provider.recipe(), self.transport, self.options)
+
+    def describe(self, key: Key) -> str:
+        """``s3://bucket/prefix/key``."""
+        return f"s3://{self.site.bucket}/{self.site.prefix}{key}"
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """See ``Store``. Bad keys and ranges raise ``ConfigError`` here."""
+        exchange = _Exchange(self, operation, sink)
+        exchange.send()
+        return exchange
+
+    def signing(self, credentials: Credentials) -> Signing:
+        """The transport's record of keys and region; the same object as long as both are the same."""
+        if self._signing_of != (credentials, self.site.region):
+            self._signing_of = (credentials, self.site.region)
+            self._signing = Signing(
+                credentials.access_key, credentials.secret_key, credentials.session_token, self.site.region
+            )
+        assert self._signing is not None  # noqa: S101 - set with _signing_of
+        return self._signing
+
+
+class _Exchange:
+    """One operation as one request, sent again only where the answer tells how it should have been sent.
+
+    It is the transport's sink and the caller's ``Transfer`` at once: two objects fewer per request.
+    """
+
+    __slots__ = ("cancelled", "credentials", "heals", "info", "operation", "sink", "span", "store", "transfer", "whole", "wire")
+
+    def __init__(self, store: S3Store, operation: Operation, sink: Sink) -> None:
+        self.store = store
+        self.operation = operation
+        self.sink = sink
+        self.wire: Wire = wire_of(store.site, store.options, operation)  # raises ConfigError
+        self.transfer: HttpTransfer | None = None
+        self.credentials: Credentials | None = None
+        self.heals = 0
+        self.cancelled = False
+        self.info: Any = None
+        self.span: Any = None
+        self.whole = False
+
+    # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.transfer is not None:
+            self.transfer.cancel()
+
+    def unanswered_s(self) -> float:
+        return self.transfer.unanswered_s() if self.transfer is not None else 0.0
+
+    # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self) -> None:
+        provider = self.store.provider
+        if provider is None:
+            self._send(None)
+        elif (credentials := provider.now()) is not None:
+            self._send(credentials)
+        else:
+            provider.when_known(self._send_when_known)
+
+    def _send_when_known(self, found: Credentials | CredentialsError) -> None:
+        if isinstance(found, CredentialsError):
+            self._fail(CredentialsError(found.what, hint=found.hint, retryable=False))
+        elif self.cancelled:
+            self._fail(CancelledOperationError("cancelled"))
+        else:
+            self._send(found)
+
+    def _send(self, credentials: Credentials | None) -> None:
+        store = self.store
+        self.credentials = credentials
+        wire = self.wire
+        headers = wire.headers
+        signing = None
+        if credentials is not None:
+            signing = store.signing(credentials)
+            extra = store.site.signing_headers(credentials, wire.body)
+            if extra:
+                headers = headers + extra
+        operation = self.operation
+        landing = self.sink.landing if isinstance(operation, Get) else None
+        request = HttpRequest(
+            wire.method,
+            wire.url,
+            sink=self,
+            config=store.transport,
+            headers=headers,
+            body=wire.body,
+            signing=signing,
+            landing=landing,
+        )
+        self.transfer = engine.submit(request)
+        if self.cancelled:
+            self.transfer.cancel()
+
+    # ── HttpSink ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> Landing | None:
+        operation = self.operation
+        if not isinstance(operation, Get):
+            return None
+        self._learn(operation, status, headers)
+        if self.span.length_bytes == 0:
+            return None
+        landing: Landing | None = self.sink.head(self.info, self.span)
+        return landing
+
+    def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> None:
+        """What the head of a successful GET says; ``ProtocolError`` where it is not what was asked for."""
+        size_bytes, self.span = served_span(status, headers, operation.span)
+        self.whole = self.span.length_bytes == size_bytes
+        checksums = full_object(headers) if status == 200 or self.whole else _NO_CHECKSUMS
+        self.info = object_info(operation.key, headers, size_bytes, checksums)
+
+    def on_end(self, answer: HttpAnswer) -> None:
+        if self._healed(answer):
+            return
+        completion = Completion(self.operation)
+        try:
+            self._fill(completion, answer)
+        except StoreError as error:
+            completion.error = self._explained(error, answer)
+        throttled = answer.status in (429, 503) or (completion.error is not None and completion.error.code in THROTTLES)
+        offset = self.span.start if self.span is not None else 0
+        completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
+        self.transfer = None
+        self.sink.done(completion)
+
+    def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
+        operation = self.operation
+        if isinstance(operation, Get):
+            if self.info is None and answer.status in (200, 206) and answer.refused is None:
+                self._learn(operation, answer.status, answer.headers)
+            completion.landing = answer.landing
+            completion.info = self.info
+            completion.span = self.span
+        if isinstance(answer.refused, StoreError):
+            raise answer.refused
+        shortened = answer.curl_error == OVERLONG and self.info is not None
+        if answer.curl_error != 0 and not shortened and not (answer.status >= 300 and answer.error_body):
+            raise transport_error(answer)
+        if not 200 <= answer.status < 300:
+            document = xml.parse_error(answer.error_body) if answer.error_body else None
+            raise status_error(
+                answer.status, answer.headers, document.code if document else None, document.message if document else None
+            )
+        if isinstance(operation, Get):
+            self._fill_get(completion, answer, shortened=shortened)
+        else:
+            _fill_other(completion, operation, answer, self.store.site.prefix)
+
+    def _fill_get(self, completion: Completion, answer: HttpAnswer, *, shortened: bool) -> None:
+        landing = answer.landing
+        if shortened:
+            assert landing is not None  # noqa: S101 - it overflowed
+            completion.span = self.span._replace(end=self.span.start + landing.length_bytes)
+            return
+        received = answer.received_bytes
+        if received != self.span.length_bytes:
+            transport = f"{received} of {self.span.length_bytes} bytes"
+            raise ProtocolError(f"the body has {transport}", retryable=True)
+        if self.whole and self.info.checksums and landing is not None:
+            try:
+                completion.verified = verify(self.info.checksums, landing.view)
+            except StoreError:
+                landing.position = landing.start
+                raise
+
+    # ── healing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _healed(self, answer: HttpAnswer) -> bool:
+        """Send again if the answer says how: another region, the store's clock, fresh keys."""
+        status = answer.status
+        if status in (200, 206) or self.cancelled or self.heals >= _HEALS_MAX or status not in (301, 307, 308, 400, 403):
+            return False
+        document = xml.parse_error(answer.error_body) if answer.error_body else None
+        code = document.code if document else ""
+        site = self.store.site
+        region = (answer.headers.get(b"x-amz-bucket-region") or b"").decode("latin-1") or (document.region if document else "")
+        skewed = code == "RequestTimeTooSkewed" or (status == 403 and not code and site.is_skewed(answer.headers))
+        if status in (301, 307, 308, 400) and region and region != self.wire.region:
+            site.move(region)
+        elif status in (307, 308) and (location := answer.headers.get(b"location")):
+            self._follow(location.decode("latin-1"))
+        elif skewed and (date_s := http_date_s(answer.headers.get(b"date", b""))) is not None:
+            site.set_clock(date_s)
+        elif code in ("ExpiredToken", "TokenRefreshRequired") and self.store.provider is not None:
+            if not self.store.provider.expired(self.credentials):
+                return False
+        else:
+            return False
+        self.heals += 1
+        self.info = self.span = None
+        if self.wire.redirected_url is None:
+            self.wire = wire_of(site, self.store.options, self.operation)
+        self.send()
+        return True
+
+    def _follow(self, location: str) -> None:
+        """A temporary redirect: only inside the endpoint's own domain, so that keys sign for nobody else."""
+        target, here = urlsplit(location), urlsplit(self.wire.url)
+        home = ".".join((here.hostname or "").split(".")[-2:])
+        host = target.hostname or ""
+        if target.scheme != here.scheme or not (host == here.hostname or host.endswith("." + home)):
+            raise ConfigError(f"redirect to {target.scheme}://{host} refused")
+        self.wire = self.wire._replace(url=location, redirected_url=location)
+
+    # ── failing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _explained(self, error: StoreError, answer: HttpAnswer) -> StoreError:
+        request_id = answer.headers.get(b"x-amz-request-id")
+        if request_id and error.request_id is None:
+            error.request_id = request_id.decode("latin-1")
+        if error.status is None and answer.status:
+            error.status = answer.status
+        error.elapsed_s = answer.queued_s + answer.total_s
+        error.attempts_count = 1
+        return self._named(error)
+
+    def _named(self, error: StoreError) -> StoreError:
+        error.operation = self.wire.name
+        error.url = self.store.describe(self.wire.key)
+        span = getattr(self.operation, "span", None)
+        error.span = tuple(span) if span is not None else None
+        return error
+
+    def _fail(self, error: StoreError) -> None:
+        self.sink.done(Completion(self.operation, error=self._named(error)))
+
+
+def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer, prefix: str) -> None:  # noqa: C901 - a table
+    """Values of everything but a ``Get`` from a 2xx answer."""
+    headers = answer.headers
+    body = answer.landing.view if answer.landing is not None else memoryview(b"")
+    if isinstance(operation, Head):
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit():
+            raise ProtocolError("the answer to HEAD has no Content-Length", hint="is this an S3 endpoint?")
+        completion.info = object_info(operation.key, headers, int(length), full_object(headers))
+    elif isinstance(operation, ListPage):
+        completion.value = xml.parse_list(body)
+        if prefix:
+            completion.value = _relative(completion.value, len(prefix))
+    elif isinstance(operation, Put):
+        completion.info = object_info(operation.key, headers, len(memoryview(operation.body).cast("B")), full_object(headers))
+    elif isinstance(operation, CreateMultipart):
+        completion.value = xml.parse_upload_id(body)
+    elif isinstance(operation, PutPart):
+        completion.value = _part(operation.part_number, headers)
+    elif isinstance(operation, (CompleteMultipart, Copy, CopyPart)):
+        number = operation.part_number if isinstance(operation, CopyPart) else 0
+        value = xml.parse_complete(body) if isinstance(operation, CompleteMultipart) else xml.parse_copy(body, number)
+        if isinstance(value, xml.ErrorDocument):
+            raise status_error(500 if value.code == "InternalError" else 400, headers, value.code, value.message)
+        completion.value = value
+    elif isinstance(operation, Delete):
+        failed = xml.parse_delete(body) if len(operation.keys) > 1 else {}
+        completion.value = {key[len(prefix) :]: why for key, why in failed.items()}
+
+
+def _relative(page: Page, length: int) -> Page:
+    """A page with its keys relative to the store's prefix of `length` characters."""
+    objects = [info._replace(key=info.key[length:]) for info in page.objects]
+    return Page(objects, [prefix[length:] for prefix in page.prefixes], page.next_token)
+
+
+def _part(number: int, headers: dict[bytes, bytes]) -> Part:
+    etag = headers.get(b"etag")
+    if etag is None:
+        raise ProtocolError("the answer to a part has no ETag")
+    return Part(number, etag.decode("latin-1"), full_object(headers))

@@ -1,0 +1,151 @@
+"""Where a bucket is: endpoint, region, addressing, and the store's clock; corrected by what the store answers.
+
+Amazon's hosts are ``bucket.s3.region.amazonaws.com``; a bucket whose name has dots, or is no host name, is asked by path,
+for its certificate would not match. Other endpoints are asked by path unless told otherwise: most have no wildcard DNS.
+Source: S3 user guide, "Virtual hosting", "Access point ARNs"; measured on ministack and Ceph RGW.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError
+from penstock.store.answers import http_date_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.config import TransportConfig
+    from penstock.store.credentials import Credentials
+    from penstock.store.s3 import S3Store
+    from penstock.store.s3_requests import S3Options
+    from penstock.types import Buffer
+
+_HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{1,253}[A-Za-z0-9]")
+_ACCESS_POINT = re.compile(r"arn:(aws[a-z-]*):s3:([a-z0-9-]+):([0-9]{12}):accesspoint[:/]([a-z0-9-]+)")
+_SKEW_S_MIN = 300.0
+"""S3 refuses requests more than 15 minutes off; a 403 without a reason is taken for skew from 5 minutes on."""
+
+_EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+_SIGNED_BODY_BYTES_MAX = 1 << 20
+"""Over TLS, larger bodies go unsigned (``UNSIGNED-PAYLOAD``), as in the AWS SDKs: TLS and the checksum guard them."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Site:
+    """Where one bucket is, and below which prefix its keys are.
+
+    Attributes:
+        bucket: Name, or an access point's ARN.
+        prefix: Prepended to every key; empty, or any string, usually ending with ``/``.
+        endpoint_url: ``http(s)://host[:port][/path]``; None is Amazon's.
+        region: To sign for.
+        addressing: ``"auto"``, ``"path"`` or ``"virtual"``.
+        clock_offset_s: Seconds that the store's clock is ahead of this host's; 0 unless it complained.
+    """
+
+    bucket: str
+    prefix: str = ""
+    endpoint_url: str | None = None
+    region: str = "us-east-1"
+    addressing: str = "auto"
+    clock_offset_s: float = 0.0
+    base_url: str = ""
+    copy_source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.addressing not in ("auto", "path", "virtual"):
+            raise ConfigError(f"addressing={self.addressing!r} must be 'auto', 'path' or 'virtual'")
+        if self.endpoint_url is not None:
+            self.endpoint_url = _checked_endpoint(self.endpoint_url)
+        if (point := _ACCESS_POINT.fullmatch(self.bucket)) is not None:
+            self.region = point[2]
+        elif not _BUCKET.fullmatch(self.bucket) or ".." in self.bucket or ":" in self.bucket.replace("::", ""):
+            raise ConfigError(f"{self.bucket!r} is not a bucket name", hint="s3://bucket/key, or an access point's ARN")
+        if self.bucket.endswith("--x-s3"):
+            raise ConfigError(f"{self.bucket!r} is a directory bucket (S3 Express One Zone), which needs session keys",
+                              hint="not supported; mount it, or copy to a general purpose bucket")  # fmt: skip
+        self._rebase()
+
+    def _rebase(self) -> None:
+        point = _ACCESS_POINT.fullmatch(self.bucket)
+        if self.endpoint_url is None:
+            domain = f"{self.region}.amazonaws.com" + (".cn" if self.region.startswith("cn-") else "")
+            if point is not None:
+                self.base_url = f"https://{point[4]}-{point[3]}.s3-accesspoint.{domain}/"
+            elif self.addressing != "path" and _HOST_NAME.fullmatch(self.bucket):
+                self.base_url = f"https://{self.bucket}.s3.{domain}/"
+            else:
+                self.base_url = f"https://s3.{domain}/{self.bucket}/"
+        elif self.addressing == "virtual":
+            parts = urlsplit(self.endpoint_url)
+            self.base_url = f"{parts.scheme}://{self.bucket}.{parts.netloc}{parts.path}/"
+        else:
+            self.base_url = f"{self.endpoint_url}/{self.bucket}/"
+        self.copy_source = f"{self.bucket}/object" if point is not None else f"/{self.bucket}"
+
+    def move(self, region: str) -> None:
+        """The store says that the bucket is elsewhere."""
+        self.region = region
+        self._rebase()
+
+    def set_clock(self, store_now_s: float) -> None:
+        """The store says what time it is, in seconds since the epoch."""
+        self.clock_offset_s = store_now_s - time.time()
+
+    def is_skewed(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether an answer's ``Date`` is far from this host's clock (HEAD has no body to say so)."""
+        date_s = http_date_s(headers.get(b"date", b""))
+        return date_s is not None and abs(date_s - time.time() - self.clock_offset_s) > _SKEW_S_MIN
+
+    def signing_headers(self, credentials: Credentials, body: Buffer | None) -> list[str]:
+        """Headers that signing needs beyond what libcurl adds: token, payload hash, the store's time."""
+        headers = []
+        if credentials.session_token is not None:
+            headers.append(f"x-amz-security-token: {credentials.session_token}")
+        if body is not None:
+            size_bytes = memoryview(body).nbytes
+            if self.base_url.startswith("https:") and size_bytes > _SIGNED_BODY_BYTES_MAX:
+                headers.append("x-amz-content-sha256: UNSIGNED-PAYLOAD")
+            else:
+                digest = hashlib.sha256(body).hexdigest() if size_bytes else _EMPTY_SHA256
+                headers.append(f"x-amz-content-sha256: {digest}")
+        if self.clock_offset_s:
+            now = time.gmtime(time.time() + self.clock_offset_s)
+            headers.append(time.strftime("X-Amz-Date: %Y%m%dT%H%M%SZ", now))
+        return headers
+
+
+def _checked_endpoint(url: str) -> str:
+    parts = urlsplit(url)
+    try:
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        port_ok = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
+        raise ConfigError(f"endpoint_url {_without_user(url)!r} is not http(s)://host[:port]")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError("endpoint_url must not hold credentials, a query or a fragment", hint="pass credentials=")
+    return url.rstrip("/")
+
+
+def _without_user(url: str) -> str:
+    scheme, separator, rest = url.rpartition("://")
+    return scheme + separator + rest.rpartition("@")[2]
+
+
+def rebuild(
+    site: Site, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options
+) -> S3Store:
+    """Unpickle a store in this process: the provider is looked up here, its keys are only carried where they were given."""
+    from penstock.store.credentials import provider
+    from penstock.store.s3 import S3Store
+
+    found = provider(*recipe) if recipe is not None else None
+    return S3Store(site, provider=found, transport=transport, options=options)

@@ -1,0 +1,109 @@
+"""``Traced``: counts every operation of a store, and logs each where asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.stats import Recent
+from penstock.store.base import Store, Wrapper
+from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
+
+log = logging.getLogger("penstock.store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatistics:
+    """What was asked of a store and how it answered, since it was made.
+
+    Attributes:
+        operations: Finished ones by kind: ``{"Get": 1200, "ListPage": 3}``.
+        errors: Failed ones by class of error.
+        received_bytes: Of bodies that arrived, retried pieces included.
+        in_flight_count: Operations under way now.
+        first_byte_p50_s: Median time from sending to the first byte of an answer, of the last 512; nan without any.
+        first_byte_p99_s: The 99th percentile: far above the median means that hedging pays.
+        inner: Statistics of the store inside.
+    """
+
+    operations: Mapping[str, int]
+    errors: Mapping[str, int]
+    received_bytes: int
+    in_flight_count: int
+    first_byte_p50_s: float
+    first_byte_p99_s: float
+    inner: Any
+
+
+class Traced(Wrapper):
+    """Keeps ``StoreStatistics``; with the logger ``penstock.store`` at DEBUG, one line per operation."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._operations: Counter[type[Any]] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._received_bytes = 0
+        self._started_count = 0
+        self._ended_count = 0
+        self._first_byte_s = Recent(512)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Traced, (self.inner,)
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """See ``Store``."""
+        transfer = self.inner.submit(operation, _Trace(self, sink))
+        self._started_count += 1
+        return transfer
+
+    def note(self, completion: Completion) -> None:
+        """Count one finished operation. Engine threads call it; the counts are exact with one of them."""
+        self._operations[type(completion.operation)] += 1
+        self._ended_count += 1
+        for attempt in completion.attempts:
+            self._received_bytes += attempt.received_bytes
+            if attempt.first_byte_s:
+                self._first_byte_s.add(attempt.first_byte_s)
+        if completion.error is not None:
+            self._errors[type(completion.error).__name__] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            self._log(completion)
+
+    def _log(self, completion: Completion) -> None:
+        first = completion.attempts[0].start_s if completion.attempts else time.monotonic()
+        name = type(completion.operation).__name__
+        key = getattr(completion.operation, "key", "")
+        outcome = completion.error or f"{sum(attempt.received_bytes for attempt in completion.attempts)} bytes"
+        log.debug("%s %s: %s in %.4f s", name, self.describe(key), outcome, time.monotonic() - first)
+
+    def statistics(self) -> StoreStatistics:
+        """See ``StoreStatistics``. Cost: two percentiles of 512 numbers."""
+        return StoreStatistics(
+            operations={kind.__name__: count for kind, count in self._operations.items()},
+            errors=dict(self._errors),
+            received_bytes=self._received_bytes,
+            in_flight_count=self._started_count - self._ended_count,
+            first_byte_p50_s=self._first_byte_s.quantile(0.5),
+            first_byte_p99_s=self._first_byte_s.quantile(0.99),
+            inner=self.inner.statistics(),
+        )
+
+
+class _Trace:
+    __slots__ = ("landing", "owner", "sink")
+
+    def __init__(self, owner: Traced, sink: Sink) -> None:
+        self.owner = owner
+        self.sink = sink
+        self.landing = sink.landing
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        return self.sink.head(info, span)
+
+    def done(self, completion: Completion) -> None:
+        self.owner.note(completion)
+        self.sink.done(completion)

@@ -1,0 +1,85 @@
+"""The process's event loops: made at first use, shared by every store, replaced after a fork, ended at exit.
+
+Loops are told apart by what they must have in common, the number of threads and the bound of the pool; nearly every
+process has one. Work is dealt to a configuration's loops in turn.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+from penstock import forks
+from penstock.transport.loop import EventLoop, Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.config import TransportConfig
+    from penstock.transport.http import HttpRequest, HttpTransfer
+
+
+class Engine:
+    """All event loops of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loops: dict[tuple[int, int], list[EventLoop]] = {}
+        self._turn = itertools.count()
+        self.closings = 0
+        """How often ``close()`` was called: a backoff that spans a close does not start the engine again."""
+        forks.register(self)
+
+    def submit(self, request: HttpRequest) -> HttpTransfer:
+        """Start an exchange on one of the loops of its configuration; never blocks."""
+        return self._loop(request.config).submit(request)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Run `call` on a loop's thread after `delay_s` seconds: backoff, hedging."""
+        with self._lock:
+            loops = next(iter(self._loops.values()), None)
+        return (loops[0] if loops else self._loop(None)).call_later(delay_s, call)
+
+    def close(self) -> None:
+        """End every transfer with ``ClosedError`` and leave no thread, socket or descriptor; the next use starts anew."""
+        with self._lock:
+            self.closings += 1
+            loops, self._loops = [loop for group in self._loops.values() for loop in group], {}
+        for loop in loops:
+            loop.close()
+
+    def active_count(self) -> int:
+        """Exchanges under way."""
+        with self._lock:
+            return sum(loop.active_count for group in self._loops.values() for loop in group)
+
+    def after_fork_in_child(self) -> None:
+        """See ``forks``: the parent's loops are left untouched for ever, and forgotten."""
+        for group in self._loops.values():
+            for loop in group:
+                loop.abandon()
+        self._lock = threading.Lock()
+        self._loops = {}
+
+    def _loop(self, config: TransportConfig | None) -> EventLoop:
+        if config is None:
+            from penstock.config import TransportConfig
+
+            config = TransportConfig()
+        group = self._loops.get((config.threads_count, config.connections_max))
+        if group is None or not group[0].alive:
+            with self._lock:
+                group = self._loops.setdefault((config.threads_count, config.connections_max), [])
+                group[:] = [loop for loop in group if loop.alive]
+                while len(group) < config.threads_count:
+                    name = f"penstock-loop-{len(group)}"
+                    group.append(EventLoop(connections_max=config.connections_max, name=name))
+        if len(group) == 1:
+            return group[0]
+        return group[next(self._turn) % len(group)]
+
+
+engine = Engine()
+atexit.register(engine.close)

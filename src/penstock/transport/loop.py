@@ -1,0 +1,388 @@
+"""The event loop: libcurl's multi interface, driven by ``socket_action`` and epoll in one background thread.
+
+Submissions come in through a deque and an eventfd that is written only while the loop sleeps. Deadlines are ours: a
+watchdog looks at the transfers twice a second, which is cheaper than libcurl's per-transfer speed check and tells a late
+first byte from a stalled body. Sockets stay registered with epoll when a transfer ends, for a keep-alive connection
+would be registered again at once: that saves two system calls per request; ``SOCKOPTFUNCTION`` tells us of new sockets,
+so a reused descriptor number is never mistaken for the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import heapq
+import itertools
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pycurl
+
+from penstock.transport.http import (
+    CANCELLED,
+    CLOSED,
+    LATE_BODY,
+    LATE_FIRST_BYTE,
+    LATE_TOTAL,
+    HttpAnswer,
+    HttpRequest,
+    HttpTransfer,
+    configure,
+    prepare_method,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WATCH_S = 0.5
+"""Seconds between two looks of the watchdog: the precision of every deadline but the connect one, which is libcurl's."""
+
+_EVENTS_MAX = 256
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_SELECT_IN, _SELECT_OUT, _SELECT_ERR = pycurl.CSELECT_IN, pycurl.CSELECT_OUT, pycurl.CSELECT_ERR
+
+
+class Timer:
+    """A call to come; ``cancel()`` from any thread."""
+
+    __slots__ = ("call", "cancelled", "when_s")
+
+    def __init__(self, when_s: float, call: Callable[[], None]) -> None:
+        self.when_s = when_s
+        self.call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Drop it; idempotent."""
+        self.cancelled = True
+
+
+class EventLoop:
+    """One thread, one libcurl multi handle, one connection pool.
+
+    Args:
+        connections_max: Bound of the pool and of simultaneous connections.
+        name: Of the thread.
+    """
+
+    def __init__(self, *, connections_max: int, name: str) -> None:
+        self._name = name
+        self._connections_max = connections_max
+        self._incoming: deque[HttpTransfer | Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._sequence = itertools.count()
+        self._active: dict[Any, HttpTransfer] = {}
+        self._idle: dict[tuple[int, bool, bool], list[Any]] = {}
+        self._all_handles: set[Any] = set()
+        self._registered: dict[int, int] = {}
+        self._wanted: dict[int, int] = {}
+        self._curl_due_s: float | None = None
+        self._sleeping = False
+        self._closing = False
+        self._ended = False
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._waker, _IN)
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, connections_max)
+        self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections_max)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # ── from any thread ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, request: HttpRequest) -> HttpTransfer:
+        """Start an exchange; never blocks."""
+        transfer = HttpTransfer(self, request)
+        self._enqueue(transfer)
+        return transfer
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop's thread."""
+        self._enqueue(call)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Run `call` on the loop's thread after `delay_s` seconds."""
+        timer = Timer(time.monotonic() + delay_s, call)
+        self._enqueue(lambda: heapq.heappush(self._timers, (timer.when_s, next(self._sequence), timer)))
+        return timer
+
+    def _enqueue(self, item: HttpTransfer | Callable[[], None]) -> None:
+        self._incoming.append(item)
+        if self._sleeping:
+            self._sleeping = False
+            with contextlib.suppress(OSError):  # closed meanwhile: the drain of close() ends the item
+                os.eventfd_write(self._waker, 1)
+        if self._ended:
+            self._drain_closed()
+
+    def close(self) -> None:
+        """End every transfer with ``CLOSED``, then the thread, its sockets and descriptors; idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._waker, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+    def abandon(self) -> None:
+        """In a forked child: keep every handle alive for ever, untouched.
+
+        Closing a handle, removing it from the multi handle, or an epoll call on the shared descriptor would send bytes
+        on the parent's connections or change the parent's interest list. One leaked reference holds all of them, also
+        when the interpreter clears its modules at exit.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+    @property
+    def alive(self) -> bool:
+        """False once it closed, or a defect in a callback ended its thread (every transfer was told)."""
+        return not self._closing
+
+    @property
+    def active_count(self) -> int:
+        """Exchanges under way."""
+        return len(self._active)
+
+    # ── on the loop's thread ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        poll = self._epoll.poll
+        socket_action = self._multi.socket_action
+        wanted = self._wanted
+        watch_due_s = 0.0
+        try:
+            while not self._closing:
+                self._start_incoming()
+                timeout_s = self._sleep_s(watch_due_s)
+                events = poll(timeout_s, _EVENTS_MAX)
+                self._sleeping = False
+                for fd, event in events:
+                    if fd == self._waker:
+                        with contextlib.suppress(BlockingIOError):
+                            os.eventfd_read(self._waker)
+                    elif wanted.get(fd):
+                        mask = _SELECT_IN if event & _IN else 0
+                        if event & _OUT:
+                            mask |= _SELECT_OUT
+                        if event & ~(_IN | _OUT):
+                            mask |= _SELECT_ERR
+                        socket_action(fd, mask)
+                    else:  # an idle connection that the server closed; libcurl notices before it reuses it
+                        self._forget_socket(fd)
+                now_s = time.monotonic()
+                if self._curl_due_s is not None and now_s >= self._curl_due_s:
+                    self._curl_due_s = None
+                    socket_action(pycurl.SOCKET_TIMEOUT, 0)
+                self._collect()
+                if now_s >= watch_due_s:
+                    watch_due_s = now_s + WATCH_S
+                    self._watch(now_s)
+                self._run_timers(now_s)
+        finally:
+            self._shut()
+
+    def _sleep_s(self, watch_due_s: float) -> float:
+        """Seconds to sleep at most; 0 where something waits. Sets ``_sleeping`` before the last look at the deque."""
+        due_s = self._curl_due_s
+        if self._timers and (due_s is None or self._timers[0][0] < due_s):
+            due_s = self._timers[0][0]
+        if self._active and (due_s is None or watch_due_s < due_s):
+            due_s = watch_due_s
+        self._sleeping = True
+        if self._incoming or self._closing:
+            return 0.0
+        if due_s is None:
+            return -1
+        return max(0.0, due_s - time.monotonic())
+
+    def _start_incoming(self) -> None:
+        incoming = self._incoming
+        while incoming:
+            item = incoming.popleft()
+            if not isinstance(item, HttpTransfer):
+                item()
+            elif not item.ended:
+                self._start(item)
+
+    def _start(self, transfer: HttpTransfer) -> None:
+        request = transfer.request
+        plain = request.method == "GET" and not request.redirects_max
+        pool = (id(request.config), request.url.startswith("https:"), request.signing is not None)
+        idle = self._idle.setdefault(pool, []) if plain else None
+        if idle:
+            curl = idle.pop()
+        else:
+            try:
+                curl = configure(request.config, request.url, self._on_new_socket)
+            except pycurl.error as error:
+                self._end(transfer, *error.args)
+                return
+            curl.pool = pool if plain else None
+            curl.config = request.config  # holds the config, so that its id is not given to another
+            self._all_handles.add(curl)
+            if not plain:
+                prepare_method(transfer, curl)
+        try:
+            transfer.attach(curl)
+            self._active[curl] = transfer
+            self._multi.add_handle(curl)
+        except (pycurl.error, UnicodeError) as error:
+            self._active.pop(curl, None)
+            code = error.args[0] if isinstance(error, pycurl.error) else pycurl.E_URL_MALFORMAT
+            self._end(transfer, code, str(error.args[-1]))
+            self._drop(curl)
+
+    def _collect(self) -> None:
+        while True:
+            queued, finished, failed = self._multi.info_read(_EVENTS_MAX)
+            for curl in finished:
+                self._finish(curl, 0, "")
+            for curl, code, reason in failed:
+                self._finish(curl, code, reason)
+            if not queued:
+                return
+
+    def _finish(self, curl: Any, code: int, reason: str) -> None:
+        transfer = self._active.pop(curl)
+        self._multi.remove_handle(curl)
+        self._end(transfer, code, reason)
+        if curl.pool is not None:
+            self._idle[curl.pool].append(curl)
+        else:
+            self._drop(curl)
+
+    def _end(self, transfer: HttpTransfer, code: int, reason: str) -> None:
+        transfer.ended = True
+        answer = transfer.answer(code, reason)
+        transfer.curl = None
+        transfer.request.sink.on_end(answer)
+
+    def give_up(self, transfer: HttpTransfer, code: int, reason: str) -> None:
+        """End a transfer early; its connection closes, for the rest of its answer is still on the way."""
+        if transfer.ended:
+            return
+        curl = transfer.curl
+        if curl is not None:
+            self._active.pop(curl, None)
+            self._multi.remove_handle(curl)
+        self._end(transfer, code, reason)
+        if curl is not None:
+            if curl.pool is not None and not self._closing:
+                self._idle[curl.pool].append(curl)
+            else:
+                self._drop(curl)
+
+    def _drop(self, curl: Any) -> None:
+        self._all_handles.discard(curl)
+        curl.close()
+
+    def _watch(self, now_s: float) -> None:
+        """Enforce the deadlines of every transfer under way."""
+        late: list[tuple[HttpTransfer, int, str]] = []
+        for transfer in self._active.values():
+            config = transfer.request.config
+            age_s = now_s - transfer.started_s
+            if age_s > config.total_s_max:
+                late.append((transfer, LATE_TOTAL, f"not complete after {config.total_s_max:g} s"))
+            progress = transfer.progress_bytes()
+            moved = progress - transfer.watch_bytes
+            if moved >= config.stall_bytes_per_s * config.stall_s_max or transfer.watch_bytes < 0:
+                transfer.watch_bytes, transfer.watch_s = progress, now_s
+            elif transfer.header_lines:
+                self._watch_body(transfer, moved, now_s, late)
+            elif now_s - transfer.watch_s > config.first_byte_s_max:
+                late.append((transfer, LATE_FIRST_BYTE, f"no answer within {config.first_byte_s_max:g} s"))
+        for transfer, code, reason in late:
+            self.give_up(transfer, code, reason)
+
+    @staticmethod
+    def _watch_body(transfer: HttpTransfer, moved: int, now_s: float, late: list[tuple[HttpTransfer, int, str]]) -> None:
+        config = transfer.request.config
+        waited_s = now_s - transfer.watch_s
+        if waited_s <= config.stall_s_max:
+            return
+        if moved < config.stall_bytes_per_s * waited_s:
+            late.append((transfer, LATE_BODY, f"only {moved} bytes in {waited_s:.0f} s"))
+        else:
+            transfer.watch_bytes, transfer.watch_s = transfer.watch_bytes + moved, now_s
+
+    def _run_timers(self, now_s: float) -> None:
+        while self._timers and self._timers[0][0] <= now_s:
+            _, _, timer = heapq.heappop(self._timers)
+            if not timer.cancelled:
+                timer.call()
+
+    # ── libcurl's callbacks ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_socket(self, what: int, fd: int, _multi: Any, _data: Any) -> None:
+        if what == pycurl.POLL_REMOVE:
+            self._wanted[fd] = 0
+            return
+        self._wanted[fd] = what
+        registered = self._registered.get(fd)
+        if registered == what:
+            return
+        mask = (_IN if what & pycurl.POLL_IN else 0) | (_OUT if what & pycurl.POLL_OUT else 0)
+        if registered is None:
+            try:
+                self._epoll.register(fd, mask)
+            except FileExistsError:  # the same open descriptor, seen again after a half-made connection
+                self._epoll.modify(fd, mask)
+        else:
+            self._epoll.modify(fd, mask)
+        self._registered[fd] = what
+
+    def _on_new_socket(self, fd: int, _purpose: int) -> int:
+        self._registered.pop(fd, None)
+        return 0  # CURL_SOCKOPT_OK
+
+    def _forget_socket(self, fd: int) -> None:
+        self._registered.pop(fd, None)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+
+    def _on_timer(self, timeout_ms: int) -> None:
+        self._curl_due_s = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _shut(self) -> None:
+        """Runs last on the loop's thread: nothing of it is left afterwards."""
+        self._closing = True
+        for transfer in list(self._active.values()):
+            self.give_up(transfer, CLOSED, "the transport was closed")
+        self._ended = True  # from here on, whoever submits drains by himself
+        self._drain_closed()
+        for curl in self._all_handles:
+            curl.close()
+        self._all_handles.clear()
+        self._idle.clear()
+        self._multi.close()
+        self._epoll.close()
+        os.close(self._waker)
+
+    def _drain_closed(self) -> None:
+        while True:
+            try:
+                item = self._incoming.popleft()
+            except IndexError:
+                break
+            if isinstance(item, HttpTransfer):
+                self.give_up(item, CLOSED, "the transport was closed")
+            else:
+                item()
+        timers, self._timers = self._timers, []
+        for _, _, timer in timers:
+            if not timer.cancelled:
+                timer.call()  # whoever waits must hear; see Engine.closings
+
+
+__all__ = ["CANCELLED", "CLOSED", "EventLoop", "HttpAnswer", "Timer"]
