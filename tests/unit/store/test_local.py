@@ -1,0 +1,202 @@
+"""LocalStore beyond the contract: links, hidden names, full and read-only disks, changes while reading."""
+
+import os
+import resource
+
+import pytest
+
+from penstock.errors import (
+    AccessDeniedError,
+    BucketMissingError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectMissingError,
+    StoreError,
+)
+from penstock.store.local import LocalStore
+from penstock.testing.contract_support import WatchingSink, submit
+from penstock.types import Get, Landing
+
+
+@pytest.fixture
+def store(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    with LocalStore(root) as store:
+        yield store
+
+
+def keys(store, **options):
+    return [info.key for info in store.list(**options)]
+
+
+@pytest.mark.parametrize("key", ["a\0b", "s" * 256, ".penstock-0123.tmp", "a/.penstock-0123.tmp"])
+def test_names_that_no_file_may_have_are_refused(store, key):
+    """NUL, overlong segments and our own temporary names are refused before anything is touched."""
+    for attempt in (store.stat, store.path, lambda key: store.write(key, b"")):
+        with pytest.raises(ConfigError):
+            attempt(key)
+
+
+def test_names_that_collide_with_a_directory_are_refused(store):
+    """A key cannot be a directory, nor run through a file; the message says which, and nothing is left behind."""
+    store.write("a/b", b"x")
+    for key in ("a", "a/b/c", "a/b/c/d"):
+        with pytest.raises(StoreError, match=r"directory|file"):
+            store.write(key, b"y")
+    with pytest.raises(ObjectMissingError):
+        store.read("a/b/c")
+    store.delete(["a", "a/b/c"])
+    assert sorted(os.listdir(store.root / "a")) == ["b"]
+    assert keys(store) == ["a/b"]
+
+
+def test_a_missing_root_is_named(tmp_path):
+    """Reading below a directory that is not there is BucketMissingError; writing makes it."""
+    with LocalStore(tmp_path / "none") as store:
+        with pytest.raises(BucketMissingError, match="none"):
+            store.read("k")
+        with pytest.raises(BucketMissingError):
+            list(store.list())
+        store.write("a/k", b"x")
+        assert keys(store) == ["a/k"]
+
+
+def test_links_are_followed_and_loops_are_not(store, tmp_path):
+    """Links to files and directories are listed and read; a loop ends, a link to nowhere is no object."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "k").write_bytes(b"elsewhere")
+    store.write("d/here", b"x")
+    (store.root / "d" / "link").symlink_to(tmp_path / "other")
+    (store.root / "d" / "loop").symlink_to(store.root)
+    (store.root / "d" / "self").symlink_to(store.root / "d")
+    (store.root / "dangling").symlink_to(tmp_path / "nowhere")
+    assert keys(store) == ["d/here", "d/link/k"]
+    assert store.read("d/link/k").data == b"elsewhere"
+
+
+def test_writing_replaces_a_link_not_its_target(store, tmp_path):
+    """An object's new bytes never go where a link leads."""
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (store.root / "k").symlink_to(outside)
+    store.write("k", b"new")
+    assert outside.read_bytes() == b"mine"
+    assert store.read("k").data == b"new"
+
+
+def test_only_regular_files_are_objects(store):
+    """A FIFO does not hang a reader, and neither it nor empty directories are listed."""
+    os.mkfifo(store.root / "fifo")
+    (store.root / "empty" / "below").mkdir(parents=True)
+    with pytest.raises(ObjectMissingError):
+        store.read("fifo")
+    assert keys(store) == []
+    assert keys(store, recursive=False) == []
+
+
+def test_what_a_killed_process_left_is_not_listed(store):
+    """Hidden temporary files and uploads are no objects, at any depth."""
+    store.write("a/k", b"x")
+    (store.root / "a" / ".penstock-00ff.tmp").write_bytes(b"half")
+    (store.root / ".penstock-00aa.tmp").mkdir()
+    (store.root / ".penstock-00aa.tmp" / "1").write_bytes(b"part")
+    assert keys(store) == ["a/k"]
+    assert keys(store, recursive=False) == ["a/"]
+
+
+def test_a_name_that_is_not_utf8_is_an_error(store):
+    """A file that no key can name is not left out silently."""
+    store.write("k", b"x")
+    os.close(os.open(os.fsencode(store.root) + b"/\xff", os.O_CREAT))
+    with pytest.raises(StoreError, match="UTF-8"):
+        keys(store)
+
+
+@pytest.mark.parametrize("change", ["rewrite", "truncate", "grow"])
+def test_a_change_while_reading_is_never_a_mix(store, change):
+    """A file that changes between the answer's head and its end is ObjectChangedError."""
+    path = store.root / "k"
+    store.write("k", b"a" * 1000)
+    os.utime(path, (1, 1))
+
+    class ChangingSink(WatchingSink):
+        def head(self, info, span):
+            with open(path, "r+b") as file:
+                if change == "truncate":
+                    file.truncate(10)
+                else:
+                    file.seek(0, os.SEEK_SET if change == "rewrite" else os.SEEK_END)
+                    file.write(b"b" * 500)
+            return super().head(info, span)
+
+    _, sink = submit(store, Get("k"), ChangingSink(Landing(bytearray(1000), 0, 1000)))
+    assert isinstance(sink.wait().error, ObjectChangedError)
+
+
+def test_replacing_while_reading_gives_the_old_object(store):
+    """A rename does not disturb who has the old file open: the bytes are of one version."""
+    store.write("k", b"old")
+    etag = store.stat("k").etag
+
+    class ReplacingSink(WatchingSink):
+        def head(self, info, span):
+            os.replace(store.root / "new", store.root / "k")
+            return super().head(info, span)
+
+    store.write("new", b"new!")
+    completion = submit(store, Get("k"), ReplacingSink())[1].wait()
+    assert (completion.error, bytes(completion.body), completion.info.etag) == (None, b"old", etag)
+    assert isinstance(submit(store, Get("k", None, etag))[1].wait().error, ObjectChangedError)
+
+
+@pytest.fixture
+def small_files_only():
+    """Files may not grow past 64 KiB, as on a full disk; Python ignores the signal, so writes fail with EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_files_only")
+def test_a_full_disk_leaves_nothing_behind(store):
+    """A write that does not fit is a typed error; what was there stays, and no temporary file is left."""
+    store.write("k", b"before")
+    with pytest.raises(StoreError, match="too large"):
+        store.write("k", bytes(100_000))
+    with pytest.raises(StoreError, match="too large"):
+        store.write("new/folder/k", bytes(100_000))
+    with pytest.raises(StoreError, match="too large"):
+        with store.writer("w", part_bytes=80_000) as writer:
+            writer.write(bytes(300_000))
+    assert os.listdir(store.root) == ["k"]
+    assert store.read("k").data == b"before"
+
+
+def test_a_read_only_place_is_access_denied():
+    """Where the system forbids writing, the error is AccessDeniedError and names the object."""
+    with LocalStore("/sys/kernel") as store, pytest.raises(AccessDeniedError, match="penstock-test"):
+        store.write("penstock-test/k", b"x")
+
+
+def test_a_flat_directory_is_read_once_for_all_pages(store, monkeypatch):
+    """Between pages the walk stands still: a large directory is not scanned once per page."""
+    for index in range(50):
+        (store.root / f"{index:03}").touch()
+    scans = []
+    scandir = os.scandir
+    monkeypatch.setattr("penstock.store.tree.os.scandir", lambda path: scans.append(path) or scandir(path))
+    from penstock.store.listing import list_objects
+
+    assert len(list(list_objects(store, "", keys_max=5))) == 50
+    assert len(scans) == 1
+
+
+def test_nothing_is_left(nothing_left, tmp_path):
+    """Closing ends the threads, and every descriptor is closed, also after errors."""
+    with nothing_left(), LocalStore(tmp_path) as store:
+        store.write("k", b"x")
+        list(store.read_many(["k"] * 50))
+        with pytest.raises(ObjectMissingError):
+            store.read("none")
