@@ -6,7 +6,7 @@ Importing this package imports nothing but the standard library; each public nam
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import unquote, urlsplit
 
-from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
 from penstock.errors import ConfigError
 from penstock.fetch import set_process_budget
-from penstock.store.base import Store
 
 if TYPE_CHECKING:
     import io
 
+    from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
+    from penstock.store.base import Store
     from penstock.store.credentials import Credentials
     from penstock.store.file import ObjectReader
     from penstock.store.writing import Writer
@@ -125,7 +125,7 @@ def _s3(
     region: str | None,
     profile: str | None,
     credentials: Credentials | None,
-    anonymous: bool,  # noqa: FBT001 - internal, in connect()'s order
+    anonymous: bool,
     addressing: str,
     transport: TransportConfig | None,
     options: Any,
@@ -236,4 +236,5 @@ def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IO
     root, key = split(url)
     if not key:
         raise ConfigError(f"{os.fspath(url)!r} names no object")
-    return connect(root, **options).open(key, mode)
+    store = connect(root, **options)
+    return store.open(key, "rb") if mode == "rb" else store.open(key, "wb")

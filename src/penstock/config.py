@@ -47,7 +47,14 @@ class TransportConfig:
     proxy: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("connect_s_max", "first_byte_s_max", "stall_s_max", "total_s_max", "connections_max", "threads_count"):
+        for name in (
+            "connect_s_max",
+            "first_byte_s_max",
+            "stall_s_max",
+            "total_s_max",
+            "connections_max",
+            "threads_count",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be more than 0")
         for name in ("receive_buffer_bytes", "receive_buffer_tls_bytes"):

@@ -135,7 +135,9 @@ class StoreError(PenstockError, OSError):
             facts.append(" ".join(str(part) for part in (self.status, self.code) if part))
         if self.attempts_count:
             plural = "" if self.attempts_count == 1 else "s"
-            facts.append(f"{self.attempts_count} attempt{plural}" + (f" in {self.elapsed_s:.2f} s" if self.elapsed_s else ""))
+            facts.append(
+                f"{self.attempts_count} attempt{plural}" + (f" in {self.elapsed_s:.2f} s" if self.elapsed_s else "")
+            )
         if self.request_id:
             facts.append(f"request id {self.request_id}")
         text = f"{head}: {self.what}" if head else self.what

@@ -43,7 +43,9 @@ def check(made_in: int, what: str) -> None:
         ClosedError: `made_in` is not this process's generation.
     """
     if made_in != _generation:
-        raise ClosedError(f"{what} was inherited through fork", hint="make a new one in the child; stores may be used again")
+        raise ClosedError(
+            f"{what} was inherited through fork", hint="make a new one in the child; stores may be used again"
+        )
 
 
 def _in_child() -> None:

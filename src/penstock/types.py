@@ -9,7 +9,6 @@ pass each second.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.errors import ConfigError, StoreError
@@ -182,7 +181,17 @@ class CopyPart(NamedTuple):
 
 
 Operation: TypeAlias = (
-    Get | Head | ListPage | Put | CreateMultipart | PutPart | CompleteMultipart | AbortMultipart | Delete | Copy | CopyPart
+    Get
+    | Head
+    | ListPage
+    | Put
+    | CreateMultipart
+    | PutPart
+    | CompleteMultipart
+    | AbortMultipart
+    | Delete
+    | Copy
+    | CopyPart
 )
 
 

@@ -24,7 +24,6 @@ _GRAIN_BYTES = 256 * 1024
 PartBuffer: TypeAlias = mmap.mmap
 
 
-
 def _buffer_type(returned: deque[PartBuffer]) -> type[PartBuffer]:
     """The type of one budget's buffers: uint8[capacity], writable, back in `returned` when the last reference goes.
 
@@ -100,7 +99,9 @@ class Budget:
             self._collect()
             best = None
             for index, buffer in enumerate(self._free):
-                if size_bytes <= len(buffer) <= 2 * size_bytes and (best is None or len(buffer) < len(self._free[best])):
+                if size_bytes <= len(buffer) <= 2 * size_bytes and (
+                    best is None or len(buffer) < len(self._free[best])
+                ):
                     best = index
             if best is not None:
                 return self._free.pop(best)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.types import Key
+if TYPE_CHECKING:
+    from penstock.types import Key
 
 
 class Chunk(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.types import ByteRange, Key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Cut(NamedTuple):

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.config import MIB, FetchConfig
-from penstock.errors import CancelledOperationError, ConfigError, PenstockError, StoreError
-from penstock.fetch.budget import POOLED_BYTES_MIN, Budget, PartBuffer
+from penstock.errors import CancelledOperationError, ClosedError, ConfigError, PenstockError, StoreError
+from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.plan import Request, as_item, coalesce
 from penstock.fetch.slots import ChecksumSink, Item, Slot
 from penstock.fetch.window import Window
@@ -99,11 +99,15 @@ class ReadAhead:
         self.stalls_count = 0
         self.throttled_count = 0
 
+    def start(self) -> None:
+        """Send the first requests now, not at the first ``next()``: many readers are opened, then asked in turn."""
+        self._refill(None)
+
     # ── the consumer's thread ──────────────────────────────────────────────────────────────────────────────────────
 
     def wait_item(self, *, ordered: bool = True) -> Item | None:
         """The next finished item (the first, or any), removed; None at the end of the plan. Blocks."""
-        forks.check(self._generation, "this iterator")
+        self._check()
         while True:
             with self._lock:
                 item = self._finished(ordered=ordered)
@@ -119,7 +123,7 @@ class ReadAhead:
 
     def wait_slot(self) -> tuple[Item, Slot | None] | None:
         """The next part in order: its item and slot (None for an item that failed or is empty). Blocks."""
-        forks.check(self._generation, "this iterator")
+        self._check()
         while True:
             found = None
             with self._lock:
@@ -131,6 +135,9 @@ class ReadAhead:
             if not self._refill(None) and not self._items:
                 return None
             self._wait(lambda: bool(self._items) and self._part_ready())
+
+    def _check(self) -> None:
+        forks.check(self._generation, "this iterator")
 
     def _take_part(self, item: Item) -> tuple[Item, Slot | None]:
         if item.error is not None:
@@ -167,6 +174,8 @@ class ReadAhead:
             self._pump()
             try:
                 while not ready():
+                    if self._closed:
+                        raise ClosedError("the iterator was closed while it was waited for")
                     self._changed.wait()
             finally:
                 self._waiting = False
@@ -193,9 +202,7 @@ class ReadAhead:
             pulled.append(as_item(request, self._pulled_count))
             self._pulled_count += 1
         if pulled and self._whole and self._config.gap_bytes_max >= 0:
-            pulled = coalesce(
-                pulled, gap_bytes=self._config.gap_bytes_max, length_bytes_max=self._config.part_bytes
-            )
+            pulled = coalesce(pulled, gap_bytes=self._config.gap_bytes_max, length_bytes_max=self._config.part_bytes)
         with self._lock:
             self._planned.extend(pulled)
             self._pump()
@@ -223,6 +230,7 @@ class ReadAhead:
             sent = list(self._sent)
             items, self._items = self._items, deque()
             self._unsent.clear()
+            self._changed.notify_all()
         for slot in sent:
             if slot.transfer is not None:
                 slot.transfer.cancel()
@@ -319,8 +327,8 @@ class ReadAhead:
         """A part of an object that is delivered whole: its place in the object's one buffer."""
         item = slot.item
         span = item.span()
-        assert span is not None  # noqa: S101 - several slots: the length is known
-        assert slot.length_bytes is not None  # noqa: S101 - the same
+        assert span is not None
+        assert slot.length_bytes is not None
         if item.buffer is None:
             item.buffer = self._budget.acquire(span.length_bytes, force=force)
             if item.buffer is None:
@@ -336,10 +344,12 @@ class ReadAhead:
         self._undelivered_slots += 1
         try:
             slot.transfer = self._core.submit(slot.operation(), slot)
-        except PenstockError as error:
-            failure = error if isinstance(error, StoreError) else StoreError(str(error), retryable=False)
-            failure.__cause__ = error
-            self.on_done(slot, Completion(slot.operation(), error=failure))
+        except PenstockError as error:  # refused before it was sent: a bad key, a closed store
+            self._sent.discard(slot)
+            slot.item.pending_count -= 1
+            slot.item.error = error
+            self.release(slot)
+            self._abandon(slot.item)
 
     # ── engine threads ─────────────────────────────────────────────────────────────────────────────────────────────
 

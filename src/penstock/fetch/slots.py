@@ -29,7 +29,18 @@ class Item:
         checksums_pending: The HEAD that asks for the object's checksum has not ended.
     """
 
-    __slots__ = ("buffer", "checksums_pending", "delivered_count", "error", "info", "pending_count", "plan", "sent_count", "sequence", "slots")
+    __slots__ = (
+        "buffer",
+        "checksums_pending",
+        "delivered_count",
+        "error",
+        "info",
+        "pending_count",
+        "plan",
+        "sent_count",
+        "sequence",
+        "slots",
+    )
 
     def __init__(self, plan: PlanItem, sequence: int) -> None:
         self.plan = plan
@@ -85,7 +96,9 @@ class Item:
             if self.plan.etag is not None and info.etag is not None and info.etag != self.plan.etag:
                 raise ObjectChangedError(f"the object is now {info.etag}, not {self.plan.etag}")
             if self.plan.size_bytes is not None and info.size_bytes != self.plan.size_bytes:
-                raise ObjectChangedError(f"the object has {info.size_bytes} bytes, was listed with {self.plan.size_bytes}")
+                raise ObjectChangedError(
+                    f"the object has {info.size_bytes} bytes, was listed with {self.plan.size_bytes}"
+                )
             return
         same = (info.etag, info.size_bytes) == (known.etag, known.size_bytes)
         if not same or (info.etag is None and info.last_modified_s != known.last_modified_s):
@@ -156,7 +169,7 @@ class ChecksumSink:
         self.item = item
         self.landing: Landing | None = None
 
-    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:  # noqa: ARG002 - a HEAD has no body
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """See ``types.Sink``."""
         return None
 

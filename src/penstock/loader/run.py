@@ -153,8 +153,7 @@ class EpochRun:
             self._stopping = True
             self._batches.clear()
             self._changed.notify_all()
-        if not self._threads:  # it did not come to start: nobody else closes them
-            self._close_readers()
+        self._close_readers()
         for _ in self._threads:
             self._tasks.put(None)
         deadline_s = time.monotonic() + JOIN_S_MAX

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pycurl
 
 from penstock.errors import (
     AccessDeniedError,
-    CancelledOperationError,
     BucketMissingError,
+    CancelledOperationError,
     ChecksumError,
     CredentialsError,
     DeadlineError,
@@ -63,7 +63,7 @@ def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, check
         size_bytes,
         etag.decode("latin-1") if etag is not None else None,
         http_date_s(modified) if modified is not None else None,
-        False,  # noqa: FBT003 - a NamedTuple's field, by position because this runs once per GET
+        False,
         checksums,
     )
 
@@ -77,7 +77,12 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
     length = headers.get(b"content-length", b"")
     if status == 206:
         span, total = _content_range(headers.get(b"content-range", b""))
-        if asked is None or span.start != asked.start or span.end > asked.end or (span.end < asked.end and span.end < total):
+        if (
+            asked is None
+            or span.start != asked.start
+            or span.end > asked.end
+            or (span.end < asked.end and span.end < total)
+        ):
             shown = headers.get(b"content-range", b"").decode("latin-1")
             raise ProtocolError(f"asked for {asked}, got Content-Range {shown!r}")
         if length and int(length) != span.length_bytes:
@@ -134,10 +139,14 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code))
 
 
-def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None) -> StoreError:  # noqa: C901 - a table
+def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None) -> StoreError:
     """The error that an answer outside 2xx means. `code` and `message` are the error document's, where there is one."""
     what = message or f"HTTP status {status}"
-    fields = {"status": status, "code": code, "retry_after_s": _retry_after_s(headers.get(b"retry-after", b""))}
+    fields: dict[str, Any] = {
+        "status": status,
+        "code": code,
+        "retry_after_s": _retry_after_s(headers.get(b"retry-after", b"")),
+    }
     if code in _EXPIRED:
         return CredentialsError(what, hint="the session's keys have expired; renew them", **fields)
     if code in _BAD_KEYS:
@@ -157,8 +166,8 @@ def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, 
     if status == 404:
         return ObjectMissingError(what if message else "no such object", **fields)
     if status in (401, 403):
-        hint = "these credentials (or this bucket's policy) do not allow it; a missing key also looks so without ListBucket"
-        return AccessDeniedError(what if message else "access denied", hint=hint, **fields)
+        denied = "these credentials (or this bucket's policy) do not allow it; a missing key also looks so without ListBucket"
+        return AccessDeniedError(what if message else "access denied", hint=denied, **fields)
     if status in (409, 412):
         return ObjectChangedError(what if message else "the object is not the version asked for", **fields)
     if status == 416:

@@ -168,7 +168,7 @@ def _provider(credentials: Credentials | None, profile: str | None) -> Credentia
 
 @lru_cache(maxsize=16)
 def botocore_session(profile: str | None) -> Any:
-    """botocore's session for a profile: the one place that imports it.
+    """Botocore's session for a profile: the one place that imports it.
 
     Raises:
         ConfigError: the profile is in no config file.

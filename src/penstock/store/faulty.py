@@ -50,7 +50,9 @@ class Faulty(Wrapper):
             return self.inner.submit(operation, sink)
         if self.error is None and isinstance(operation, Get):
             return self.inner.submit(operation, _Half(sink))
-        return self.inner.submit(operation, _Refused(sink, self.error or StoreError("failed on purpose", retryable=True)))
+        return self.inner.submit(
+            operation, _Refused(sink, self.error or StoreError("failed on purpose", retryable=True))
+        )
 
     def _chosen(self, call: int) -> bool:
         digest = hashlib.blake2b(f"{self.seed}:{call}".encode(), digest_size=8).digest()
@@ -71,11 +73,13 @@ class _Refused:
         self.error = error
         self.landing: Landing | None = None
 
-    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:  # noqa: ARG002 - private buffer, thrown away
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         return None
 
     def done(self, completion: Completion) -> None:
-        failed = Completion(completion.operation, error=type(self.error)(self.error.what, retryable=self.error.retryable))
+        failed = Completion(
+            completion.operation, error=type(self.error)(self.error.what, retryable=self.error.retryable)
+        )
         failed.attempts = completion.attempts
         self.sink.done(failed)
 

@@ -99,6 +99,27 @@ class ObjectReader(io.BufferedReader):
         self._object = _RawObject(store, key, etag)
         super().__init__(self._object, BUFFER_BYTES)
 
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most `size` bytes; all the rest where it is negative or None."""
+        if size is None or size <= BUFFER_BYTES:
+            return super().read(size)
+        self._object.wanted_end = self.tell() + size
+        try:
+            return super().read(size)
+        finally:
+            self._object.wanted_end = 0
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill `buffer` as far as there are bytes; returns how many."""
+        size = memoryview(buffer).nbytes
+        if size <= BUFFER_BYTES:
+            return super().readinto(buffer)
+        self._object.wanted_end = self.tell() + size
+        try:
+            return super().readinto(buffer)
+        finally:
+            self._object.wanted_end = 0
+
     @property
     def size_bytes(self) -> int:
         """The object's length."""
@@ -138,6 +159,9 @@ class _RawObject(io.RawIOBase):
         self._made_in = forks.generation()
         self._gap_bytes_max = (store.fetch_config or FetchConfig()).gap_bytes_max
         self._position = 0
+        # ``BufferedReader`` asks for large reads in two pieces, whole buffers and the rest; here it says how far
+        # they will go, so that the rest costs no second request.
+        self.wanted_end = 0
         self._held: memoryview = memoryview(b"")  # bytes [_held_start, +len) of the object
         self._held_start = 0
         self._run_fetches = 1  # fetches in sequence since the last jump; opening is the first
@@ -178,12 +202,11 @@ class _RawObject(io.RawIOBase):
         forks.check(self._made_in, self.name)
         target = memoryview(buffer).cast("B")
         target = target[: max(0, min(len(target), self.info.size_bytes - self._position))]
-        done = 0
-        while done < len(target):
-            taken = self._take(target[done:]) or self._fetch(target[done:])
-            self._position += taken
-            done += taken
-        return done
+        taken = self._take(target)
+        while not taken and target:
+            taken = self._fetch(target) or self._take(target)
+        self._position += taken
+        return taken  # what is held, without another request: ``BufferedReader`` often wants less than it asks for
 
     def readall(self) -> bytes:
         """All the rest, in one allocation and one copy."""
@@ -194,7 +217,9 @@ class _RawObject(io.RawIOBase):
         whole.seek(length - 1)
         whole.write(b"\0")
         with whole.getbuffer() as view:
-            self.readinto(view)
+            done = 0
+            while done < length:
+                done += self.readinto(view[done:])
         return whole.getvalue()
 
     def close(self) -> None:
@@ -228,13 +253,14 @@ class _RawObject(io.RawIOBase):
             return 0
         self._drop_stream()
         rest = self.info.size_bytes - self._position
+        wanted = min(rest, max(len(target), self.wanted_end - self._position))
         if self._run_fetches >= 2:
-            self._start_stream(rest, first_bytes=max(len(target), STREAM_BYTES_MIN // 2))
+            self._start_stream(rest, first_bytes=max(wanted, STREAM_BYTES_MIN // 2))
             return 0
-        if len(target) >= STREAM_BYTES_MIN:  # after a jump: what it asks for, and no more
-            self._start_stream(len(target), first_bytes=len(target))
+        if wanted >= STREAM_BYTES_MIN:  # after a jump: what it asks for, and no more
+            self._start_stream(wanted, first_bytes=wanted)
             return 0
-        length = min(rest, max(len(target), SECOND_BYTES if self._run_fetches else BUFFER_BYTES))
+        length = min(rest, max(wanted, SECOND_BYTES if self._run_fetches else BUFFER_BYTES))
         span = ByteRange(self._position, self._position + length)
         self._run_fetches += 1
         if length == len(target):

@@ -162,7 +162,7 @@ class _Entry:
 
     def __init__(self, owner: Hedged, operation: Get | Head, sink: Sink) -> None:
         self.owner = owner
-        self.lock = owner._lock  # noqa: SLF001 - one class in two halves; taken on hedges only
+        self.lock = owner._lock
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
@@ -262,7 +262,11 @@ class _Entry:
             if self.first_done is None or self.second_done is None or self.ended:
                 return
             self.ended = True
-        chosen = self.second_done if self.winner == 2 or (self.winner == 0 and _cancelled(self.first_done)) else self.first_done
+        chosen = (
+            self.second_done
+            if self.winner == 2 or (self.winner == 0 and _cancelled(self.first_done))
+            else self.first_done
+        )
         if self.winner == 2:
             self.owner.won_count += 1
         self.owner.forget(self, chosen)
@@ -291,4 +295,4 @@ class _Second:
         return self.entry.head_of_second(info, span)
 
     def done(self, completion: Completion) -> None:
-        self.entry._leg_done(2, completion)  # noqa: SLF001 - one class in two halves
+        self.entry._leg_done(2, completion)

@@ -66,7 +66,9 @@ class HttpStore(Store):
         exchange = _Exchange(self, operation, sink)
         request = HttpRequest(
             "GET" if isinstance(operation, Get) else "HEAD",
-            self._root + quote(name, safe="/~-._!$&'()*+,;=:@%" if query else "/~-._") + (f"?{query}" if query else self._query),
+            self._root
+            + quote(name, safe="/~-._!$&'()*+,;=:@%" if query else "/~-._")
+            + (f"?{query}" if query else self._query),
             sink=exchange,
             config=self.transport,
             headers=headers,

@@ -124,7 +124,7 @@ class _Permit:
             failure = error if isinstance(error, StoreError) else StoreError(str(error), retryable=False)
             self.sink.done(Completion(self.operation, error=failure))
             return False
-        if self.cancelled:
+        if self._is_cancelled():  # by another thread, meanwhile
             self.transfer.cancel()
         return True
 
@@ -140,12 +140,15 @@ class _Permit:
         if self.transfer is not None:
             self.transfer.cancel()
             return
-        with self.owner._lock:  # noqa: SLF001 - one class in two halves
+        with self.owner._lock:
             try:
-                self.owner._waiting.remove(self)  # noqa: SLF001
+                self.owner._waiting.remove(self)
             except ValueError:
                 return  # just started: start() saw, or will see, the flag
         self.sink.done(Completion(self.operation, error=CancelledOperationError("cancelled")))
+
+    def _is_cancelled(self) -> bool:
+        return self.cancelled
 
     def unanswered_s(self) -> float:
         return self.transfer.unanswered_s() if self.transfer is not None else 0.0

@@ -28,7 +28,7 @@ def read(store: Store, key: Key, span: ByteRange | None) -> Blob:
     blobs = _Blobs(store, [(key, span)] if span is not None else [key], ordered=True, raises=True)
     try:
         blob = next(blobs)
-        assert isinstance(blob, Blob)  # noqa: S101 - raises=True
+        assert isinstance(blob, Blob)
         return blob
     finally:
         blobs.close()
@@ -118,7 +118,7 @@ class _Blobs:
             if item.error is not None:
                 raise item.error
             info = item.info
-            assert info is not None  # noqa: S101 - every finished item has an answer
+            assert info is not None
             data, verified = self._bytes_of(item, info)
             if not plan.cuts:
                 return Blob(
@@ -129,7 +129,7 @@ class _Blobs:
                     request_index=plan.request_index,
                     verified=verified,
                 )
-            assert plan.span is not None  # noqa: S101 - cuts are of a span
+            assert plan.span is not None
             for cut in plan.cuts:
                 self._ready.append(self._cut(item, info, data, cut.request_index, cut.span))
             return self._ready.popleft()
@@ -146,22 +146,24 @@ class _Blobs:
             self._ahead.release(slot)
         if item.buffer is None:
             completion = first.completion
-            assert completion is not None  # noqa: S101 - finished
+            assert completion is not None
             if first.buffer is not None:
                 self._budget.disown(first.buffer)
             return completion.body, completion.verified
         self._budget.disown(item.buffer)
         span = item.span()
-        assert span is not None  # noqa: S101 - of several slots
+        assert span is not None
         data = memoryview(item.buffer)[: span.length_bytes]
         whole = span.length_bytes == info.size_bytes
         return data, checksums.verify(info.checksums, data) if whole else "length"
 
     def _cut(self, item: Item, info: ObjectInfo, data: memoryview, index: int, span: ByteRange) -> Blob | StoreError:
         outer = item.plan.span
-        assert outer is not None  # noqa: S101 - the caller's
+        assert outer is not None
         if span.start >= info.size_bytes:
-            error = SpanError(f"the range starts at {span.start}, the object has {info.size_bytes} bytes", span=tuple(span))
+            error = SpanError(
+                f"the range starts at {span.start}, the object has {info.size_bytes} bytes", span=tuple(span)
+            )
             return _located(error, self._store, item)
         piece = data[span.start - outer.start : span.end - outer.start]
         return Blob(piece, key=item.plan.key, span=span, etag=info.etag, request_index=index, verified="length")
@@ -176,6 +178,7 @@ class _Chunks:
         self._hashed_item: Item | None = None
         self._hasher: tuple[str, Hasher] | None = None
         self._delivered: Slot | None = None
+        self._ahead.start()
 
     def __iter__(self) -> Self:
         return self
@@ -209,7 +212,7 @@ class _Chunks:
             error = item.error
             raise _located(error, self._store, item) if isinstance(error, StoreError) else error
         info, completion = item.info, slot.completion if slot is not None else None
-        assert slot is not None and info is not None and completion is not None  # noqa: S101, PT018 - no error: an answer
+        assert slot is not None and info is not None and completion is not None  # noqa: PT018 - no error: an answer
         self._delivered = slot
         last = item.delivered_count == len(item.slots)
         data = completion.body

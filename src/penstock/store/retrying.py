@@ -115,6 +115,9 @@ class _Entry:
         if (transfer := self.transfer) is not None:
             transfer.cancel()
 
+    def _is_cancelled(self) -> bool:
+        return self.cancelled
+
     def unanswered_s(self) -> float:
         transfer = self.transfer
         return transfer.unanswered_s() if transfer is not None else 0.0
@@ -159,7 +162,7 @@ class _Entry:
     def _wait_s(self, error: StoreError) -> float:
         config = self.owner.config
         mean_s = min(config.backoff_s * 2 ** max(0, len(self.attempts) - 1), config.backoff_s_max)
-        wait_s = random.uniform(0, 2 * mean_s)  # noqa: S311 - jitter
+        wait_s = random.uniform(0, 2 * mean_s)
         if error.retry_after_s is not None:
             wait_s = max(wait_s, min(error.retry_after_s, config.backoff_s_max))
         return wait_s
@@ -183,7 +186,7 @@ class _Entry:
             self.sink.done(completion)
             return
         self.transfer = self.owner.inner.submit(operation, self)
-        if self.cancelled:
+        if self._is_cancelled():  # by another thread, meanwhile
             self.transfer.cancel()
 
     def _remaining(self) -> Operation | None:

@@ -14,6 +14,8 @@ from penstock.errors import (
     CancelledOperationError,
     ConfigError,
     CredentialsError,
+    ObjectChangedError,
+    ObjectExistsError,
     ProtocolError,
     StoreError,
 )
@@ -29,9 +31,7 @@ from penstock.store.answers import (
 )
 from penstock.store.base import Store
 from penstock.store.checksums import full_object, verify
-from penstock.store.credentials import CredentialProvider, Credentials
 from penstock.store.s3_requests import S3Options, Wire, wire_of
-from penstock.store.s3_site import Site
 from penstock.transport import OVERLONG, HttpAnswer, HttpRequest, HttpTransfer, Signing, engine
 from penstock.types import (
     CompleteMultipart,
@@ -44,6 +44,7 @@ from penstock.types import (
     Head,
     Landing,
     ListPage,
+    ObjectInfo,
     Operation,
     Page,
     Part,
@@ -54,6 +55,8 @@ from penstock.types import (
 )
 
 if TYPE_CHECKING:
+    from penstock.store.credentials import CredentialProvider, Credentials
+    from penstock.store.s3_site import Site
     from penstock.types import Key
 
 _NO_CHECKSUMS: dict[str, str] = {}
@@ -109,7 +112,7 @@ class S3Store(Store):
             self._signing = Signing(
                 credentials.access_key, credentials.secret_key, credentials.session_token, self.site.region
             )
-        assert self._signing is not None  # noqa: S101 - set with _signing_of
+        assert self._signing is not None
         return self._signing
 
 
@@ -119,7 +122,19 @@ class _Exchange:
     It is the transport's sink and the caller's ``Transfer`` at once: two objects fewer per request.
     """
 
-    __slots__ = ("cancelled", "credentials", "heals", "info", "operation", "sink", "span", "store", "transfer", "whole", "wire")
+    __slots__ = (
+        "cancelled",
+        "credentials",
+        "heals",
+        "info",
+        "operation",
+        "sink",
+        "span",
+        "store",
+        "transfer",
+        "whole",
+        "wire",
+    )
 
     def __init__(self, store: S3Store, operation: Operation, sink: Sink) -> None:
         self.store = store
@@ -239,7 +254,10 @@ class _Exchange:
         if not 200 <= answer.status < 300:
             document = xml.parse_error(answer.error_body) if answer.error_body else None
             raise status_error(
-                answer.status, answer.headers, document.code if document else None, document.message if document else None
+                answer.status,
+                answer.headers,
+                document.code if document else None,
+                document.message if document else None,
             )
         if isinstance(operation, Get):
             self._fill_get(completion, answer, shortened=shortened)
@@ -249,7 +267,7 @@ class _Exchange:
     def _fill_get(self, completion: Completion, answer: HttpAnswer, *, shortened: bool) -> None:
         landing = answer.landing
         if shortened:
-            assert landing is not None  # noqa: S101 - it overflowed
+            assert landing is not None
             completion.span = self.span._replace(end=self.span.start + landing.length_bytes)
             return
         received = answer.received_bytes
@@ -268,12 +286,19 @@ class _Exchange:
     def _healed(self, answer: HttpAnswer) -> bool:
         """Send again if the answer says how: another region, the store's clock, fresh keys."""
         status = answer.status
-        if status in (200, 206) or self.cancelled or self.heals >= _HEALS_MAX or status not in (301, 307, 308, 400, 403):
+        if (
+            status in (200, 206)
+            or self.cancelled
+            or self.heals >= _HEALS_MAX
+            or status not in (301, 307, 308, 400, 403)
+        ):
             return False
         document = xml.parse_error(answer.error_body) if answer.error_body else None
         code = document.code if document else ""
         site = self.store.site
-        region = (answer.headers.get(b"x-amz-bucket-region") or b"").decode("latin-1") or (document.region if document else "")
+        region = (answer.headers.get(b"x-amz-bucket-region") or b"").decode("latin-1") or (
+            document.region if document else ""
+        )
         skewed = code == "RequestTimeTooSkewed" or (status == 403 and not code and site.is_skewed(answer.headers))
         if status in (301, 307, 308, 400) and region and region != self.wire.region:
             site.move(region)
@@ -315,6 +340,10 @@ class _Exchange:
         return self._named(error)
 
     def _named(self, error: StoreError) -> StoreError:
+        if isinstance(error, ObjectChangedError) and getattr(self.operation, "if_absent", False):
+            error = ObjectExistsError(
+                "there is an object of this key", **{name: getattr(error, name) for name in error.FIELDS}
+            )
         error.operation = self.wire.name
         error.url = self.store.describe(self.wire.key)
         span = getattr(self.operation, "span", None)
@@ -325,7 +354,7 @@ class _Exchange:
         self.sink.done(Completion(self.operation, error=self._named(error)))
 
 
-def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer, prefix: str) -> None:  # noqa: C901 - a table
+def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer, prefix: str) -> None:
     """Values of everything but a ``Get`` from a 2xx answer."""
     headers = answer.headers
     body = answer.landing.view if answer.landing is not None else memoryview(b"")
@@ -339,7 +368,9 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
         if prefix:
             completion.value = _relative(completion.value, len(prefix))
     elif isinstance(operation, Put):
-        completion.info = object_info(operation.key, headers, len(memoryview(operation.body).cast("B")), full_object(headers))
+        completion.info = object_info(
+            operation.key, headers, len(memoryview(operation.body).cast("B")), full_object(headers)
+        )
     elif isinstance(operation, CreateMultipart):
         completion.value = xml.parse_upload_id(body)
     elif isinstance(operation, PutPart):
@@ -350,6 +381,9 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
         if isinstance(value, xml.ErrorDocument):
             raise status_error(500 if value.code == "InternalError" else 400, headers, value.code, value.message)
         completion.value = value
+        if not isinstance(operation, CopyPart):
+            key = operation.key if isinstance(operation, CompleteMultipart) else operation.target
+            completion.info = ObjectInfo(key, 0, value.etag)  # whoever asked knows the size; the answer does not tell
     elif isinstance(operation, Delete):
         failed = xml.parse_delete(body) if len(operation.keys) > 1 else {}
         completion.value = {key[len(prefix) :]: why for key, why in failed.items()}

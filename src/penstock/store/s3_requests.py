@@ -124,10 +124,17 @@ def wire_of(site: Site, options: S3Options, operation: Operation) -> Wire:
         return _get(site, options, operation)
     build = _BUILDERS[type(operation)]
     name, key, method, query, headers, body = build(site, options, operation)  # type: ignore[operator]
-    url = site.base_url + (encoded_key(site.prefix + key) if key else "") + query
+    keyless = isinstance(operation, ListPage) or (isinstance(operation, Delete) and body is not None)
+    url = site.base_url + ("" if keyless else _path(site, key)) + query
     if body is not None:
         headers = [*headers, "Expect:"]  # no round trip of its own; a refused body is small or multipart
     return Wire(name, key, method, url, options.headers() + headers, body, site.region)
+
+
+def _path(site: Site, key: Key) -> str:
+    if not key:
+        raise ConfigError("the key is empty")
+    return encoded_key(site.prefix + key)
 
 
 def _get(site: Site, options: S3Options, operation: Get) -> Wire:
@@ -141,7 +148,7 @@ def _get(site: Site, options: S3Options, operation: Get) -> Wire:
         headers.append(f"If-Match: {if_match}")
     if options is not _PLAIN:
         headers += options.headers() + options.key_headers()
-    return Wire("GET", key, "GET", site.base_url + encoded_key(site.prefix + key), headers, None, site.region)
+    return Wire("GET", key, "GET", site.base_url + _path(site, key), headers, None, site.region)
 
 
 _PLAIN = S3Options()

@@ -140,9 +140,7 @@ def _without_user(url: str) -> str:
     return scheme + separator + rest.rpartition("@")[2]
 
 
-def rebuild(
-    site: Site, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options
-) -> S3Store:
+def rebuild(site: Site, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options) -> S3Store:
     """Unpickle a store in this process: the provider is looked up here, its keys are only carried where they were given."""
     from penstock.store.credentials import provider
     from penstock.store.s3 import S3Store

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.stats import Recent
 from penstock.store.base import Store, Wrapper
-from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
 
 log = logging.getLogger("penstock.store")
 

@@ -29,6 +29,7 @@ DIRECT_BYTES_MIN = 1 * MIB
 """Landings in an mmap from this size on take the body without a Python frame per piece. An error document cannot be
 told from data there, so it must fit: error documents are a few hundred bytes."""
 
+_SEEK_OK, _CANT_SEEK = 0, 2  # CURL_SEEKFUNC_OK, CURL_SEEKFUNC_CANTSEEK
 _DNS_SHUFFLE_ADDRESSES = 275  # CURLOPT_DNS_SHUFFLE_ADDRESSES, which pycurl 7.49 does not name
 _CA_BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch
@@ -266,9 +267,9 @@ class HttpTransfer:
             if not self._begin_body():
                 return self._write(piece) if self._error_pieces is not None else 0
             view = self._body_view
-            assert view is not None  # noqa: S101 - set by _begin_body
+            assert view is not None
         landing = self.landing
-        assert landing is not None  # noqa: S101 - goes with the view
+        assert landing is not None
         position = landing.position
         end = position + len(piece)
         if end > landing.end:
@@ -279,7 +280,7 @@ class HttpTransfer:
                 return 0
             self._grow(end)
             view = self._body_view
-            assert view is not None  # noqa: S101 - set by _grow
+            assert view is not None
         view[position:end] = piece
         landing.position = end
         return None
@@ -293,7 +294,7 @@ class HttpTransfer:
         if self.landing is None:
             try:
                 self.landing = self.request.sink.on_head(status, headers)
-            except Exception as error:  # noqa: BLE001 - handed to on_end, which knows what it raised
+            except Exception as error:
                 self._refused = error
                 return False
             if self.landing is None:
@@ -309,7 +310,7 @@ class HttpTransfer:
 
     def _grow(self, end: int) -> None:
         landing = self.landing
-        assert landing is not None  # noqa: S101 - only called with one
+        assert landing is not None
         self._body_view = None
         landing.buffer = landing.buffer + bytes(max(end, 2 * len(landing.buffer)) - len(landing.buffer))
         landing.end = len(landing.buffer)
@@ -432,9 +433,9 @@ def _send(transfer: HttpTransfer, curl: Any, view: memoryview) -> None:
 
     def seek(offset: int, origin: int) -> int:
         if origin != 0:
-            return pycurl.SEEKFUNC_CANTSEEK
+            return _CANT_SEEK
         transfer.sent_bytes = offset
-        return pycurl.SEEKFUNC_OK
+        return _SEEK_OK
 
     if transfer.request.method == "POST":
         setopt(pycurl.POST, 1)

@@ -304,7 +304,9 @@ class EventLoop:
             self.give_up(transfer, code, reason)
 
     @staticmethod
-    def _watch_body(transfer: HttpTransfer, moved: int, now_s: float, late: list[tuple[HttpTransfer, int, str]]) -> None:
+    def _watch_body(
+        transfer: HttpTransfer, moved: int, now_s: float, late: list[tuple[HttpTransfer, int, str]]
+    ) -> None:
         config = transfer.request.config
         waited_s = now_s - transfer.watch_s
         if waited_s <= config.stall_s_max:

@@ -1,0 +1,56 @@
+# The two commands are `make demo` and `make test`; both set up everything they need in .venv and say what they do.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test lint unit suite test-ceph bench clean
+
+help:  ## What there is to run
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+# PyTorch first and by itself: a CPU build where pip finds one, before anything can ask for another.
+$(VENV)/.ready: pyproject.toml
+	@echo "== set-up: $(VENV) with penstock, PyTorch and the test tools (once)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
+	$(PIP) $(TORCH)
+	$(PIP) --editable '.[torch,image,fsspec]' --group dev
+	@touch $@
+
+demo: $(VENV)/.ready  ## Write a real data set to an embedded S3 server, stream it back, train, verify (2 minutes)
+	@echo "== demo: examples/embedded_store.py runs examples/digits.py against a server of its own"
+	$(BIN)/python examples/embedded_store.py
+
+test: $(VENV)/.ready lint unit suite  ## Everything: lint, types, layers, unit and real-server tests
+
+lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
+	@echo "== lint"
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.ready  ## Offline tests, under a minute
+	@echo "== unit tests"
+	$(BIN)/python -m pytest tests -q -m 'not server'
+
+suite: $(VENV)/.ready  ## Tests against real servers on loopback
+	@echo "== tests with servers"
+	$(BIN)/python -m pytest tests -q -m server
+
+test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
+	@echo "== tests on Ceph RGW"
+	bash tests/servers/ceph.sh install
+	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration -q -m server
+
+bench: $(VENV)/.ready  ## Peers, servers and every benchmark (half an hour); one question: make bench, then python bench/X.py
+	bash bench/setup.sh
+	for question in small_objects large_objects listing import_time memory tar_parse; do $(BIN)/python bench/$$question.py; done
+
+clean:  ## Remove what set-up and runs made
+	rm -rf $(VENV) bench/.venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,118 @@
+"""Puts the commands together, and turns every way to end into an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+import penstock
+from penstock.cli.cat import cat
+from penstock.cli.cp import cp
+from penstock.cli.info import info
+from penstock.cli.ls import ls
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+app = typer.Typer(
+    name="penstock",
+    help="Object storage for training jobs: list it, read it, copy it, measure it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Object storage for training jobs: list it, read it, copy it, measure it."""
+
+
+for _command in (ls, cat, cp, info):
+    app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; everything is said on stdout and stderr.
+
+    A closed stdout does not return: the process ends by SIGPIPE, as its shell expects.
+    """
+    interrupted: list[int] = []
+
+    def on_terminate(number: int, _frame: object) -> NoReturn:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_terminate)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _end_by_sigpipe()
+    except KeyboardInterrupt:
+        code = EXIT_TERMINATED if interrupted else EXIT_INTERRUPTED
+    except (PenstockError, OSError) as error:
+        _say(_one_line(error))
+        code = EXIT_FAILED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    command: Any = typer.main.get_command(app)
+    try:
+        with command.make_context("penstock", list(arguments)) as context:
+            command.invoke(context)
+    except Exception as error:
+        # typer's own exceptions, and click's in versions of typer that build on click: no common base to import
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        if hasattr(error, "format_message"):
+            _say(error.format_message(), hint="penstock --help")
+        return int(code)
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, PenstockError):
+        return " ".join(str(error).split())
+    assert isinstance(error, OSError)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def _say(text: str, *, hint: str | None = None) -> None:
+    print(f"penstock: {text}" + (f" (see {hint})" if hint else ""), file=sys.stderr)
+
+
+def _end_by_sigpipe() -> NoReturn:
+    # Python ignores SIGPIPE, and must while sockets are open: a TLS connection that the store closed would end us.
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())  # what is still buffered goes nowhere
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
+    raise AssertionError("SIGPIPE ends the process")

@@ -1,0 +1,315 @@
+"""``penstock cp``: files, folders and prefixes, from anywhere to anywhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from penstock.cli.files import is_there
+from penstock.cli.ls import human_bytes
+from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.transfer import Files, Item, Objects, copy_inside, stream
+from penstock.errors import ConfigError, ObjectMissingError, StoreError
+from penstock.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.types import Key, ObjectInfo
+
+
+def cp(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="An object or file; a prefix or directory: all below it.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Where to; one that ends with / is a folder.")],
+    *,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy also what is there already.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and copy nothing.")] = False,
+    as_json: AsJson = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """Copy a file or everything below a folder; run it again to finish what was interrupted.
+
+    What is already there is skipped, as aws s3 sync does: on disk, a file of the object's size, modification time and
+    (where the file system keeps attributes) ETag; in a store, an object of the source's size that is not older.
+    Anything else of the same name is replaced. Nothing is ever deleted. Inside one store it is the store that copies.
+
+    Sizes are compared, checksums verified wherever the store keeps them. Files appear whole or not at all; after Ctrl-C
+    nothing half-done is left. An object that fails does not stop the others; the exit code is then 1. Keys that are no
+    safe file names (.. and the like) are refused.
+
+    Examples:
+
+      penstock cp s3://bucket/train/ /data/train/
+
+      penstock cp model.pt s3://bucket/models/
+
+      penstock cp --dry-run s3://bucket/a/ s3://other/b/
+    """  # noqa: D412 - typer prints this as the help text
+    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    report = Report(as_json=as_json, dry_run=dry_run)
+    with connection, report:
+        plan = Plan(connection.place(source), connection.place(target), report, overwrite=overwrite)
+        report.follow(plan)
+        plan.run(dry_run=dry_run)
+    report.end()
+    if report.failed_count:
+        raise typer.Exit(1)
+
+
+class Plan:
+    """What goes where; ``run`` does it.
+
+    Args:
+        source: What to copy.
+        target: Where to.
+        report: Hears of each object.
+        overwrite: Take also what is there already.
+
+    Raises:
+        ConfigError: a folder onto itself, into itself, or onto a file.
+        ObjectMissingError: there is nothing at `source`.
+    """
+
+    def __init__(self, source: Place, target: Place, report: Report, *, overwrite: bool) -> None:
+        self.source = source
+        self.target = target
+        self.report = report
+        self.overwrite = overwrite
+        self.only: ObjectInfo | None = None
+        self.prefix = source.key
+        if not source.is_folder:
+            self._look()
+        self._refuse_overlap()
+
+    def _look(self) -> None:
+        """Whether the source is an object; where there is none, whether it is a folder named without its slash."""
+        place = self.source
+        try:
+            self.only = place.store.stat(place.key)
+        except ObjectMissingError as error:
+            self.prefix = place.key + "/"
+            if next(place.store.list(self.prefix), None) is None:
+                raise ObjectMissingError(
+                    "there is no such object, and nothing below it", operation="HEAD", url=place.url
+                ) from error
+
+    def _refuse_overlap(self) -> None:
+        if self.source.root_url != self.target.root_url:
+            return
+        into = self.target_key(self.prefix)
+        if self.only is not None and into == self.source.key:
+            raise ConfigError(f"{self.source.url} and {self.target.url} are the same object")
+        if self.only is None and self.target_prefix.startswith(self.prefix):
+            raise ConfigError(f"{self.target.url} lies inside {self.source.url}")
+
+    @property
+    def target_prefix(self) -> Key:
+        """What the targets' keys begin with, for a folder."""
+        key = self.target.key
+        return key if not key or key.endswith("/") else key + "/"
+
+    def target_key(self, key: Key) -> Key:
+        """Where in the target's store `key` goes."""
+        if self.only is None:
+            return self.target_prefix + key[len(self.prefix) :]
+        return self.target.key + key.rpartition("/")[2] if self.target.is_folder else self.target.key
+
+    def run(self, *, dry_run: bool) -> None:
+        """Copy."""
+        items = self._items()
+        target = self.target.store
+        if dry_run:
+            for item in items:
+                self.report.would_move(item)
+        elif self.target.path is not None:
+            stream(self.source.store, items, Files(self.report), self.report)
+        elif self.source.root_url == self.target.root_url:
+            copy_inside(target, items, self.report)
+        else:
+            objects = Objects(target, self.report)
+            try:
+                stream(self.source.store, items, objects, self.report)
+                objects.wait()
+            except BaseException:
+                objects.cancel()
+                raise
+
+    def _items(self) -> Iterator[Item]:
+        """What is to be moved, in key order; what is there already, and what has no safe name, is reported."""
+        there = self._there()
+        for info in self.source.store.list(self.prefix) if self.only is None else [self.only]:
+            item = Item(info, self.target_key(info.key), None)
+            try:
+                item = self._with_path(item)
+            except ConfigError as error:
+                self.report.failed(item, error)
+                continue
+            if not self.overwrite and (is_there(item.path, info) if item.path else there.has(item)):
+                self.report.skipped(item)
+            else:
+                yield item
+
+    def _with_path(self, item: Item) -> Item:
+        """With the file it goes to, where the target is on this machine; checked to be a name below the target."""
+        if self.target.path is None:
+            return item
+        store = LocalStore(self.target.root_url)
+        is_marker = item.info.key.endswith("/") and not item.info.size_bytes
+        return replace(item, path=store.path(item.key.removesuffix("/") if is_marker else item.key))
+
+    def _there(self) -> There:
+        if self.overwrite or self.target.path is not None:
+            return There(iter(()))
+        if self.only is not None:
+            try:
+                return There(iter([self.target.store.stat(self.target_key(self.only.key))]))
+            except ObjectMissingError:
+                return There(iter(()))
+        return There(self.target.store.list(self.target_prefix))
+
+
+class There:
+    """What the target has, by a listing that is walked beside the source's: both are in key order."""
+
+    def __init__(self, listing: Iterator[ObjectInfo]) -> None:
+        self._listing = listing
+        self._next = next(listing, None)
+
+    def has(self, item: Item) -> bool:
+        """Whether the target holds `item`, as far as size and time tell."""
+        while self._next is not None and self._next.key < item.key:
+            self._next = next(self._listing, None)
+        found = self._next
+        if found is None or found.key != item.key or found.size_bytes != item.info.size_bytes:
+            return False
+        if found.last_modified_s is None or item.info.last_modified_s is None:
+            return False
+        return found.last_modified_s >= item.info.last_modified_s
+
+
+class Report:
+    """Counts, prints and shows progress. On a terminal a line that moves, on stderr; else one line at the end."""
+
+    def __init__(self, *, as_json: bool, dry_run: bool) -> None:
+        self._as_json = as_json
+        self._dry_run = dry_run
+        self._start_s = time.monotonic()
+        self._plan: Plan | None = None
+        self._progress: Any = None
+        self.moved_count = self.skipped_count = self.failed_count = 0
+        self.moved_bytes = self.skipped_bytes = self._arrived_bytes = 0
+
+    def follow(self, plan: Plan) -> None:
+        """Of which plan to report."""
+        self._plan = plan
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and not self._as_json and not self._dry_run:
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._progress.add_task("listing")
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    # ── penstock.cli.transfer.Listener ──────────────────────────────────────────────────────────────────────────────
+
+    def moved(self, item: Item) -> None:
+        """`item` was copied."""
+        self.moved_count += 1
+        self.moved_bytes += item.info.size_bytes
+        self._print("copied", item)
+
+    def failed(self, item: Item, error: Exception) -> None:
+        """`item` was not copied."""
+        self.failed_count += 1
+        self._print("failed", item, error)
+
+    def progressed(self, size_bytes: int) -> None:
+        """Bytes arrived."""
+        self._arrived_bytes += size_bytes
+        if self._progress is not None:
+            rate = self._arrived_bytes / max(1e-9, time.monotonic() - self._start_s)
+            text = f"{self.moved_count} copied, {self.skipped_count} there already, {human_bytes(self._arrived_bytes)}"
+            self._progress.update(self._task, description=f"{text}, {human_bytes(rate)}/s")
+
+    # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def skipped(self, item: Item) -> None:
+        """`item` was there."""
+        self.skipped_count += 1
+        self.skipped_bytes += item.info.size_bytes
+        self._print("skipped", item)
+
+    def would_move(self, item: Item) -> None:
+        """`item` would be copied."""
+        self.moved_count += 1
+        self.moved_bytes += item.info.size_bytes
+        self._print("would copy", item)
+
+    def _print(self, action: str, item: Item, error: Exception | None = None) -> None:
+        assert self._plan is not None
+        source = self._plan.source.store.describe(item.info.key)
+        target = self._plan.target.store.describe(item.key)
+        if self._as_json:
+            line: dict[str, Any] = {"action": action, "source": source, "target": target}
+            line["size_bytes"] = item.info.size_bytes
+            if error is not None:
+                line |= {"error": type(error).__name__, "message": str(error)}
+            print(json.dumps(line))
+        elif error is not None:
+            named = str(error) if isinstance(error, StoreError) and error.url else f"{source}: {error}"
+            self._say(f"penstock: {named}")
+        elif action == "would copy":
+            print(f"{source} -> {target}")
+
+    def _say(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr)
+
+    def end(self) -> None:
+        """The last line."""
+        seconds = time.monotonic() - self._start_s
+        if self._as_json:
+            print(
+                json.dumps(
+                    {
+                        "action": "summary",
+                        "dry_run": self._dry_run,
+                        "copied": self.moved_count,
+                        "copied_bytes": self.moved_bytes,
+                        "skipped": self.skipped_count,
+                        "skipped_bytes": self.skipped_bytes,
+                        "failed": self.failed_count,
+                        "seconds": round(seconds, 3),
+                    }
+                )
+            )
+            return
+        verb = "would be copied" if self._dry_run else "copied"
+        text = f"{self.moved_count} {verb} ({human_bytes(self.moved_bytes)}), {self.skipped_count} there already"
+        rate = f", {human_bytes(self.moved_bytes / max(seconds, 1e-9))}/s" if not self._dry_run else ""
+        self._say(text + (f", {self.failed_count} failed" if self.failed_count else "") + f", {seconds:.1f} s{rate}")

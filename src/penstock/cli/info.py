@@ -1,0 +1,181 @@
+"""``penstock info``: what is installed, who asks whom, and how fast it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import penstock
+from penstock.cli.ls import human_bytes
+from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
+from penstock.config import KIB, MIB, default_budget_bytes
+from penstock.errors import CredentialsError, ObjectMissingError
+from penstock.store.base import Wrapper, perform
+from penstock.store.s3 import S3Store
+from penstock.types import ByteRange, Get
+
+if TYPE_CHECKING:
+    from penstock.store.base import Store
+    from penstock.types import ObjectInfo
+
+PROBES_COUNT = 100
+"""First bytes timed: enough for a 99th percentile that is one of them."""
+
+PROBE_S_MAX = 3.0
+"""Longest that each of the three measurements takes."""
+
+PROBE_BYTES = 256 * MIB
+"""The most that each bandwidth reads."""
+
+LOOK_COUNT = 1000
+"""Objects below a prefix among which the largest is chosen: one page of a listing."""
+
+
+def info(
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="An object, or a prefix, to measure.")] = None,
+    *,
+    as_json: AsJson = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """Show versions and limits; with a URL also endpoint, region, where the credentials come from, and a timed probe.
+
+    The probe takes up to 9 seconds and reads up to 512 MiB of the object, or of the largest one of the first 1 000
+    below a prefix. Secrets are never shown.
+
+    Examples:
+
+      penstock info
+
+      penstock info s3://bucket/train/ --json
+    """  # noqa: D412 - typer prints this as the help text
+    facts: dict[str, Any] = {"versions": _versions(), "machine": _machine()}
+    if url is not None:
+        connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+        with connection:
+            place = connection.place(url)
+            facts["store"] = _store(place.store)
+            facts["probe"] = _probe(place)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        _print(facts)
+
+
+def _versions() -> dict[str, str]:
+    import pycurl
+
+    libraries = dict(part.split("/", 1) for part in str(pycurl.version).split() if "/" in part)
+    return {
+        "penstock": penstock.__version__,
+        "python": platform.python_version(),
+        "pycurl": libraries.get("PycURL", "?"),
+        "libcurl": libraries.get("libcurl", "?"),
+        "tls": str(pycurl.version_info()[5]),
+        "platform": platform.platform(),
+    }
+
+
+def _machine() -> dict[str, int]:
+    return {"cores_count": len(os.sched_getaffinity(0)), "budget_bytes": default_budget_bytes()}
+
+
+def _store(store: Store) -> dict[str, Any]:
+    core = store
+    while isinstance(core, Wrapper):
+        core = core.inner
+    facts: dict[str, Any] = {"url": store.describe(""), "kind": type(core).__name__}
+    if isinstance(core, S3Store):
+        facts |= {"endpoint": core.site.base_url, "region": core.site.region, "credentials": "anonymous"}
+        if core.provider is not None:
+            try:
+                found = core.provider.resolve()
+            except CredentialsError as error:
+                facts["credentials"] = f"none: {error.what}"
+            else:
+                kind = "temporary" if found.session_token else "permanent"
+                facts["credentials"] = f"{core.provider.source} ({kind}, access key {_masked(found.access_key)})"
+    return facts
+
+
+def _masked(access_key: str) -> str:
+    return f"{access_key[:4]}...{access_key[-2:]}" if len(access_key) >= 12 else "..."
+
+
+def _probe(place: Place) -> dict[str, Any]:
+    found = _largest(place)
+    facts: dict[str, Any] = {"object": place.store.describe(found.key), "size_bytes": found.size_bytes}
+    if found.size_bytes:
+        first_byte_s = _first_bytes(place.store, found)
+        facts["first_byte_count"] = len(first_byte_s)
+        facts["first_byte_p50_s"] = statistics.median(first_byte_s)
+        facts["first_byte_p99_s"] = first_byte_s[min(len(first_byte_s) - 1, round(0.99 * len(first_byte_s)))]
+        facts["one_connection_bytes_per_s"] = _bandwidth(place.store, found, requests_max=1)
+        facts["many_connections_bytes_per_s"] = _bandwidth(place.store, found, requests_max=None)
+    return facts
+
+
+def _largest(place: Place) -> ObjectInfo:
+    if not place.is_folder:
+        try:
+            return place.store.stat(place.key)
+        except ObjectMissingError:
+            pass
+    largest = None
+    for seen, each in enumerate(place.store.list(place.key)):
+        if largest is None or each.size_bytes > largest.size_bytes:
+            largest = each
+        if seen + 1 == LOOK_COUNT:
+            break
+    if largest is None:
+        raise ObjectMissingError("there is no object to measure", operation="LIST", url=place.url)
+    return largest
+
+
+def _first_bytes(store: Store, found: ObjectInfo) -> list[float]:
+    """Seconds from sending a request to the first byte of its answer, one request at a time; sorted."""
+    operation = Get(found.key, ByteRange(0, min(found.size_bytes, 1 * KIB)), found.etag)
+    perform(store, operation)  # connects, resolves credentials
+    times: list[float] = []
+    end_s = time.monotonic() + PROBE_S_MAX
+    while len(times) < PROBES_COUNT and (not times or time.monotonic() < end_s):
+        start_s = time.monotonic()
+        attempts = perform(store, operation).attempts
+        times.append(attempts[-1].first_byte_s if attempts else time.monotonic() - start_s)
+    return sorted(times)
+
+
+def _bandwidth(store: Store, found: ObjectInfo, *, requests_max: int | None) -> float:
+    """Bytes per second; a small object is read over and over."""
+    start_s, received = time.monotonic(), 0
+    times = -(-PROBE_BYTES // found.size_bytes)
+    for chunk in store.read_parts([found.key] * min(times, 100_000), requests_max=requests_max):
+        received += len(chunk.data)
+        if received >= PROBE_BYTES or time.monotonic() - start_s > PROBE_S_MAX:
+            break
+    return received / (time.monotonic() - start_s)
+
+
+def _print(facts: dict[str, Any]) -> None:
+    for group, values in facts.items():
+        for name, value in values.items():
+            sys.stdout.write(f"{group:>8}  {name.removesuffix('_s'):28}  {_shown(name, value)}\n")
+
+
+def _shown(name: str, value: Any) -> str:
+    if name.endswith("_bytes_per_s"):
+        return f"{human_bytes(value)}/s"
+    if name.endswith("_bytes"):
+        return human_bytes(value)
+    if name.endswith("_s"):
+        return f"{value * 1000:.2f} ms"
+    return str(value)

@@ -1,0 +1,97 @@
+"""``penstock ls``: what is there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
+from penstock.errors import ObjectMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.types import ObjectInfo
+
+
+def ls(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a directory, ...")],
+    *,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also everything below.")] = False,
+    human: Annotated[bool, typer.Option("--human", help="Sizes as KiB, MiB, ...")] = False,
+    as_json: AsJson = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """List objects in key order: size in bytes, time in UTC, key.
+
+    A prefix need not end at a slash: s3://bucket/tr lists train/ and trial.txt. Exits with 1 if nothing matches.
+
+    Examples:
+
+      penstock ls s3://bucket/train/
+
+      penstock ls -r --json s3://bucket | jq .size_bytes
+    """  # noqa: D412 - typer prints this as the help text
+    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    with connection:
+        place = connection.place(url)
+        for info in _entries(place, recursive=recursive):
+            line = _as_json(place, info) if as_json else _as_text(info, human=human)
+            sys.stdout.write(line + "\n")
+
+
+def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:
+    found = place.store.list(place.key, recursive=recursive)
+    first, second = next(found, None), next(found, None)
+    if first is None:
+        if place.key:
+            raise ObjectMissingError("no key begins with this", operation="LIST", url=place.url)
+        return
+    if second is None and first.is_prefix and first.key == place.key + "/":
+        yield from place.store.list(first.key, recursive=False)  # a folder named without its slash
+        return
+    yield from chain([first], [second] if second is not None else [], found)
+
+
+def _as_text(info: ObjectInfo, *, human: bool) -> str:
+    if info.is_prefix:
+        return f"{'':>12}  {'':20}  {info.key}"
+    size = human_bytes(info.size_bytes) if human else str(info.size_bytes)
+    return f"{size:>12}  {_moment(info) or '':20}  {info.key}"
+
+
+def _as_json(place: Place, info: ObjectInfo) -> str:
+    if info.is_prefix:
+        return json.dumps({"key": info.key, "url": place.store.describe(info.key), "is_prefix": True})
+    return json.dumps(
+        {
+            "key": info.key,
+            "url": place.store.describe(info.key),
+            "size_bytes": info.size_bytes,
+            "etag": info.etag,
+            "last_modified": _moment(info),
+        }
+    )
+
+
+def _moment(info: ObjectInfo) -> str | None:
+    if info.last_modified_s is None:
+        return None
+    return datetime.fromtimestamp(info.last_modified_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def human_bytes(size: float) -> str:
+    """Bytes with three digits and a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} PiB"

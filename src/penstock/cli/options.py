@@ -1,0 +1,88 @@
+"""Options that every command takes, and URLs taken apart into a store and a key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.store.base import Store
+    from penstock.types import Key
+
+EndpointUrl = Annotated[
+    str | None,
+    typer.Option("--endpoint-url", metavar="URL", help="S3 endpoint; default: AWS_ENDPOINT_URL_S3, profile, Amazon."),
+]
+Region = Annotated[str | None, typer.Option("--region", help="Region to sign for; default: AWS_REGION, profile.")]
+Profile = Annotated[str | None, typer.Option("--profile", help="Profile of ~/.aws/config; default: AWS_PROFILE.")]
+Anonymous = Annotated[bool, typer.Option("--anonymous", help="Do not sign: public data.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A URL: a store, and a key or prefix in it."""
+
+    url: str
+    root_url: str
+    key: Key
+    store: Store
+    path: Path | None
+    """The same, where it is on this machine."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the URL says that it means everything below: it ends with a slash, or is a directory here."""
+        return self.key.endswith("/") or not self.key
+
+
+@dataclass(slots=True, kw_only=True)
+class Connection:
+    """Where and as whom to ask; one store per root. A context manager that closes them."""
+
+    endpoint_url: str | None
+    region: str | None
+    profile: str | None
+    anonymous: bool
+    _stores: dict[str, Store] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def store(self, root_url: str) -> Store:
+        """The store at `root_url`, the same one each time."""
+        from penstock.compose import connect
+
+        if root_url not in self._stores:
+            self._stores[root_url] = connect(
+                root_url,
+                endpoint_url=self.endpoint_url,
+                region=self.region,
+                profile=self.profile,
+                anonymous=self.anonymous,
+            )
+        return self._stores[root_url]
+
+    def place(self, url: str) -> Place:
+        """`url` taken apart.
+
+        Raises:
+            ConfigError: it is no URL that penstock knows.
+        """
+        from penstock.compose import local_path, split
+
+        if not url or "\0" in url:
+            raise ConfigError(f"{url!r} is neither a URL nor a path")
+        root_url, key = split(url)
+        path = local_path(url) if "://" not in url or url.startswith("file:") else None
+        return Place(url, root_url, key, self.store(root_url), path)
