@@ -26,7 +26,7 @@ METRICS = {
     "MB/s": lambda answer: answer["bytes"] / answer["seconds"] / 1e6,
 }
 MIB = 1 << 20
-CASES = {"large, parts": ("big", 100 * MIB), "large, whole": ("big", 100 * MIB), "small": ("small", 100_000)}
+CASES = {"large parts": ("big", 100 * MIB), "large whole": ("big", 100 * MIB), "small": ("small", 100_000)}
 PAUSE_S, NAP_S, NAP_EVERY_BYTES = 2.0, 0.02, 16 * MIB
 
 
@@ -54,7 +54,7 @@ def consume(url: str, case: str, total_bytes: int, budget_bytes: int) -> dict[st
     done = napped = 0
 
     def lengths() -> Iterator[int]:
-        items = store.read_parts(keys) if case == "large, parts" else store.read_many(keys)
+        items = store.read_parts(keys) if case == "large parts" else store.read_many(keys)
         for item in items:
             length = len(item.data)
             del item
@@ -81,7 +81,7 @@ def main(options: Any) -> None:
             return json.loads(ran(sys.executable, __file__, "consume", origin.url, case, total_bytes, budget_bytes))
 
         clients = [
-            Function(f"{case}, {name}", consumed, case, budget_bytes)
+            Function(f"{case} {name}", consumed, case, budget_bytes)
             for case in CASES
             for name, budget_bytes in (("256 MiB", 256 * MIB), ("default budget", 0))
         ]

@@ -17,7 +17,7 @@ METRICS = {
     "objects/s": lambda answer: answer["objects"] / answer["seconds"],
     "CPU us/object": lambda answer: answer["cpu_s"] / answer["objects"] * 1e6,
 }
-AS_IT_COMES, TUNED, WIDE = "connector, as it comes", "connector, 200 Gbps", "connector, 100 Gbps"
+AS_IT_COMES, TUNED, WIDE = "connector as it comes", "connector 200 Gbps", "connector 100 Gbps"
 WRK = """
 local n = -1
 request = function() n = (n + 1) %% %d; return wrk.format("GET", string.format("/bench/small/%%06d", n)) end"""

@@ -21,11 +21,12 @@ class Connector:
         threads: int = 64,
         threads_large: int = 1,
         throughput_target_gbps: float | None = None,
+        part_bytes: int = 8 << 20,
         dataset: bool = False,
     ) -> None:
         tuned = {} if throughput_target_gbps is None else {"throughput_target_gbps": throughput_target_gbps}
         self.url, self.bucket, self.dataset = url, bucket, dataset
-        self.config = S3ClientConfig(force_path_style=True, **tuned)
+        self.config = S3ClientConfig(force_path_style=True, part_size=part_bytes, **tuned)
         self.client = S3Client(_driver.REGION, endpoint=url, s3client_config=self.config)
         self.threads, self.threads_large = threads, threads_large
 
