@@ -164,6 +164,8 @@ class Loader:
         run = self._held.run
         if run is None:
             run = self._held.run = self._started()
+            if not self._finalizer.alive:  # closed by another thread meanwhile, which saw no run to close
+                self._held.close_run()
         batch = run.next_batch()
         got_s = time.perf_counter()
         self._meter.stall_s += got_s - asked_s

@@ -94,16 +94,7 @@ class Ministack:
 
     def close(self) -> None:
         """End the server and remove its files; it is gone when this returns."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+        self._end_process()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -116,6 +107,19 @@ class Ministack:
 
     def __repr__(self) -> str:
         return f"<Ministack {self.endpoint_url} pid {self.pid}>" if self._process else "<Ministack closed>"
+
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
     def _start(self, settings: dict[str, str], ready_s_max: float) -> None:
         deadline_s = time.monotonic() + ready_s_max
@@ -136,7 +140,9 @@ class Ministack:
             self.pid = self._process.pid
             if self._wait_ready(deadline_s):
                 return
-            if self._process.poll() is None:
+            is_alive = self._process.poll() is None
+            self._end_process()
+            if is_alive:
                 break
         raise UnavailableError(
             f"ministack did not answer at {self.endpoint_url} within {ready_s_max:g} s; its log ends: "
@@ -225,6 +231,7 @@ def _serve() -> None:
 
     def leave_with_owner() -> None:
         sys.stdin.buffer.read()
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)  # the folder that our owner made for us
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=leave_with_owner, daemon=True).start()

@@ -1,0 +1,156 @@
+"""The loader on real S3 servers, and on one that misbehaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from loading import counted, numbers, pipeline, shard, write_counted
+from penstock.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError
+
+if TYPE_CHECKING:
+    from servers.faulty import FaultyServer
+
+SIZES = (30, 1, 0, 45, 20, 17)
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def stored(tmp_path: Path, s3_client: Any, bucket: str) -> Path:
+    """A folder of shards, and the same ones in the bucket below ``train/``, put there by botocore."""
+    write_counted(tmp_path / "train", SIZES)
+    for path in (tmp_path / "train").iterdir():
+        s3_client.put_object(Bucket=bucket, Key=f"train/{path.name}", Body=path.read_bytes())
+    s3_client.put_object(Bucket=bucket, Key="train/README.md", Body=b"not a shard")
+    return tmp_path / "train"
+
+
+def remote(url: str, s3_endpoint: Any, **changes: Any) -> Any:
+    settings = {
+        "endpoint_url": s3_endpoint.endpoint_url,
+        "region": s3_endpoint.region,
+        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
+    }
+    shards = ps.shards(url, **(settings | changes))
+    return shards.shuffle(window=64, seed=0).decode(ps.Integer("cls"), ps.Text("txt")).batch(8)
+
+
+def test_the_same_batches_from_a_bucket_as_from_a_folder(stored: Path, bucket: str, s3_endpoint: Any) -> None:
+    """Same shards, same samples, same order, whichever store they lie in."""
+    with ps.Loader(pipeline(stored)) as here, ps.Loader(remote(f"s3://{bucket}/train/", s3_endpoint)) as there:
+        for _ in range(2):
+            batches = list(zip(here, there, strict=True))
+            assert sorted(numbers(batch for batch, _ in batches)) == list(range(sum(SIZES)))
+            for left, right in batches:
+                np.testing.assert_array_equal(left["cls"], right["cls"])
+                assert left["__key__"] == right["__key__"]
+
+
+@pytest.mark.parametrize("url", ["train", "train/s-{000..005}.tar", "train/s-*.tar", "t*/s-00[0-9].tar"])
+def test_every_way_to_name_shards(stored: Path, bucket: str, s3_endpoint: Any, url: str) -> None:
+    """A prefix with and without slash, braces and globs find the same shards."""
+    with ps.Loader(remote(f"s3://{bucket}/{url}", s3_endpoint)) as loader:
+        assert sorted(numbers(loader)) == list(range(sum(SIZES)))
+
+
+def test_shards_written_by_penstock(bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any]) -> None:
+    """What a store's writer and TarWriter wrote is what the loader reads."""
+    from penstock.formats import TarWriter
+
+    store = connect_s3(f"s3://{bucket}/written/")
+    for index in range(3):
+        with store.writer(f"{index}.tar") as output:
+            tar = TarWriter(output.write)
+            for sample in counted(range(index * 10, index * 10 + 10)):
+                tar.add(sample)
+            tar.finish()
+    with ps.Loader(remote(f"s3://{bucket}/written/", s3_endpoint)) as loader:
+        assert sorted(numbers(loader)) == list(range(30))
+
+
+def test_errors_reach_the_loop(stored: Path, bucket: str, s3_endpoint: Any) -> None:
+    """A missing bucket, an empty prefix and a wrong secret each arrive as their own error."""
+    wrong = ps.Credentials(access_key=s3_endpoint.access_key, secret_key="wrong")
+    for url, changes, error in (
+        ("s3://penstock-no-such-bucket/train/", {}, ObjectMissingError),
+        (f"s3://{bucket}/nothing/", {}, ObjectMissingError),
+        (f"s3://{bucket}/train/s-{{000..009}}.tar", {}, ObjectMissingError),
+        (f"s3://{bucket}/train/", {"credentials": wrong}, AccessDeniedError),
+    ):
+        with ps.Loader(remote(url, s3_endpoint, **changes)) as loader, pytest.raises(error):
+            list(loader)
+
+
+# ── weather ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def shards_on(faulty: FaultyServer) -> FaultyServer:
+    """The misbehaving server with 20 shards below ``train/``."""
+    for index in range(20):
+        faulty.objects[f"train/{index:02d}.tar"] = shard(counted(range(index * 25, index * 25 + 25)))
+    return faulty
+
+
+def anonymous(server: FaultyServer, *, batch: int = 16, **settings: Any) -> Any:
+    shards = ps.shards(f"{server.url}/train/", endpoint_url=server.endpoint_url, anonymous=True, **settings)
+    return shards.shuffle(window=100).decode(ps.Integer("cls")).batch(batch)
+
+
+def test_faults_change_nothing(shards_on: FaultyServer) -> None:
+    """With a tenth of the requests failing, every sample arrives once, in the order of a fair day."""
+    with ps.Loader(anonymous(shards_on)) as loader:
+        fair = numbers(loader)
+    retry = ps.RetryConfig(backoff_s=0.001, attempts_max=10)
+    shards_on.random_faults(["503", "500", "close", "reset"], ratio=0.1, seed=1)
+    with ps.Loader(anonymous(shards_on, retry=retry)) as loader:
+        foul = numbers(loader)
+    assert foul == fair
+    assert sorted(foul) == list(range(500))
+
+
+def test_close_does_not_wait_for_a_store_that_hangs(shards_on: FaultyServer) -> None:
+    """While the reader waits for bytes that do not come, close() returns at once and the threads are gone."""
+    asked = threading.Event()
+
+    def is_shard(request: Any) -> bool:
+        if request.key.endswith(".tar"):
+            asked.set()
+            return True
+        return False
+
+    shards_on.fail("stall", times=None, match=is_shard)
+    loader = ps.Loader(anonymous(shards_on))
+    ended: list[BaseException] = []
+
+    def trains() -> None:
+        try:
+            next(iter(loader))
+        except ps.ClosedError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=trains)
+    waiting.start()
+    assert asked.wait(10)
+    began_s = time.monotonic()
+    loader.close()
+    waiting.join(10)
+    assert time.monotonic() - began_s < 5
+    assert ended
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-read")]
+
+
+def test_a_shard_replaced_between_epochs(shards_on: FaultyServer) -> None:
+    """A shard with another ETag than in the first epoch is ObjectChangedError, never other samples."""
+    with ps.Loader(anonymous(shards_on)) as loader:
+        list(loader)
+        shards_on.objects["train/07.tar"] = shard(counted(range(900, 950)))
+        with pytest.raises(ObjectChangedError, match=r"07\.tar"):
+            list(loader)

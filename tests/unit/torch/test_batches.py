@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from loading import pipeline, write_counted
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def test_tensors_share_the_arrays_memory() -> None:
+    """No copy: what is written to the array is seen in the tensor; lists stay what they are."""
+    batch = {"x": np.zeros((2, 3), np.uint8), "flag": np.zeros(2, np.bool_), "__key__": ["a", "b"]}
+    made = ps.torch.tensors(batch)
+    batch["x"][1, 2] = 7
+    assert made["x"][1, 2] == 7
+    assert made["x"].data_ptr() == batch["x"].ctypes.data
+    assert (made["x"].dtype, made["flag"].dtype) == (torch.uint8, torch.bool)
+    assert made["__key__"] is batch["__key__"]
+
+
+def test_tensors_of_a_loader(tmp_path: Path) -> None:
+    """The loader's batches, in its order, epoch after epoch."""
+    total = write_counted(tmp_path, (9, 4, 7))
+    with ps.Loader(pipeline(tmp_path)) as one, ps.Loader(pipeline(tmp_path)) as two:
+        for _ in range(2):
+            seen = 0
+            for arrays, tensors in zip(one, ps.torch.Tensors(two), strict=True):
+                assert torch.equal(tensors["cls"], torch.from_numpy(arrays["cls"]))
+                assert tensors["txt"] == arrays["txt"]
+                seen += len(tensors["cls"])
+            assert seen == total
+
+
+def test_torch_is_imported_by_its_own_door_only() -> None:
+    """Neither the package, nor its loader, nor its pipeline imports torch; naming penstock.torch does."""
+    code = (
+        "import sys, penstock as ps; ps.Loader, ps.shards, ps.connect; before = 'torch' in sys.modules; ps.torch;"
+        "print(before, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
