@@ -31,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 
 
@@ -91,8 +91,9 @@ def _run(arguments: Sequence[str]) -> int:
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
-        if hasattr(error, "format_message"):
-            _say(error.format_message(), hint="penstock --help")
+        message = error.format_message() if hasattr(error, "format_message") else ""
+        if message:  # none where the help was printed instead
+            _say(message, hint="penstock --help")
         return int(code)
     return 0
 

@@ -31,12 +31,11 @@ def cat(
     Ends at the first byte that cannot be had, with exit code 1: what came before it is right, and nothing after it is
     written. Check it: set -o pipefail.
 
-    Examples:
+    For example:
 
-      penstock cat s3://bucket/train-{0000..0009}.tar | tar -t
-
-      penstock cat s3://bucket/model.bin > model.bin
-    """  # noqa: D412 - typer prints this as the help text
+        penstock cat s3://bucket/train-{0000..0009}.tar | tar -t
+        penstock cat s3://bucket/model.bin > model.bin
+    """
     output = sys.stdout.fileno()
     with suppress(OSError):
         fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # a file or terminal has no such size

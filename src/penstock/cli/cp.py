@@ -47,14 +47,12 @@ def cp(
     nothing half-done is left. An object that fails does not stop the others; the exit code is then 1. Keys that are no
     safe file names (.. and the like) are refused.
 
-    Examples:
+    For example:
 
-      penstock cp s3://bucket/train/ /data/train/
-
-      penstock cp model.pt s3://bucket/models/
-
-      penstock cp --dry-run s3://bucket/a/ s3://other/b/
-    """  # noqa: D412 - typer prints this as the help text
+        penstock cp s3://bucket/train/ /data/train/
+        penstock cp model.pt s3://bucket/models/
+        penstock cp --dry-run s3://bucket/a/ s3://other/b/
+    """
     connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     report = Report(as_json=as_json, dry_run=dry_run)
     with connection, report:

@@ -52,12 +52,11 @@ def info(
     The probe takes up to 9 seconds and reads up to 512 MiB of the object, or of the largest one of the first 1 000
     below a prefix. Secrets are never shown.
 
-    Examples:
+    For example:
 
-      penstock info
-
-      penstock info s3://bucket/train/ --json
-    """  # noqa: D412 - typer prints this as the help text
+        penstock info
+        penstock info s3://bucket/train/ --json
+    """
     facts: dict[str, Any] = {"versions": _versions(), "machine": _machine()}
     if url is not None:
         connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)

@@ -34,12 +34,11 @@ def ls(
 
     A prefix need not end at a slash: s3://bucket/tr lists train/ and trial.txt. Exits with 1 if nothing matches.
 
-    Examples:
+    For example:
 
-      penstock ls s3://bucket/train/
-
-      penstock ls -r --json s3://bucket | jq .size_bytes
-    """  # noqa: D412 - typer prints this as the help text
+        penstock ls s3://bucket/train/
+        penstock ls -r --json s3://bucket | jq .size_bytes
+    """
     connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     with connection:
         place = connection.place(url)

@@ -1,0 +1,349 @@
+"""The commands on directories and memory stores, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run
+from penstock.cli.files import Download, is_there
+from penstock.cli.options import Connection
+from penstock.errors import ConfigError, StoreError
+from penstock.store.memory import MemoryStore
+from penstock.types import ObjectInfo
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore(name=f"cli-{uuid.uuid4().hex}")
+
+
+def url(store: MemoryStore, key: str = "") -> str:
+    return f"memory://{store.name}/{key}"
+
+
+def records(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def objects(memory: MemoryStore) -> dict[str, bytes]:
+    objects = {f"d/{n:02d}": bytes([n]) * 1000 * n for n in range(20)}  # the first is empty
+    objects |= {"d/sub/é +%": b"odd", "d/large": os.urandom(20 * MIB + 7), "other": b"other"}
+    for key, data in objects.items():
+        memory.write(key, data)
+    return objects
+
+
+def below(objects: dict[str, bytes], prefix: str) -> dict[str, bytes]:
+    return {key.removeprefix(prefix): data for key, data in objects.items() if key.startswith(prefix)}
+
+
+# ── ls ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("objects")
+def test_ls_shows_objects_and_prefixes(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per object or prefix at this level; a folder may be named without its slash."""
+    assert run(["ls", url(memory)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-1] for line in lines] == ["d/", "other"]
+    assert lines[1][0] == "5"
+    assert run(["ls", url(memory, "d/sub")]) == 0
+    assert capsys.readouterr().out.endswith("d/sub/é +%\n")
+
+
+def test_ls_recursive_json(memory: MemoryStore, objects: dict[str, bytes], capsys: pytest.CaptureFixture[str]) -> None:
+    """All keys below, in key order, with sizes, as one JSON object per line."""
+    assert run(["ls", "-r", "--json", url(memory)]) == 0
+    found = records(capsys.readouterr().out)
+    assert [each["key"] for each in found] == sorted(objects)
+    assert {each["key"]: each["size_bytes"] for each in found} == {key: len(data) for key, data in objects.items()}
+    assert all(each["last_modified"].endswith("Z") and each["etag"] for each in found)
+
+
+def test_ls_human_and_nothing(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes with units; a prefix that matches nothing is an error, an empty store is not."""
+    assert run(["ls", url(memory)]) == 0
+    memory.write("k", bytes(1536 * 1024))
+    assert run(["ls", "--human", url(memory)]) == 0
+    assert "1.5 MiB" in capsys.readouterr().out
+    assert run(["ls", url(memory, "nothing")]) == 1
+    assert "no key begins with this" in capsys.readouterr().err
+
+
+# ── cat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_cat_writes_in_order(
+    memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Objects of several stores, one after the other, byte for byte; empty ones too."""
+    (tmp_path / "file").write_bytes(b"local")
+    keys = ["d/large", "d/00", "d/05"]
+    assert run(["cat", *(url(memory, key) for key in keys), str(tmp_path / "file"), url(memory, "other")]) == 0
+    assert capfdbinary.readouterr().out == b"".join(objects[key] for key in keys) + b"local" + b"other"
+
+
+@pytest.mark.usefixtures("objects")
+def test_cat_stops_at_what_is_missing(memory: MemoryStore, capfd: pytest.CaptureFixture[str]) -> None:
+    """What came before is written, nothing after it, and the exit code tells."""
+    assert run(["cat", url(memory, "other"), url(memory, "nothing"), url(memory, "other")]) == 1
+    out, err = capfd.readouterr()
+    assert out == "other"
+    assert "no such object" in err
+    assert err.count("\n") == 1
+    assert run(["cat", url(memory, "d/")]) == 1
+    assert "not one object" in capfd.readouterr().err
+
+
+# ── cp ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_cp_folder_down_and_again(
+    memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything below a prefix arrives under its names; a second run copies nothing; a changed object is copied anew."""
+    assert run(["cp", url(memory, "d/"), str(tmp_path / "to")]) == 0
+    assert tree(tmp_path / "to") == below(objects, "d/")
+    assert capsys.readouterr().out == ""
+    assert run(["cp", "--json", url(memory, "d"), str(tmp_path / "to")]) == 0
+    summary = records(capsys.readouterr().out)[-1]
+    assert (summary["copied"], summary["skipped"], summary["failed"]) == (0, 22, 0)
+    memory.write("d/05", b"x" * 5000)
+    assert run(["cp", "--json", url(memory, "d/"), str(tmp_path / "to")]) == 0
+    copied = [each["source"] for each in records(capsys.readouterr().out) if each["action"] == "copied"]
+    assert copied == [url(memory, "d/05")]
+    assert (tmp_path / "to/05").read_bytes() == b"x" * 5000
+    assert run(["cp", "--json", "--overwrite", url(memory, "d/"), str(tmp_path / "to")]) == 0
+    assert records(capsys.readouterr().out)[-1]["copied"] == 22
+
+
+def test_cp_folder_up_and_again(
+    memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory becomes objects; a second run copies nothing; a newer file is copied anew."""
+    for name, data in below(objects, "d/").items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    assert run(["cp", str(tmp_path), url(memory, "up")]) == 0
+    found = {info.key.removeprefix("up/"): bytes(memory.read(info.key).data[:100]) for info in memory.list("up/")}
+    assert found == {name: data[:100] for name, data in below(objects, "d/").items()}
+    with memory.open("up/large") as file:
+        assert file.read() == objects["d/large"]
+    capsys.readouterr()
+    assert run(["cp", "--json", str(tmp_path), url(memory, "up/")]) == 0
+    assert records(capsys.readouterr().out)[-1]["copied"] == 0
+    later = memory.stat("up/07").last_modified_s + 10
+    (tmp_path / "07").write_bytes(b"y" * 7000)
+    os.utime(tmp_path / "07", (later, later))
+    assert run(["cp", "--json", str(tmp_path), url(memory, "up/")]) == 0
+    assert records(capsys.readouterr().out)[-1]["copied"] == 1
+    assert bytes(memory.read("up/07").data) == b"y" * 7000
+
+
+def test_cp_between_and_inside_stores(memory: MemoryStore, objects: dict[str, bytes]) -> None:
+    """From one store to another bytes pass through here; inside one the store copies."""
+    other = MemoryStore(name=f"cli-{uuid.uuid4().hex}")
+    assert run(["cp", url(memory, "d/"), url(other, "x/")]) == 0
+    assert run(["cp", url(memory, "d/"), url(memory, "copy/")]) == 0
+    for store, prefix in ((other, "x/"), (memory, "copy/")):
+        with store.open(prefix + "large") as file:
+            assert file.read() == objects["d/large"]
+        sizes = {info.key.removeprefix(prefix): info.size_bytes for info in store.list(prefix)}
+        assert sizes == {name: len(data) for name, data in below(objects, "d/").items()}
+
+
+@pytest.mark.usefixtures("objects")
+def test_cp_one_object(memory: MemoryStore, tmp_path: Path) -> None:
+    """To a name, into a folder, and up again."""
+    assert run(["cp", url(memory, "other"), str(tmp_path / "name")]) == 0
+    assert run(["cp", url(memory, "other"), str(tmp_path)]) == 0
+    assert run(["cp", url(memory, "other"), f"{tmp_path}/new/"]) == 0
+    assert tree(tmp_path) == {"name": b"other", "other": b"other", "new/other": b"other"}
+    assert run(["cp", str(tmp_path / "name"), url(memory, "into/")]) == 0
+    assert bytes(memory.read("into/name").data) == b"other"
+
+
+def test_cp_local_to_local(tmp_path: Path) -> None:
+    """Plain paths and file URLs are the same."""
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "f").write_bytes(b"data")
+    assert run(["cp", f"file://{tmp_path}/a%20b/", str(tmp_path / "c")]) == 0
+    assert (tmp_path / "c/f").read_bytes() == b"data"
+
+
+def test_cp_dry_run_copies_nothing(
+    memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what it would do."""
+    assert run(["cp", "--dry-run", url(memory), str(tmp_path / "to")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(objects)
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("key", ["../up", "a/../../up", "/etc/name", "a//b", ".", "nul\0", "x" * 300])
+def test_cp_refuses_keys_that_are_no_safe_names(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such keys are reported and nothing is written for them; the others are copied, and the exit code is 1."""
+    name = f"cli-{uuid.uuid4().hex}"
+    MemoryStore({key: b"bad", "good": b"good"}, name=name)
+    assert run(["cp", f"memory://{name}/", str(tmp_path / "to" / "deep")]) == 1
+    assert tree(tmp_path) == {"to/deep/good": b"good"}
+    assert "1 copied" in capsys.readouterr().err
+
+
+def test_cp_of_names_that_collide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys ``a`` and ``a/b`` cannot both be files: the second is an error, the first is whole."""
+    name = f"cli-{uuid.uuid4().hex}"
+    MemoryStore({"a": b"file", "a/b": b"below", "z": b"z"}, name=name)
+    assert run(["cp", f"memory://{name}/", str(tmp_path)]) == 1
+    assert tree(tmp_path) == {"a": b"file", "z": b"z"}
+    assert "cannot both become files" in capsys.readouterr().err
+
+
+def test_cp_makes_directories_of_markers(tmp_path: Path) -> None:
+    """An empty object whose key ends with a slash is how consoles make folders."""
+    name = f"cli-{uuid.uuid4().hex}"
+    MemoryStore({"folder/": b"", "folder/x": b"x"}, name=name)
+    assert run(["cp", f"memory://{name}/", str(tmp_path / "to")]) == 0
+    assert tree(tmp_path) == {"to/folder/x": b"x"}
+
+
+@pytest.mark.usefixtures("objects")
+def test_cp_refuses_nonsense(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """Onto itself, into itself, and what is not there: one line each."""
+    for arguments, message in (
+        ([url(memory, "other"), url(memory, "other")], "the same object"),
+        ([url(memory, "d/"), url(memory, "d/e/")], "lies inside"),
+        ([url(memory, "nothing"), url(memory, "x")], "nothing below it"),
+        ([url(memory, "other"), ""], "neither a URL nor a path"),
+    ):
+        assert run(["cp", *arguments]) == 1
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+
+
+# ── one file ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+INFO = ObjectInfo("k", 3, '"etag"', 1_700_000_000.0)
+
+
+def test_download_is_visible_only_when_whole(tmp_path: Path) -> None:
+    """Before the commit only a hidden name exists; after an abort nothing does."""
+    target = tmp_path / "sub" / "file"
+    download = Download(target, INFO)
+    download.write(memoryview(b"ab"))
+    assert not target.exists()
+    with pytest.raises(StoreError, match="2 bytes arrived, not 3"):
+        download.commit()
+    download.abort()
+    assert tree(tmp_path) == {}
+    download = Download(target, INFO)
+    download.write(memoryview(b"abc"))
+    download.commit()
+    assert tree(tmp_path) == {"sub/file": b"abc"}
+
+
+def test_download_is_recognised_until_it_changes(tmp_path: Path) -> None:
+    """Size, time and ETag tell; a file that was touched, or another version, is not it."""
+    target = tmp_path / "file"
+    assert not is_there(target, INFO)
+    download = Download(target, INFO)
+    download.write(memoryview(b"abc"))
+    download.commit()
+    assert is_there(target, INFO)
+    assert not is_there(target, INFO._replace(size_bytes=4))
+    assert not is_there(target, INFO._replace(last_modified_s=1_700_000_001.0))
+    try:
+        os.getxattr(target, b"user.penstock.etag")
+    except OSError:
+        pass  # this file system keeps no attributes: size and time have to do
+    else:
+        assert not is_there(target, INFO._replace(etag='"other"'))
+    os.utime(target)
+    assert not is_there(target, INFO)
+
+
+def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    """The second is refused while the first writes; what a killed one left is taken over."""
+    first = Download(tmp_path / "file", INFO)
+    first.write(memoryview(b"xx"))
+    with pytest.raises(StoreError, match="written by another process"):
+        Download(tmp_path / "file", INFO)
+    os.close(first._fd)  # as a kill -9 would
+    second = Download(tmp_path / "file", INFO)
+    second.write(memoryview(b"abc"))
+    second.commit()
+    assert tree(tmp_path) == {"file": b"abc"}
+
+
+# ── around the commands ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_info_without_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions and limits, for people and as JSON."""
+    assert run(["info"]) == 0
+    assert "libcurl" in capsys.readouterr().out
+    assert run(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert set(facts) == {"versions", "machine"}
+    assert set(facts["versions"]) == {"penstock", "python", "pycurl", "libcurl", "tls", "platform"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["cp", "--help"], 0),
+        ([], 2),
+        (["nonsense"], 2),
+        (["ls", "--nonsense", "x"], 2),
+        (["cp", "only-one"], 2),
+        (["ls", "s3://"], 1),
+        (["ls", "file://host/path"], 1),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 done, 1 failed, 2 wrong usage; no traceback."""
+    assert run(arguments) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_helps_show_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command's help has examples."""
+    for name in ("ls", "cat", "cp", "info"):
+        assert run([name, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert f"penstock {name} " in out.partition("For example")[2]
+
+
+def test_places(tmp_path: Path) -> None:
+    """A URL is a store and a key; a path also names its file."""
+    with Connection(endpoint_url=None, region=None, profile=None, anonymous=False) as connection:
+        place = connection.place(str(tmp_path / "x"))
+        assert (place.root_url, place.key, place.path) == (str(tmp_path), "x", tmp_path / "x")
+        assert connection.place(str(tmp_path)).is_folder
+        assert connection.place(str(tmp_path)).store is place.store
+        with pytest.raises(ConfigError):
+            connection.place("")
+
+
+def test_importing_the_entry_point_is_light() -> None:
+    """``penstock.cli`` imports neither typer nor rich, pycurl nor numpy."""
+    code = "import sys, penstock.cli; print(sorted({'typer', 'rich', 'pycurl', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
