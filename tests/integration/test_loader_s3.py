@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -154,3 +157,30 @@ def test_a_shard_replaced_between_epochs(shards_on: FaultyServer) -> None:
         shards_on.objects["train/07.tar"] = shard(counted(range(900, 950)))
         with pytest.raises(ObjectChangedError, match=r"07\.tar"):
             list(loader)
+
+
+@pytest.mark.parametrize("where", ["loop", "wait"])
+def test_ctrl_c(shards_on: FaultyServer, where: str) -> None:
+    """Ctrl-C in the training loop, or while it waits for a store that hangs, ends the program at once."""
+    if where == "wait":
+        shards_on.fail("stall", times=None, match="10.tar")
+    code = (
+        "import sys, penstock as ps\n"
+        "pipeline = ps.shards(sys.argv[1], endpoint_url=sys.argv[2], anonymous=True).decode(ps.Integer('cls')).batch(5)\n"
+        "loader = ps.Loader(pipeline)\n"
+        "for epoch in loader.epochs(1_000_000):\n"
+        "    for batch in loader:\n"
+        "        print(batch['cls'][0], flush=True)\n"
+    )
+    command = [sys.executable, "-c", code, f"{shards_on.url}/train/", shards_on.endpoint_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.strip() == (
+                "245" if where == "wait" else "5"
+            ):  # "wait": the last batch before the shard that hangs
+                break
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=10)
+    assert child.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -100,7 +100,7 @@ class Loader:
         Raises:
             ClosedError: the loader is closed.
         """
-        if not self._finalizer.alive:
+        if self._is_closed():
             raise ClosedError("the loader is closed")
         self._left_s = None
         return _Batches(self, self._turn)
@@ -158,13 +158,13 @@ class Loader:
     def _next(self, turn: int) -> dict[str, Any] | None:
         if turn != self._turn:
             return None
-        if not self._finalizer.alive:
+        if self._is_closed():
             raise ClosedError("the loader is closed")
         asked_s = time.perf_counter()
         run = self._held.run
         if run is None:
             run = self._held.run = self._started()
-            if not self._finalizer.alive:  # closed by another thread meanwhile, which saw no run to close
+            if self._is_closed():  # closed by another thread meanwhile, which saw no run to close
                 self._held.close_run()
         batch = run.next_batch()
         got_s = time.perf_counter()
@@ -180,6 +180,9 @@ class Loader:
             self._epoch_batches += 1
             self._left_s = got_s
         return batch
+
+    def _is_closed(self) -> bool:
+        return not self._finalizer.alive
 
     def _started(self) -> EpochRun:
         if self._plan is None:
