@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 PROBES_COUNT = 100
 """First bytes timed: enough for a 99th percentile that is one of them."""
 
-PROBE_S_MAX = 3.0
-"""Longest that each of the three measurements takes."""
-
 PROBE_BYTES = 256 * MIB
 """The most that each bandwidth reads."""
 
@@ -41,6 +38,7 @@ LOOK_COUNT = 1000
 def info(
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="An object, or a prefix, to measure.")] = None,
     *,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="The longest each measurement takes.")] = 3.0,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -49,8 +47,8 @@ def info(
 ) -> None:
     """Show versions and limits; with a URL also endpoint, region, where the credentials come from, and a timed probe.
 
-    The probe takes up to 9 seconds and reads up to 512 MiB of the object, or of the largest one of the first 1 000
-    below a prefix. Secrets are never shown.
+    The probe makes three measurements: first bytes, the bandwidth of one connection, and of many. The last two read
+    up to 256 MiB each of the object, or of the largest one of the first 1 000 below a prefix. Secrets are never shown.
 
     For example:
 
@@ -63,7 +61,7 @@ def info(
         with connection:
             place = connection.place(url)
             facts["store"] = _store(place.store)
-            facts["probe"] = _probe(place)
+            facts["probe"] = _probe(place, seconds)
     if as_json:
         print(json.dumps(facts))
     else:
@@ -110,16 +108,16 @@ def _masked(access_key: str) -> str:
     return f"{access_key[:4]}...{access_key[-2:]}" if len(access_key) >= 12 else "..."
 
 
-def _probe(place: Place) -> dict[str, Any]:
+def _probe(place: Place, seconds: float) -> dict[str, Any]:
     found = _largest(place)
     facts: dict[str, Any] = {"object": place.store.describe(found.key), "size_bytes": found.size_bytes}
     if found.size_bytes:
-        first_byte_s = _first_bytes(place.store, found)
+        first_byte_s = _first_bytes(place.store, found, seconds)
         facts["first_byte_count"] = len(first_byte_s)
         facts["first_byte_p50_s"] = statistics.median(first_byte_s)
         facts["first_byte_p99_s"] = first_byte_s[min(len(first_byte_s) - 1, round(0.99 * len(first_byte_s)))]
-        facts["one_connection_bytes_per_s"] = _bandwidth(place.store, found, requests_max=1)
-        facts["many_connections_bytes_per_s"] = _bandwidth(place.store, found, requests_max=None)
+        facts["one_connection_bytes_per_s"] = _bandwidth(place.store, found, seconds, requests_max=1)
+        facts["many_connections_bytes_per_s"] = _bandwidth(place.store, found, seconds, requests_max=None)
     return facts
 
 
@@ -140,12 +138,12 @@ def _largest(place: Place) -> ObjectInfo:
     return largest
 
 
-def _first_bytes(store: Store, found: ObjectInfo) -> list[float]:
+def _first_bytes(store: Store, found: ObjectInfo, seconds: float) -> list[float]:
     """Seconds from sending a request to the first byte of its answer, one request at a time; sorted."""
     operation = Get(found.key, ByteRange(0, min(found.size_bytes, 1 * KIB)), found.etag)
     perform(store, operation)  # connects, resolves credentials
     times: list[float] = []
-    end_s = time.monotonic() + PROBE_S_MAX
+    end_s = time.monotonic() + seconds
     while len(times) < PROBES_COUNT and (not times or time.monotonic() < end_s):
         start_s = time.monotonic()
         attempts = perform(store, operation).attempts
@@ -153,13 +151,13 @@ def _first_bytes(store: Store, found: ObjectInfo) -> list[float]:
     return sorted(times)
 
 
-def _bandwidth(store: Store, found: ObjectInfo, *, requests_max: int | None) -> float:
+def _bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max: int | None) -> float:
     """Bytes per second; a small object is read over and over."""
     start_s, received = time.monotonic(), 0
     times = -(-PROBE_BYTES // found.size_bytes)
     for chunk in store.read_parts([found.key] * min(times, 100_000), requests_max=requests_max):
         received += len(chunk.data)
-        if received >= PROBE_BYTES or time.monotonic() - start_s > PROBE_S_MAX:
+        if received >= PROBE_BYTES or time.monotonic() - start_s > seconds:
             break
     return received / (time.monotonic() - start_s)
 

@@ -1,0 +1,319 @@
+"""``penstock`` as a process: against real servers, in bad weather, interrupted, in pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.store import Store
+from servers.faulty import FaultyServer
+
+pytestmark = pytest.mark.server
+
+MIB = 1 << 20
+LARGE = random.Random(0).randbytes(20 * MIB + 7)
+ENDS_S_MAX = 10
+"""How long a command that was told to end may take on a busy machine; seconds, where deadlines would be 20 and more."""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from penstock.cli import main; main()", *arguments]
+
+
+def environment(settings: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        **settings,
+    }
+
+
+@pytest.fixture
+def penstock(s3_endpoint: Any) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Runs ``penstock`` against the session's S3."""
+
+    def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
+        variables = environment(s3_endpoint.environment | changes)
+        return subprocess.run(command(*arguments), env=variables, capture_output=True, timeout=60, check=False)
+
+    return run
+
+
+@pytest.fixture
+def at_faulty(faulty: FaultyServer) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Runs ``penstock`` against the misbehaving server."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        full = command(*arguments, "--endpoint-url", faulty.endpoint_url, "--anonymous")
+        return subprocess.run(full, env=environment({}), capture_output=True, timeout=60, check=False)
+
+    return run
+
+
+def start_at(faulty: FaultyServer, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    full = command(*arguments, "--endpoint-url", faulty.endpoint_url, "--anonymous")
+    return subprocess.Popen(full, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+    end_s = time.monotonic() + 30
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ── on a real S3 ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_up_list_cat_down(
+    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """A tree goes up, is listed, read and comes down bit-exact; runs that repeat it copy nothing."""
+    files = {"a": b"a" * 1000, "sub/é + %25": b"odd name", "sub/deep/empty": b"", "large": LARGE}
+    for name, data in files.items():
+        path = tmp_path / "from" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    up = penstock("cp", str(tmp_path / "from"), f"s3://{bucket}/x/")
+    assert (up.returncode, up.stdout) == (0, b""), up.stderr
+    assert {info.key: info.size_bytes for info in s3_store.list()} == {f"x/{k}": len(v) for k, v in files.items()}
+    listed = penstock("ls", "-r", "--json", f"s3://{bucket}/x/")
+    assert [json.loads(line)["key"] for line in listed.stdout.splitlines()] == sorted(f"x/{name}" for name in files)
+    assert penstock("cat", f"s3://{bucket}/x/large", f"s3://{bucket}/x/a").stdout == LARGE + files["a"]
+    down = penstock("cp", f"s3://{bucket}/x/", str(tmp_path / "to"))
+    assert down.returncode == 0, down.stderr
+    assert tree(tmp_path / "to") == files
+    for arguments in (
+        ["cp", "--json", str(tmp_path / "from"), f"s3://{bucket}/x/"],
+        ["cp", "--json", f"s3://{bucket}/x/", str(tmp_path / "to")],
+    ):
+        again = penstock(*arguments)
+        assert json.loads(again.stdout.splitlines()[-1])["copied"] == 0
+
+
+def test_copy_inside_and_between_buckets(
+    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, s3_endpoint: Any, bucket: str
+) -> None:
+    """Inside a bucket the store copies; between buckets the bytes pass through; both are exact."""
+    other = s3_endpoint.create_bucket()
+    s3_store.write("a/one", b"one")
+    with s3_store.writer("a/large") as writer:
+        writer.write(LARGE)
+    assert penstock("cp", f"s3://{bucket}/a/", f"s3://{bucket}/b/").returncode == 0
+    assert penstock("cp", f"s3://{bucket}/a/", f"s3://{other}/c/").returncode == 0
+    for url in (f"s3://{bucket}/b/", f"s3://{other}/c/"):
+        assert penstock("cat", url + "large", url + "one").stdout == LARGE + b"one"
+
+
+def test_info_probes_without_secrets(
+    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, s3_endpoint: Any, bucket: str
+) -> None:
+    """It names endpoint, region, and the credentials' source, times the store, and shows no secret."""
+    s3_store.write("small", b"x")
+    s3_store.write("big", LARGE[: 2 * MIB])
+    shown = penstock("info", f"s3://{bucket}/", "--seconds", "0.3", "--json")
+    assert shown.returncode == 0, shown.stderr
+    facts = json.loads(shown.stdout)
+    assert facts["store"]["credentials"].startswith("environment (permanent, access key ")
+    assert facts["store"]["endpoint"].startswith(s3_endpoint.endpoint_url)
+    assert facts["probe"]["object"] == f"s3://{bucket}/big"
+    assert 0 < facts["probe"]["first_byte_p50_s"] <= facts["probe"]["first_byte_p99_s"]
+    assert facts["probe"]["many_connections_bytes_per_s"] > 0
+    people = penstock("info", f"s3://{bucket}/small", "--seconds", "0.1")
+    for output in (shown.stdout, people.stdout, shown.stderr, people.stderr):
+        assert s3_endpoint.secret_key.encode() not in output
+        assert s3_endpoint.access_key.encode() not in output
+
+
+@pytest.mark.parametrize(
+    ("url", "changes", "says"),
+    [
+        ("s3://{bucket}/nothing", {}, "GET s3://{bucket}/nothing"),
+        ("s3://no-such-bucket-here/key", {}, "no-such-bucket-here"),
+        ("s3://{bucket}/key", {"AWS_SECRET_ACCESS_KEY": "wrong-secret"}, "Hint"),
+        ("s3://{bucket}/key", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "127.0.0.1"),
+    ],
+)
+def test_errors_are_one_line(
+    penstock: Callable[..., subprocess.CompletedProcess[bytes]],
+    bucket: str,
+    url: str,
+    changes: dict[str, str],
+    says: str,
+) -> None:
+    """Missing key, missing bucket, wrong secret, nobody there: one line that says what, exit code 1, no traceback."""
+    ended = penstock("cat", url.format(bucket=bucket), **changes)
+    text = ended.stderr.decode()
+    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert text.startswith("penstock: ")
+    assert text.count("\n") == 1
+    assert says.format(bucket=bucket) in text
+    assert "wrong-secret" not in text
+
+
+# ── in bad weather ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_cp_in_bad_weather(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], tmp_path: Path
+) -> None:
+    """A tenth of all requests fails in some way; everything arrives bit-exact, in both directions."""
+    objects = {f"d/{n:03d}": random.Random(n).randbytes(n * 97) for n in range(100)} | {"d/large": LARGE}
+    for key, data in objects.items():
+        faulty.objects[key] = data
+    kinds = ["close", "reset", "reset_head", "close_head", "500", "503", "slow_down"]
+    faulty.random_faults(kinds, ratio=0.1, seed=3)
+    down = at_faulty("cp", "s3://bucket/d/", str(tmp_path / "to"))
+    assert down.returncode == 0, down.stderr
+    assert tree(tmp_path / "to") == {key.removeprefix("d/"): data for key, data in objects.items()}
+    up = at_faulty("cp", str(tmp_path / "to"), "s3://bucket/up/")
+    assert up.returncode == 0, up.stderr
+    assert {key: faulty.objects["up/" + key[2:]] for key in objects} == objects
+    assert sum(request.fault is not None for request in faulty.requests) > 10
+
+
+def test_cp_goes_on_after_one_object_failed(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], tmp_path: Path
+) -> None:
+    """An object that may not be read is reported by name; the others are there, and the exit code is 1."""
+    for n in range(20):
+        faulty.objects[f"{n:02d}"] = b"x" * n
+    faulty.fail("403", times=None, match="07")
+    ended = at_faulty("cp", "s3://bucket/", str(tmp_path))
+    assert ended.returncode == 1
+    assert sorted(tree(tmp_path)) == [f"{n:02d}" for n in range(20) if n != 7]
+    assert b"s3://bucket/07" in ended.stderr
+    assert b"1 failed" in ended.stderr
+
+
+def test_cat_of_a_body_that_always_breaks(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]]
+) -> None:
+    """What is written is a right beginning, and the exit code says that it is not all."""
+    faulty.objects["key"] = LARGE
+    faulty.fail("403", times=None, match=lambda request: (request.span or (0, 0))[0] >= 16 * MIB)
+    ended = at_faulty("cat", "s3://bucket/key")
+    assert ended.returncode == 1
+    assert LARGE.startswith(ended.stdout)
+    assert len(ended.stdout) < len(LARGE)
+
+
+def test_disk_full(faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]]) -> None:
+    """``cat`` to a full disk ends with the system's word for it."""
+    faulty.objects["key"] = LARGE
+    full = command("cat", "s3://bucket/key", "--endpoint-url", faulty.endpoint_url, "--anonymous")
+    with Path("/dev/full").open("wb") as device:
+        ended = subprocess.run(
+            full, env=environment({}), stdout=device, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == b"penstock: No space left on device\n"
+
+
+def test_download_larger_than_files_may_be(faulty: FaultyServer, tmp_path: Path) -> None:
+    """A file that cannot be written to its end (here: a limit on its size) is an error that leaves nothing."""
+    faulty.objects["key"] = LARGE
+    full = command("cp", "s3://bucket/key", str(tmp_path), "--endpoint-url", faulty.endpoint_url, "--anonymous")
+    limited = ["bash", "-c", 'ulimit -f 4096; exec "$@"', "bash", *full]  # KiB
+    ended = subprocess.run(limited, env=environment({}), capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert b"File too large" in ended.stderr
+    assert tree(tmp_path) == {}
+
+
+# ── ends ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_download_leaves_nothing_half_done(
+    faulty: FaultyServer, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Ctrl-C during a body that stalls: prompt, exit code 130, complete files stay, no partial one does."""
+    faulty.objects["a"] = b"first"
+    faulty.objects["b"] = LARGE
+    faulty.fail(
+        "stall", times=None, match=lambda request: request.key == "b" and (request.span or (1, 1))[0] >= 16 * MIB
+    )
+    with start_at(faulty, "cp", "s3://bucket/", str(tmp_path / "to")) as process:
+        wait_for(lambda: len(list((tmp_path / "to").glob("*"))) >= 2 or (tmp_path / "to/a").exists(), process)
+        wait_for(lambda: any(request.fault for request in faulty.requests), process)
+        start_s = time.monotonic()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+        assert time.monotonic() - start_s < ENDS_S_MAX
+    assert process.returncode == code
+    assert b"Traceback" not in errors
+    assert tree(tmp_path / "to") == {"a": b"first"}
+
+
+def test_interrupted_upload_leaves_no_parts(faulty: FaultyServer, tmp_path: Path) -> None:
+    """Ctrl-C during a multipart upload aborts it: neither an object nor parts remain at the store."""
+    (tmp_path / "large").write_bytes(LARGE * 3)
+    faulty.fail("delay", times=None, seconds=5, match=lambda request: request.query.get("partNumber") == "2")
+    with start_at(faulty, "cp", str(tmp_path / "large"), "s3://bucket/key") as process:
+        wait_for(lambda: any(request.fault for request in faulty.requests), process)
+        start_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert time.monotonic() - start_s < ENDS_S_MAX
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert "key" not in faulty.objects
+    assert not faulty.uploads
+
+
+def test_killed_download_is_redone(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], tmp_path: Path
+) -> None:
+    """After kill -9 no target is half there, and the next run finishes and leaves no temporary file."""
+    faulty.objects["key"] = LARGE
+    fault = faulty.fail("stall", times=None, match=lambda request: (request.span or (0, 0))[0] >= 16 * MIB)
+    with start_at(faulty, "cp", "s3://bucket/key", str(tmp_path)) as process:
+        wait_for(lambda: any(tmp_path.iterdir()), process)
+        process.kill()
+    assert not (tmp_path / "key").exists()
+    assert any(tmp_path.iterdir())
+    fault.times = 0
+    assert at_faulty("cp", "s3://bucket/key", str(tmp_path)).returncode == 0
+    assert tree(tmp_path) == {"key": LARGE}
+
+
+def test_closed_pipe_ends_it_silently(faulty: FaultyServer) -> None:
+    """``penstock cat | head -c 1``: it ends by SIGPIPE, as cat does, and says nothing."""
+    faulty.objects["key"] = LARGE
+    with start_at(faulty, "cat", "s3://bucket/key") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1) == LARGE[:1]
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == -signal.SIGPIPE
+
+
+def test_interrupted_cat(faulty: FaultyServer) -> None:
+    """Ctrl-C while nothing arrives: prompt, 130, no traceback."""
+    faulty.objects["key"] = LARGE
+    faulty.fail("stall_head", times=None, match="key")
+    with start_at(faulty, "cat", "s3://bucket/key") as process:
+        wait_for(lambda: faulty.requests, process)
+        start_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+        assert time.monotonic() - start_s < ENDS_S_MAX
+    assert (process.returncode, output, errors) == (130, b"", b"")
