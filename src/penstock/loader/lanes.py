@@ -135,7 +135,7 @@ class LaneReader:
         shard = self._group[self._index]
         if shard.etag is None:
             shard.etag = chunk.etag  # later epochs read this version, or fail
-        name = detect(shard.key, bytes(chunk.data[:512]))
+        name = detect(shard.url, bytes(chunk.data[:512]))
         self._parser = parser_of(name, shard=shard.url)
 
     def _end_shard(self) -> list[Item]:
