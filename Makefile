@@ -45,7 +45,6 @@ suite: $(VENV)/.ready  ## Tests against real servers on loopback
 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"
-	bash tests/servers/ceph.sh install
 	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration -q -m server
 
 bench: $(VENV)/.ready  ## Peers, servers and every benchmark (half an hour); one question: make bench, then python bench/X.py

@@ -6,7 +6,30 @@ Importing this package imports nothing but the standard library; each public nam
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock import testing as testing
+    from penstock import torch as torch
+    from penstock.compose import connect as connect
+    from penstock.compose import open as open
+    from penstock.config import FetchConfig as FetchConfig
+    from penstock.config import HedgeConfig as HedgeConfig
+    from penstock.config import RetryConfig as RetryConfig
+    from penstock.config import TransportConfig as TransportConfig
+    from penstock.errors import *  # noqa: F403 - __all__ there
+    from penstock.loader import Loader as Loader
+    from penstock.pipeline import Bytes as Bytes
+    from penstock.pipeline import Image as Image
+    from penstock.pipeline import Integer as Integer
+    from penstock.pipeline import Json as Json
+    from penstock.pipeline import Text as Text
+    from penstock.pipeline import shards as shards
+    from penstock.store import Credentials as Credentials
+    from penstock.store import Store as Store
+    from penstock.types import Blob as Blob
+    from penstock.types import ByteRange as ByteRange
+    from penstock.types import ObjectInfo as ObjectInfo
 
 __version__ = "0.1.0"
 

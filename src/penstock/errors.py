@@ -35,6 +35,31 @@ import errno
 from typing import Any, ClassVar
 
 
+__all__ = [
+    "AccessDeniedError",
+    "BucketMissingError",
+    "ChecksumError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptShardError",
+    "CredentialsError",
+    "DataError",
+    "DeadlineError",
+    "DecodeError",
+    "FieldMissingError",
+    "ObjectChangedError",
+    "ObjectExistsError",
+    "ObjectMissingError",
+    "PenstockError",
+    "ProtocolError",
+    "ShortReadError",
+    "SpanError",
+    "StoreError",
+    "ThrottledError",
+    "UnavailableError",
+]
+
+
 class PenstockError(Exception):
     """Base of all errors of this package.
 

@@ -232,18 +232,18 @@ class Attempt(NamedTuple):
 class Landing:
     """Where a body goes: ``buffer[start:end]``. ``buffer`` is writable; ``position`` is where the next byte goes.
 
-    ``position`` survives a broken transfer, so that the rest can be fetched into the same place. ``exclusive`` says that
-    nobody else writes to `buffer` meanwhile: of an mmap, its own file position may then be used.
+    ``position`` survives a broken transfer, so that the rest can be fetched into the same place. ``direct`` is an mmap of
+    the same memory that nobody else writes to meanwhile: a store may use its ``write`` and file position instead.
     """
 
-    __slots__ = ("buffer", "end", "exclusive", "position", "start")
+    __slots__ = ("buffer", "direct", "end", "position", "start")
 
-    def __init__(self, buffer: Any, start: int, end: int, *, exclusive: bool = False) -> None:
-        self.buffer = buffer  # bytearray, mmap or writable memoryview of uint8
+    def __init__(self, buffer: Any, start: int, end: int, *, direct: Any = None) -> None:
+        self.buffer = buffer  # bytearray or writable memoryview of uint8
         self.start = start
         self.end = end
         self.position = start
-        self.exclusive = exclusive
+        self.direct = direct
 
     @property
     def view(self) -> memoryview:

@@ -1,9 +1,8 @@
 """One byte budget for all reading in this process, and the buffers it pays for.
 
 A large part lands in an anonymous private ``mmap``: libcurl's pieces go to its C-level ``write``, fresh pages cost a
-fault each, so a buffer is used again. It is used again only when nothing refers to it any more: a ``PartBuffer`` gives
-itself back when the interpreter finalises it, and every memoryview, slice and ``np.frombuffer`` keeps it alive until
-then. Finalisers run anywhere, so ``__del__`` only appends to a deque; the budget looks there when it is asked next.
+fault each, so it is used again once nothing refers to it any more (``penstock.buffers``). Leases end anywhere, so that
+their homecoming only appends to a deque; the budget looks there when it is asked next.
 """
 
 from __future__ import annotations
@@ -12,32 +11,33 @@ import mmap
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from penstock import forks
+from penstock.buffers import lease
 from penstock.config import MIB, default_budget_bytes
 
 POOLED_BYTES_MIN = 1 * MIB
 """Bodies from this size on land in a ``PartBuffer``; a mapping for less costs more than ``malloc``."""
 
 _GRAIN_BYTES = 256 * 1024
-PartBuffer: TypeAlias = mmap.mmap
 
 
-def _buffer_type(returned: deque[PartBuffer]) -> type[PartBuffer]:
-    """The type of one budget's buffers: uint8[capacity], writable, back in `returned` when the last reference goes.
+class PartBuffer:
+    """uint8[capacity] for one part, or for one object of several.
 
-    It has no slots of its own: CPython then does not track it by the cyclic collector, and calls ``__del__`` each time
-    it is finalised, not only the first time (tests/unit/fetch/test_budget.py holds this).
+    Attributes:
+        view: Its memory, writable; the buffer is charged until every reference to it and to slices of it is gone.
+        owner: The mmap below.
     """
 
-    class Buffer(mmap.mmap):
-        __slots__ = ()
+    __slots__ = ("owner", "view")
 
-        def __del__(self) -> None:
-            returned.append(self)
+    def __init__(self, owner: mmap.mmap, view: memoryview) -> None:
+        self.owner = owner
+        self.view = view
 
-    return Buffer
+    def __len__(self) -> int:
+        return len(self.owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +69,11 @@ class Budget:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._used = 0
-        self._free: list[PartBuffer] = []
+        self._free: list[mmap.mmap] = []
         self._owned_elsewhere: set[int] = set()
         self._refused = 0
         self._overdrawn = 0
-        self._returned: deque[PartBuffer] = deque()
-        self._buffer_type = _buffer_type(self._returned)
+        self._returned: deque[mmap.mmap] = deque()
         self._lock = threading.Lock()
         forks.register(self)
 
@@ -104,19 +103,22 @@ class Budget:
                 ):
                     best = index
             if best is not None:
-                return self._free.pop(best)
+                return self._lease(self._free.pop(best))
             capacity = -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
             if not self._reserve(capacity, force=force):
                 return None
-        buffer = self._buffer_type(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-        return buffer
+        owner = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        owner.madvise(mmap.MADV_HUGEPAGE)
+        return self._lease(owner)
+
+    def _lease(self, owner: mmap.mmap) -> PartBuffer:
+        return PartBuffer(owner, lease(owner, self._returned.append))
 
     def disown(self, buffer: PartBuffer) -> None:
         """A caller owns `buffer` from now on: it is charged no longer."""
         with self._lock:
             self._used -= len(buffer)
-            self._owned_elsewhere.add(id(buffer))
+            self._owned_elsewhere.add(id(buffer.owner))
 
     def statistics(self) -> BudgetStatistics:
         """See ``BudgetStatistics``."""
@@ -133,7 +135,7 @@ class Budget:
     def _reserve(self, size_bytes: int, *, force: bool) -> bool:
         self._collect()
         while self._used + size_bytes > self.bytes_max and self._free:
-            self._close(self._free.pop(0))
+            self._drop(self._free.pop(0))
         if self._used + size_bytes > self.bytes_max:
             if not force:
                 self._refused += 1
@@ -150,13 +152,12 @@ class Budget:
                 self._owned_elsewhere.discard(id(buffer))
                 self._used += len(buffer)
             if self._used > self.bytes_max or sum(map(len, self._free)) + len(buffer) > self.bytes_max // 2:
-                self._close(buffer)
+                self._drop(buffer)
             else:
                 self._free.append(buffer)
 
-    def _close(self, buffer: PartBuffer) -> None:
-        self._used -= len(buffer)
-        buffer.close()
+    def _drop(self, owner: mmap.mmap) -> None:
+        self._used -= len(owner)  # its memory goes with the last reference, which is the caller's
 
 
 _budget: Budget | None = None

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.store.base import Store as Store
+    from penstock.store.base import Wrapper as Wrapper
+    from penstock.store.credentials import Credentials as Credentials
+    from penstock.store.faulty import Faulty as Faulty
+    from penstock.store.fsspec import FsspecStore as FsspecStore
+    from penstock.store.hedged import Hedged as Hedged
+    from penstock.store.http import HttpStore as HttpStore
+    from penstock.store.limited import Limited as Limited
+    from penstock.store.local import LocalStore as LocalStore
+    from penstock.store.memory import MemoryStore as MemoryStore
+    from penstock.store.retrying import Retrying as Retrying
+    from penstock.store.s3 import S3Store as S3Store
+    from penstock.store.traced import Traced as Traced
+    from penstock.store.writing import Writer as Writer
 
 _ORIGIN = {
     "Store": "base",

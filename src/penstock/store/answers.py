@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,11 @@ _TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "
 
 _TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE,
                         pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CIPHER, pycurl.E_SSL_ISSUER_ERROR})  # fmt: skip
+CHANGED_HINT = "somebody writes this object while it is read; read it again for the new version"
+_KEY_HINT = "check the key: list its prefix"
+_SPAN_HINT = "stat() tells the object's size"
+_SERVER_HINT = "the trouble is the store's, or on the way to it; see the store's logs for the request id"
+_THROTTLED_HINT = "fewer requests at once (FetchConfig(requests_max=...)), or more patience (RetryConfig)"
 _HINTS = {
     pycurl.E_COULDNT_RESOLVE_HOST: "check the endpoint's host name, and that DNS works on this host",
     pycurl.E_COULDNT_RESOLVE_PROXY: "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
@@ -50,7 +56,7 @@ def http_date_s(text: bytes) -> float | None:
     """Seconds since the epoch of an HTTP date, or None where it is none."""
     try:
         return parsedate_to_datetime(text.decode("latin-1")).timestamp()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
 
 
@@ -85,8 +91,8 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
         ):
             shown = headers.get(b"content-range", b"").decode("latin-1")
             raise ProtocolError(f"asked for {asked}, got Content-Range {shown!r}")
-        if length and int(length) != span.length_bytes:
-            raise ProtocolError(f"Content-Length {int(length)} contradicts a range of {span.length_bytes} bytes")
+        if length and (not length.isdigit() or int(length) != span.length_bytes):
+            raise ProtocolError(f"Content-Length {length.decode('latin-1')!r} contradicts a range of {span.length_bytes} bytes")
         return total, span
     if not length.isdigit():
         raise ProtocolError("the answer has no Content-Length", hint="is this an S3 endpoint?")
@@ -126,17 +132,18 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     if code in (OVERLONG, pycurl.E_FILESIZE_EXCEEDED):
         return ProtocolError("the body is longer than the range that was asked for", hint="this server ignores Range")
     if code in (pycurl.E_PARTIAL_FILE, pycurl.E_GOT_NOTHING) or (answer.status and code == pycurl.E_RECV_ERROR):
-        return ShortReadError(f"the connection ended after {answer.received_bytes} bytes of body: {reason}")
+        what = f"the connection ended after {answer.received_bytes} bytes of body: {reason}"
+        return ShortReadError(what, hint=_SERVER_HINT)
     if code in _TLS_CODES:
         hint = "name the authority by AWS_CA_BUNDLE or TransportConfig(ca_bundle=...)"
         return UnavailableError(f"TLS failed: {reason}", hint=hint, retryable=code == pycurl.E_SSL_CONNECT_ERROR)
     if code in (pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL):
-        return ProtocolError(f"not a URL that can be asked: {reason}")
+        return ProtocolError(f"not a URL that can be asked: {reason}", hint="check endpoint_url and bucket")
     if code in (pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY):
         return UnavailableError(f"name not found: {reason}", hint=_HINTS[code])
     if code in (8, 100):  # CURLE_WEIRD_SERVER_REPLY, CURLE_TOO_LARGE, which pycurl 7.49 does not name
         return ProtocolError(f"the answer is not HTTP: {reason}", retryable=True, hint="is this an S3 endpoint?")
-    return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code))
+    return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code, _SERVER_HINT))
 
 
 def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None) -> StoreError:
@@ -154,26 +161,29 @@ def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, 
     if code == "RequestTimeTooSkewed":
         return AccessDeniedError(what, hint="this host's clock is wrong", **fields)
     if code in THROTTLES or status in (429, 503):
-        return ThrottledError(what, **fields)
+        return ThrottledError(what, hint=_THROTTLED_HINT, **fields)
     if code == "NoSuchBucket":
         return BucketMissingError(what, hint="check the bucket's name and the endpoint", **fields)
     if code == "NoSuchUpload":
-        return ObjectMissingError(what, **fields)
+        return ObjectMissingError(what, hint="the upload was completed or dropped meanwhile; write again", **fields)
     if code in _TRANSIENT or status in (500, 502, 504, 408):
-        return UnavailableError(what, **fields)
+        return UnavailableError(what, hint=_SERVER_HINT, **fields)
     if code in ("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"):
-        return ChecksumError(f"the store received other bytes than were sent: {what}", **fields)
+        return ChecksumError(f"the store received other bytes than were sent: {what}", hint=_SERVER_HINT, **fields)
     if status == 404:
-        return ObjectMissingError(what if message else "no such object", **fields)
+        return ObjectMissingError(what if message else "no such object", hint=_KEY_HINT, **fields)
     if status in (401, 403):
         denied = "these credentials (or this bucket's policy) do not allow it; a missing key also looks so without ListBucket"
         return AccessDeniedError(what if message else "access denied", hint=denied, **fields)
     if status in (409, 412):
-        return ObjectChangedError(what if message else "the object is not the version asked for", **fields)
+        changed = what if message else "the object is not the version asked for"
+        return ObjectChangedError(changed, hint=CHANGED_HINT, **fields)
     if status == 416:
-        return SpanError(what if message else "the range starts past the end of the object", **fields)
+        return SpanError(what if message else "the range starts past the end of the object", hint=_SPAN_HINT, **fields)
     if status == 501:
-        return ProtocolError(f"the store does not implement this: {what}", **fields)
+        return ProtocolError(f"the store does not implement this: {what}", hint="ask the store's operators", **fields)
+    if status in (301, 302, 303, 307, 308):
+        return ProtocolError(what, hint="a redirect out of the endpoint's domain is not followed; check it", **fields)
     hint = None if code else "is this an S3 endpoint? The answer is not an S3 error document"
     return ProtocolError(what, hint=hint, **fields)
 
@@ -181,10 +191,10 @@ def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, 
 def _retry_after_s(text: bytes) -> float | None:
     if not text:
         return None
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        return None
+    if text.isdigit():
+        return float(text)
+    date_s = http_date_s(text)
+    return max(0.0, date_s - time.time()) if date_s is not None else None
 
 
 def attempt_record(answer: HttpAnswer, offset_bytes: int, *, throttled: bool) -> Attempt:

@@ -116,6 +116,8 @@ class CredentialProvider:
             result = self._ask()
         except CredentialsError as error:
             result = error
+        except Exception as error:  # a missing profile, a broken config file: whoever waits must hear
+            result = CredentialsError(f"the AWS credential chain failed: {error}", hint=_ANONYMOUS_HINT)
         with self._lock:
             if isinstance(result, Credentials):
                 self.current = result
@@ -129,7 +131,8 @@ class CredentialProvider:
 
         try:
             if self._chain is None:
-                self._chain = botocore_session(self._profile).get_credentials()
+                # not session.get_credentials(), which would give the expired ones again
+                self._chain = botocore_session(self._profile).get_component("credential_provider").load_credentials()
             if self._chain is None:
                 raise CredentialsError("no credentials found", hint=_ANONYMOUS_HINT)
             frozen = self._chain.get_frozen_credentials()

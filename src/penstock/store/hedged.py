@@ -109,10 +109,14 @@ class Hedged(Wrapper):
 
     def _tick_later(self, delay_s: float) -> None:
         self._ticking = True
-        engine.call_later(max(delay_s, 0.005), self._tick)
+        closings = engine.closings
+        engine.call_later(max(delay_s, 0.005), lambda: self._tick(closings))
 
-    def _tick(self) -> None:
+    def _tick(self, closings: int) -> None:
         """Hedge what is late; the dict is in order of submission, so the look stops at the first that is young."""
+        if closings != engine.closings:  # a closed engine is not started again by a look at the clock
+            self._ticking = False
+            return
         now_s = time.monotonic()
         next_s: float | None = None
         for entry, submitted_s in list(self._outstanding.items()):
@@ -145,6 +149,7 @@ class _Entry:
     """An operation, and its second request once there is one. The first request's sink, and the caller's transfer."""
 
     __slots__ = (
+        "answered",
         "cancelled",
         "ended",
         "first",
@@ -155,7 +160,6 @@ class _Entry:
         "owner",
         "second",
         "second_done",
-        "second_landing",
         "sink",
         "winner",
     )
@@ -168,17 +172,19 @@ class _Entry:
         self.landing = sink.landing
         self.first: Transfer | None = None
         self.second: Transfer | _Second | None = None
-        self.second_landing: Landing | None = None
         self.first_done: Completion | None = None
         self.second_done: Completion | None = None
         self.winner = 0
         self.cancelled = False
         self.ended = False
+        self.answered = False  # the first request's body has its landing, to which a resumed attempt goes on writing
 
     def is_late(self, wait_s: float) -> bool:
         """Whether its first request has been on the wire, unanswered, for so long."""
         first = self.first
-        return first is not None and not self.ended and not self.cancelled and first.unanswered_s() >= wait_s
+        if first is None or self.ended or self.cancelled or self.answered:
+            return False
+        return first.unanswered_s() >= wait_s
 
     def hedge(self) -> None:
         """Send the second request."""
@@ -206,13 +212,15 @@ class _Entry:
                 transfer.cancel()
 
     def unanswered_s(self) -> float:
-        return self.first.unanswered_s() if self.first is not None else 0.0
+        first = self.first
+        return first.unanswered_s() if first is not None else 0.0
 
     # ── Sink of the first request ──────────────────────────────────────────────────────────────────────────────────
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         if self.second is not None and not self._adopt(1):
             raise CancelledOperationError("the other request answered first")
+        self.answered = True
         return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
@@ -220,6 +228,7 @@ class _Entry:
             with self.lock:
                 self.ended = self.second is None
             if self.ended:
+                self.first = None
                 self.owner.forget(self, completion)
                 self.sink.done(completion)
                 return
@@ -269,6 +278,7 @@ class _Entry:
         )
         if self.winner == 2:
             self.owner.won_count += 1
+        self.first = self.second = self.first_done = self.second_done = None
         self.owner.forget(self, chosen)
         self.sink.done(chosen)
 

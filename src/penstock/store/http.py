@@ -50,7 +50,7 @@ class HttpStore(Store):
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``. Anything but ``Get`` and ``Head`` raises ``ConfigError``."""
         if not isinstance(operation, (Get, Head)):
-            raise ConfigError(f"{self._root} is read only over HTTP, and cannot be listed: {type(operation).__name__}",
+            raise ConfigError(f"{self._root} is read only over HTTP, and cannot be listed",
                               hint="give the keys, or a manifest")  # fmt: skip
         key = operation.key
         name, _, query = key.partition("?")

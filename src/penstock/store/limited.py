@@ -132,13 +132,14 @@ class _Permit:
         return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
+        self.transfer = None  # no cycle is left behind: buffers go back at once, not when the collector comes
         self.owner.release()
         self.sink.done(completion)
 
     def cancel(self) -> None:
         self.cancelled = True
-        if self.transfer is not None:
-            self.transfer.cancel()
+        if (transfer := self.transfer) is not None:
+            transfer.cancel()
             return
         with self.owner._lock:
             try:
@@ -151,4 +152,5 @@ class _Permit:
         return self.cancelled
 
     def unanswered_s(self) -> float:
-        return self.transfer.unanswered_s() if self.transfer is not None else 0.0
+        transfer = self.transfer
+        return transfer.unanswered_s() if transfer is not None else 0.0

@@ -141,19 +141,20 @@ class _Blobs:
 
     def _bytes_of(self, item: Item, info: ObjectInfo) -> tuple[memoryview, str]:
         """The item's bytes, now the caller's, and what they were held against."""
-        first = item.slots[0]
+        completion, part = item.slots[0].completion, item.slots[0].buffer
         for slot in item.slots:
             self._ahead.release(slot)
+            slot.completion = slot.landing = slot.buffer = None  # the blob alone keeps its memory
+        item.slots = []  # nor is a cycle left for the collector
         if item.buffer is None:
-            completion = first.completion
             assert completion is not None
-            if first.buffer is not None:
-                self._budget.disown(first.buffer)
+            if part is not None:
+                self._budget.disown(part)
             return completion.body, completion.verified
         self._budget.disown(item.buffer)
         span = item.span()
         assert span is not None
-        data = memoryview(item.buffer)[: span.length_bytes]
+        data = item.buffer.view[: span.length_bytes]
         whole = span.length_bytes == info.size_bytes
         return data, checksums.verify(info.checksums, data) if whole else "length"
 

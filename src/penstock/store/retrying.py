@@ -83,6 +83,7 @@ class _Entry:
 
     __slots__ = (
         "attempts",
+        "backoff",
         "cancelled",
         "info",
         "landing",
@@ -93,6 +94,7 @@ class _Entry:
         "start_s",
         "target",
         "transfer",
+        "tries_count",
     )
 
     def __init__(self, owner: Retrying, operation: Operation, sink: Sink) -> None:
@@ -102,6 +104,8 @@ class _Entry:
         self.landing = sink.landing
         self.transfer: Transfer | None = None
         self.cancelled = False
+        self.tries_count = 0
+        self.backoff: list[tuple[Completion, int]] = []  # who pops it sends the next attempt, or ends the operation
         self.start_s = 0.0
         self.attempts: tuple[Attempt, ...] = ()
         self.info: ObjectInfo | None = None  # of the first answer: every later one must be the same version
@@ -114,6 +118,8 @@ class _Entry:
         self.cancelled = True
         if (transfer := self.transfer) is not None:
             transfer.cancel()
+        elif self.backoff:
+            engine.call_later(0.0, self._again)
 
     def _is_cancelled(self) -> bool:
         return self.cancelled
@@ -132,6 +138,7 @@ class _Entry:
 
     def done(self, completion: Completion) -> None:
         error = completion.error
+        self.transfer = None
         if error is None:
             if self.attempts:
                 self._complete(completion)
@@ -141,12 +148,13 @@ class _Entry:
             self.start_s = completion.attempts[0].start_s
         self.start_s = self.start_s or time.monotonic()
         self.attempts += completion.attempts
+        self.tries_count += 1
         config = self.owner.config
         elapsed_s = time.monotonic() - self.start_s
-        error.attempts_count = max(1, len(self.attempts))
+        error.attempts_count = self.tries_count
         error.elapsed_s = elapsed_s
         wait_s = self._wait_s(error)
-        allowed = len(self.attempts) < config.attempts_max and elapsed_s + wait_s < config.total_s_max
+        allowed = self.tries_count < config.attempts_max and elapsed_s + wait_s < config.total_s_max
         if self.cancelled or not error.retryable or not allowed:
             if error.retryable and not self.cancelled:
                 self.owner.given_up_count += 1
@@ -154,14 +162,15 @@ class _Entry:
             self.sink.done(completion)
             return
         self._note(completion)
-        self.transfer = None
         self.owner.retried_count += 1
-        closings = engine.closings
-        engine.call_later(wait_s, lambda: self._again(completion, closings))
+        self.backoff.append((completion, engine.closings))
+        engine.call_later(wait_s, self._again)
+        if self._is_cancelled():  # by another thread, which may have seen no backoff
+            engine.call_later(0.0, self._again)
 
     def _wait_s(self, error: StoreError) -> float:
         config = self.owner.config
-        mean_s = min(config.backoff_s * 2 ** max(0, len(self.attempts) - 1), config.backoff_s_max)
+        mean_s = min(config.backoff_s * 2 ** max(0, self.tries_count - 1), config.backoff_s_max)
         wait_s = random.uniform(0, 2 * mean_s)
         if error.retry_after_s is not None:
             wait_s = max(wait_s, min(error.retry_after_s, config.backoff_s_max))
@@ -174,7 +183,11 @@ class _Entry:
         if isinstance(completion.error, ChecksumError) and self.target is not None:
             self.target.position = self.target.start
 
-    def _again(self, failed: Completion, closings: int) -> None:
+    def _again(self) -> None:
+        try:
+            failed, closings = self.backoff.pop()
+        except IndexError:
+            return
         if self.cancelled or closings != engine.closings:
             failed.attempts = self.attempts
             self.sink.done(failed)

@@ -90,6 +90,13 @@ class Site:
             self.base_url = f"{self.endpoint_url}/{self.bucket}/"
         self.copy_source = f"{self.bucket}/object" if point is not None else f"/{self.bucket}"
 
+    @property
+    def domain(self) -> str:
+        """The domain of whoever runs the endpoint: a redirect out of it is not followed."""
+        if self.endpoint_url is not None:
+            return urlsplit(self.endpoint_url).hostname or ""
+        return "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
+
     def move(self, region: str) -> None:
         """The store says that the bucket is elsewhere."""
         self.region = region

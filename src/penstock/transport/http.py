@@ -8,17 +8,18 @@ libcurl hands bodies over in pieces of 16 KiB (``CURL_MAX_WRITE_SIZE``), each a 
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pycurl
 
+from penstock.buffers import small_buffer
 from penstock.config import MIB
 from penstock.types import Landing
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Sequence
 
     from penstock.config import TransportConfig
@@ -162,13 +163,12 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
     status = 0
     headers: dict[bytes, bytes] = {}
     for line in lines:
-        if line.startswith(b"HTTP/"):
+        name, colon, value = line.partition(b":")
+        if line[:5] == b"HTTP/":
             status = int(line.split(None, 2)[1])
             headers = {}
-        else:
-            colon = line.find(b":")
-            if colon > 0:
-                headers[line[:colon].lower()] = line[colon + 1 :].strip()
+        elif colon:
+            headers[name.lower()] = value.strip()
     return status, headers
 
 
@@ -208,7 +208,7 @@ class HttpTransfer:
         self.watch_bytes = -1
         self.watch_s = 0.0
         self._body_view: memoryview | None = None
-        self._direct = False  # the body goes to an mmap's own write
+        self._direct: mmap.mmap | None = None  # the body goes to this one's write
         self._error_pieces: list[bytes] | None = None
         self._refused: Exception | None = None
         self._head: tuple[int, dict[bytes, bytes]] | None = None
@@ -244,16 +244,11 @@ class HttpTransfer:
             setopt(pycurl.USERNAME, signing.access_key)
             setopt(pycurl.PASSWORD, signing.secret_key)
         landing = self.landing
-        self._direct = (
-            landing is not None
-            and landing.exclusive
-            and landing.end - landing.position >= DIRECT_BYTES_MIN
-            and isinstance(landing.buffer, mmap.mmap)
-        )
-        if self._direct and landing is not None:
-            landing.buffer.seek(landing.position)
+        if landing is not None and landing.direct is not None and landing.end - landing.position >= DIRECT_BYTES_MIN:
+            self._direct = landing.direct
+            self._direct.seek(landing.position)
             setopt(pycurl.MAXFILESIZE_LARGE, landing.end - landing.position)
-            setopt(pycurl.WRITEFUNCTION, landing.buffer.write)
+            setopt(pycurl.WRITEFUNCTION, self._direct.write)
         else:
             setopt(pycurl.MAXFILESIZE_LARGE, 0)
             setopt(pycurl.WRITEFUNCTION, self._write)
@@ -301,7 +296,7 @@ class HttpTransfer:
                 length = headers.get(b"content-length", b"")
                 known = length.isdigit()
                 size_bytes = int(length) if known else 64 * 1024
-                self.landing = Landing(bytearray(size_bytes), 0, size_bytes)
+                self.landing = Landing(small_buffer(size_bytes), 0, size_bytes)
                 self._initial_position = 0 if known else -1  # -1: of unknown length, may grow
             else:
                 self._initial_position = self.landing.position
@@ -312,8 +307,10 @@ class HttpTransfer:
         landing = self.landing
         assert landing is not None
         self._body_view = None
-        landing.buffer = landing.buffer + bytes(max(end, 2 * len(landing.buffer)) - len(landing.buffer))
-        landing.end = len(landing.buffer)
+        grown = bytearray(max(end, 2 * landing.end))
+        grown[: landing.position] = memoryview(landing.buffer)[: landing.position]
+        landing.buffer = grown
+        landing.end = len(grown)
         self._body_view = memoryview(landing.buffer)
 
     def progress_bytes(self) -> int:
@@ -321,7 +318,7 @@ class HttpTransfer:
         landing = self.landing
         if landing is None:
             return self.sent_bytes
-        position: int = landing.buffer.tell() if self._direct else landing.position
+        position = self._direct.tell() if self._direct is not None else landing.position
         return position + self.sent_bytes
 
     def answer(self, curl_error: int, reason: str) -> HttpAnswer:
@@ -343,8 +340,8 @@ class HttpTransfer:
             answer.first_byte_s = first_s - sent_s if first_s else 0.0
             if getinfo(pycurl.NUM_CONNECTS):
                 answer.connect_s = max(getinfo(pycurl.CONNECT_TIME), getinfo(pycurl.APPCONNECT_TIME))
-            if self._direct and landing is not None:
-                position = landing.buffer.tell()
+            if self._direct is not None and landing is not None:
+                position = self._direct.tell()
                 if 200 <= answer.status < 300:
                     landing.position = position
                 else:
@@ -358,9 +355,9 @@ class HttpTransfer:
         if landing is not None:
             answer.received_bytes = landing.position - max(self._initial_position, 0)
         answer.landing = landing
-        if self._direct and curl is not None:
-            curl.setopt(pycurl.WRITEFUNCTION, _discard)  # an idle handle must not keep the buffer alive
-        self.landing = self._body_view = None
+        if curl is not None:
+            curl.setopt(pycurl.WRITEFUNCTION, _discard)  # an idle handle must keep neither buffer nor sinks alive
+        self.landing = self._body_view = self._direct = None
         return answer
 
 

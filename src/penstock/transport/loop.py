@@ -42,6 +42,7 @@ WATCH_S = 0.5
 """Seconds between two looks of the watchdog: the precision of every deadline but the connect one, which is libcurl's."""
 
 _EVENTS_MAX = 256
+_REFUSALS = (pycurl.error, TypeError, ValueError)
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _SELECT_IN, _SELECT_OUT, _SELECT_ERR = pycurl.CSELECT_IN, pycurl.CSELECT_OUT, pycurl.CSELECT_ERR
 
@@ -73,6 +74,7 @@ class EventLoop:
         self._name = name
         self._connections_max = connections_max
         self._incoming: deque[HttpTransfer | Callable[[], None]] = deque()
+        self._pending: deque[HttpTransfer] = deque()  # more than there may be connections
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._active: dict[Any, HttpTransfer] = {}
@@ -80,6 +82,7 @@ class EventLoop:
         self._all_handles: set[Any] = set()
         self._registered: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
+        self._sockets: dict[int, int] = {}  # descriptor to inode, so that a reused number is not taken for it
         self._curl_due_s: float | None = None
         self._sleeping = False
         self._closing = False
@@ -138,8 +141,15 @@ class EventLoop:
         Closing a handle, removing it from the multi handle, or an epoll call on the shared descriptor would send bytes
         on the parent's connections or change the parent's interest list. One leaked reference holds all of them, also
         when the interpreter clears its modules at exit.
+
+        The child's copies of the sockets are closed, by descriptor alone: a copy that stays open keeps a connection
+        that the parent closes alive, and registered with the parent's epoll, whose loop then spins on it.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        for fd, inode in self._sockets.items():
+            with contextlib.suppress(OSError):
+                if os.fstat(fd).st_ino == inode:
+                    os.close(fd)
 
     @property
     def alive(self) -> bool:
@@ -204,13 +214,19 @@ class EventLoop:
         return max(0.0, due_s - time.monotonic())
 
     def _start_incoming(self) -> None:
-        incoming = self._incoming
+        incoming, waiting, active, active_max = self._incoming, self._pending, self._active, self._connections_max
         while incoming:
             item = incoming.popleft()
             if not isinstance(item, HttpTransfer):
                 item()
+            elif waiting or len(active) >= active_max:
+                waiting.append(item)  # libcurl would queue it too, but count the wait as connecting
             elif not item.ended:
                 self._start(item)
+        while waiting and len(active) < active_max:
+            transfer = waiting.popleft()
+            if not transfer.ended:
+                self._start(transfer)
 
     def _start(self, transfer: HttpTransfer) -> None:
         request = transfer.request
@@ -220,24 +236,31 @@ class EventLoop:
         if idle:
             curl = idle.pop()
         else:
+            curl = None
             try:
                 curl = configure(request.config, request.url, self._on_new_socket)
-            except pycurl.error as error:
-                self._end(transfer, *error.args)
+                curl.pool = pool if plain else None
+                curl.config = request.config  # holds the config, so that its id is not given to another
+                self._all_handles.add(curl)
+                if not plain:
+                    prepare_method(transfer, curl)
+            except _REFUSALS as error:
+                self._refuse(transfer, curl, error)
                 return
-            curl.pool = pool if plain else None
-            curl.config = request.config  # holds the config, so that its id is not given to another
-            self._all_handles.add(curl)
-            if not plain:
-                prepare_method(transfer, curl)
         try:
             transfer.attach(curl)
             self._active[curl] = transfer
             self._multi.add_handle(curl)
-        except (pycurl.error, UnicodeError) as error:
+        except _REFUSALS as error:
+            self._refuse(transfer, curl, error)
+
+    def _refuse(self, transfer: HttpTransfer, curl: Any, error: Exception) -> None:
+        """Libcurl does not take what it was given: a URL, a header, a file name."""
+        if curl is not None:
             self._active.pop(curl, None)
-            code = error.args[0] if isinstance(error, pycurl.error) else pycurl.E_URL_MALFORMAT
-            self._end(transfer, code, str(error.args[-1]))
+        code = error.args[0] if isinstance(error, pycurl.error) else pycurl.E_URL_MALFORMAT
+        self._end(transfer, code, str(error.args[-1]))
+        if curl is not None:
             self._drop(curl)
 
     def _collect(self) -> None:
@@ -263,7 +286,9 @@ class EventLoop:
         transfer.ended = True
         answer = transfer.answer(code, reason)
         transfer.curl = None
-        transfer.request.sink.on_end(answer)
+        sink = transfer.request.sink
+        del transfer.request  # an idle handle keeps its last transfer: that must not keep sinks and buffers
+        sink.on_end(answer)
 
     def give_up(self, transfer: HttpTransfer, code: int, reason: str) -> None:
         """End a transfer early; its connection closes, for the rest of its answer is still on the way."""
@@ -344,6 +369,7 @@ class EventLoop:
 
     def _on_new_socket(self, fd: int, _purpose: int) -> int:
         self._registered.pop(fd, None)
+        self._sockets[fd] = os.fstat(fd).st_ino
         return 0  # CURL_SOCKOPT_OK
 
     def _forget_socket(self, fd: int) -> None:
@@ -361,6 +387,9 @@ class EventLoop:
         self._closing = True
         for transfer in list(self._active.values()):
             self.give_up(transfer, CLOSED, "the transport was closed")
+        for transfer in self._pending:
+            self.give_up(transfer, CLOSED, "the transport was closed")
+        self._pending.clear()
         self._ended = True  # from here on, whoever submits drains by himself
         self._drain_closed()
         for curl in self._all_handles:
@@ -369,7 +398,8 @@ class EventLoop:
         self._idle.clear()
         self._multi.close()
         self._epoll.close()
-        os.close(self._waker)
+        waker, self._waker = self._waker, -1  # a late write must not reach whoever has this number next
+        os.close(waker)
 
     def _drain_closed(self) -> None:
         while True:
