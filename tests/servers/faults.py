@@ -131,8 +131,10 @@ STATUSES: dict[str, Callable[[Fault], Response]] = {
     "time_skewed": lambda _: time_skewed(),
     "wrong_region_301": lambda fault: wrong_region(301, fault.region),
     "wrong_region_400": lambda fault: wrong_region(400, fault.region),
-    "html": lambda _: Response(200, {"Content-Type": "text/html"}, b"<html><body>Please log in</body></html>"),
-    "empty_200": lambda _: Response(200),
+    "html": lambda _: Response(
+        200, {"Content-Type": "text/html"}, b"<html><body>Please log in</body></html>", is_s3=False
+    ),
+    "empty_200": lambda _: Response(200, is_s3=False),
     "complete_error": lambda _: Response(
         200, {"Content-Type": "application/xml"}, bytes(error(500, "InternalError").body)
     ),

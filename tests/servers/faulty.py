@@ -335,9 +335,10 @@ class FaultyServer:
         lines = [
             f"HTTP/1.1 {response.status} {reason}",
             f"Date: {date}",
-            f"x-amz-request-id: REQ{len(self.requests):08d}",
             "Server: faulty",
         ]
+        if response.is_s3:
+            lines.append(f"x-amz-request-id: REQ{len(self.requests):08d}")
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
         lines.append("Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -350,7 +351,10 @@ class FaultyServer:
             writer.write(b"".join((self._head(response, len(response.body)), response.body)))
         else:
             writer.write(self._head(response, len(response.body)))
-            writer.write(response.body)
+            body = memoryview(response.body)
+            for at in range(0, len(body), 1 << 20):  # asyncio copies what the socket does not take at once
+                writer.write(body[at : at + (1 << 20)])
+                await writer.drain()
         await writer.drain()
 
     async def _spoil(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import mmap
 import re
 import time
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import crc32c
+
+MAP_NORESERVE = 0x4000
+"""Of Linux; Python names it from 3.13 on."""
 
 PROLOGUE = '<?xml version="1.0" encoding="UTF-8"?>\n'
 
@@ -50,6 +54,13 @@ class Objects(dict[str, bytes]):
         super().__setitem__(key, data)
         version = self.versions[key] = Stored(data, etag, time.time(), checksum(data))
         return version
+
+    def store_zeros(self, key: str, size_bytes: int) -> None:
+        """An object of zeros that costs no memory until it is sent, e.g. of 5 GB; it has no checksum."""
+        zeros = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        self._ordered = None
+        super().__setitem__(key, zeros)  # type: ignore[assignment]
+        self.versions[key] = Stored(zeros, f'"zeros-{size_bytes}"', time.time(), "")  # type: ignore[arg-type]
 
     def ordered(self) -> list[bytes]:
         """Keys as UTF-8, in the order in which S3 lists them."""
@@ -103,6 +114,8 @@ class Response:
     body: bytes | memoryview = b""
     head_length_bytes: int | None = None
     """Of a HEAD: the length that it announces without sending it."""
+    is_s3: bool = True
+    """False for what something between us and the store says: no request id."""
 
 
 def checksum(data: bytes) -> str:

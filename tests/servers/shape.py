@@ -95,7 +95,7 @@ class Shape:
         if request.span is None:
             if request.method == "HEAD":
                 return Response(200, headers, b"", size)
-            return Response(200, headers, version.data)
+            return Response(200, headers, memoryview(version.data))
         start, end = request.span
         start, end = (max(0, size + start), size) if start < 0 else (start, size if end is None else min(end, size))
         if start >= size or end <= start:
@@ -117,7 +117,7 @@ class Shape:
         }
         if self.etags:
             headers["ETag"] = version.etag
-        if with_checksum:
+        if with_checksum and version.crc32c:
             headers |= {"x-amz-checksum-crc32c": version.crc32c, "x-amz-checksum-type": "FULL_OBJECT"}
         return headers
 

@@ -207,7 +207,7 @@ TRIED: dict[str, Any] = {
     "corrupt": lambda a: len(a.body) == 1024 and a.body != BODY and a.error is None,
     "garbage_headers": lambda a: not a.body,
     "garbage_status": lambda a: isinstance(a.error, http.client.BadStatusLine),
-    "html": lambda a: a.status == 200 and b"<html>" in a.body,
+    "html": lambda a: a.status == 200 and b"<html>" in a.body and "x-amz-request-id" not in a.headers,
     "empty_200": lambda a: a.status == 200 and not a.body,
 }
 
