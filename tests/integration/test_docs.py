@@ -1,0 +1,135 @@
+"""The documentation's examples run: every block after ``<!-- runs -->``, page by page, against a real S3 server."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from penstock.testing.ministack import Ministack
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    Path("README.md"),
+    Path("docs/start.md"),
+    *(path.relative_to(ROOT) for path in sorted((ROOT / "docs/guides").glob("*.md"))),
+]
+BLOCK = re.compile(r"^<!-- runs -->\n+```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SAMPLES, SHARDS = 64, 4
+
+
+class Block(NamedTuple):
+    """One example: its language, its text, and the line of the page that it begins at."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The runnable blocks of a page, consecutive ones of one language joined: they share names."""
+    text = (ROOT / page).read_text()
+    joined: list[Block] = []
+    for match in BLOCK.finditer(text):
+        language, body = match[1], match[2]
+        line = text.count("\n", 0, match.start(2))
+        if joined and joined[-1].language == language:
+            before = joined[-1]
+            padding = "\n" * (line - before.line - before.text.count("\n"))  # tracebacks name the page's line
+            joined[-1] = before._replace(text=before.text + padding + body)
+        else:
+            joined.append(Block(language, body, line))
+    return joined
+
+
+def run(blocks: list[Block], folder: Path, environment: dict[str, str]) -> None:
+    """Run a page's blocks in order: Python in one process after another that keeps the imports, shell by bash."""
+    imports = ""
+    for block in blocks:
+        if block.language == "python":
+            command = [
+                sys.executable,
+                "-W",
+                "error",
+                "-c",
+                imports + "\n" * max(0, block.line - imports.count("\n")) + block.text,
+            ]
+            imports += "".join(re.findall(r"^(?:import|from) .*\n", block.text, re.MULTILINE))
+        else:
+            command = ["bash", "-euo", "pipefail", "-c", block.text]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, f"{block.text}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.fixture(scope="session")
+def documented(ministack: Ministack) -> dict[str, str]:
+    """Environment of a user whose ``s3://bucket/train/`` holds shards of pictures and labels."""
+    import PIL.Image
+
+    import penstock as ps
+    from penstock.formats import TarWriter
+
+    ministack.create_bucket("bucket")
+    keys = ps.Credentials(access_key=ministack.access_key, secret_key=ministack.secret_key)
+    with ps.connect("s3://bucket/train/", endpoint_url=ministack.endpoint_url, credentials=keys) as store:
+        for shard in range(SHARDS):
+            with store.writer(f"train-{shard:06d}.tar") as output:
+                tar = TarWriter(output.write)
+                for index in range(shard, SAMPLES, SHARDS):
+                    jpg = io.BytesIO()
+                    PIL.Image.new("RGB", (40, 30), (index, 0, 255 - index)).save(jpg, "JPEG")
+                    tar.add({"__key__": f"{index:06d}", "jpg": jpg.getvalue(), "cls": str(index % 10)})
+                tar.finish()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, **ministack.environment, "PATH": path}
+
+
+@pytest.mark.server
+@pytest.mark.torch
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_examples_of_a_page(page: Path, documented: dict[str, str], tmp_path: Path) -> None:
+    """What a page shows as runnable runs, in order, in an empty directory, with warnings as errors."""
+    pytest.importorskip("torch")
+    run(blocks_of(page), tmp_path, documented)
+
+
+@pytest.mark.server
+@pytest.mark.torch
+def test_quickstart(documented: dict[str, str], tmp_path: Path) -> None:
+    """The example file runs, and two epochs bring each sample twice."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "error", str(ROOT / "examples/quickstart.py")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=documented, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * SAMPLES // 32 + 1
+    assert "[32, 224, 224, 3]" in lines[0]
+
+
+def test_the_readme_shows_the_quickstart() -> None:
+    """The README's first example is the example file, word for word."""
+    code = (ROOT / "examples/quickstart.py").read_text().split('"""\n\n', 1)[1]
+    assert blocks_of(Path("README.md"))[0].text.startswith(code)
+
+
+def test_the_quickstart_is_ten_lines() -> None:
+    """What is shown first stays short: 15 lines of code at most, the chain's one stage per line included."""
+    code = (ROOT / "examples/quickstart.py").read_text().split('"""\n\n', 1)[1]
+    assert len([line for line in code.splitlines() if line]) <= 15
+
+
+def test_every_page_with_code_runs_some() -> None:
+    """A guide that shows Python has at least one block that CI runs."""
+    silent = [str(page) for page in PAGES if "```python" in (ROOT / page).read_text() and not blocks_of(page)]
+    assert not silent
