@@ -80,7 +80,10 @@ class Budget:
     def after_fork_in_child(self) -> None:
         """See ``forks``: what the parent holds is not the child's."""
         self._lock = threading.Lock()
-        self._used = sum(len(buffer) for buffer in self._free)
+        self._free.clear()
+        self._used = 0
+        self._owned_elsewhere = set()
+        self._returned = deque()  # inherited leases still go to the old one, and with it
 
     def reserve(self, size_bytes: int, *, force: bool = False) -> bool:
         """Take `size_bytes` out of the budget; False where they are not there, unless `force`."""

@@ -269,7 +269,7 @@ class ReadAhead:
 
     def release(self, slot: Slot) -> None:
         """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""
-        if slot.reserved_bytes:
+        if slot.reserved_bytes and self._generation == forks.generation():
             self._budget.release(slot.reserved_bytes)
             slot.reserved_bytes = 0
 
@@ -336,14 +336,14 @@ class ReadAhead:
     def _prepare(self, slot: Slot, *, force: bool) -> bool:
         """Reserve the slot's bytes and say where they land; False where the budget lacks them."""
         item, length = slot.item, slot.length_bytes
+        if self._whole and slot is not item.slots[0]:  # also where it is small: one piece of memory for the object
+            return self._prepare_shared(slot, force=force)
         if length is None or length < POOLED_BYTES_MIN:
             size_bytes = length if length is not None else int(self._estimate_bytes)
             if not self._budget.reserve(size_bytes, force=force):
                 return False
             slot.reserved_bytes = size_bytes
             return True
-        if self._whole and len(item.slots) > 1 and slot is not item.slots[0]:
-            return self._prepare_shared(slot, force=force)
         buffer = self._budget.acquire(length, force=force)
         if buffer is None:
             return False
@@ -407,7 +407,6 @@ class ReadAhead:
         if size_bytes < POOLED_BYTES_MIN:
             slot.length_bytes = size_bytes
             return None
-        several = size_bytes > 2 * part_bytes
         several = size_bytes > 2 * part_bytes
         if several:
             self._large_expected = True
@@ -499,8 +498,10 @@ class ReadAhead:
         """Copy the first part, which landed by itself, to the head of its object's one buffer: one part per object."""
         first = item.slots[0]
         completion = first.completion
-        if item.buffer is None or first.buffer is None or completion is None:
+        if item.buffer is None or completion is None:
             return
+        if first.landing is not None and first.landing.buffer is item.buffer.view:
+            return  # done before
         body = completion.body
         first.landing = Landing(item.buffer.view, 0, len(body))
         first.landing.position = len(body)

@@ -37,6 +37,7 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequ
 _BAD_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"})
 _TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "XMinioServerNotInitialized"})
 
+_WEIRD_SERVER_REPLY, _TOO_LARGE = 8, 100  # of libcurl, which pycurl 7.49 does not name
 _TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE,
                         pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CIPHER, pycurl.E_SSL_ISSUER_ERROR})  # fmt: skip
 CHANGED_HINT = "somebody writes this object while it is read; read it again for the new version"
@@ -92,7 +93,9 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
             shown = headers.get(b"content-range", b"").decode("latin-1")
             raise ProtocolError(f"asked for {asked}, got Content-Range {shown!r}")
         if length and (not length.isdigit() or int(length) != span.length_bytes):
-            raise ProtocolError(f"Content-Length {length.decode('latin-1')!r} contradicts a range of {span.length_bytes} bytes")
+            raise ProtocolError(
+                f"Content-Length {length.decode('latin-1')!r} contradicts a range of {span.length_bytes} bytes"
+            )
         return total, span
     if not length.isdigit():
         raise ProtocolError("the answer has no Content-Length", hint="is this an S3 endpoint?")
@@ -137,16 +140,20 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     if code in _TLS_CODES:
         hint = "name the authority by AWS_CA_BUNDLE or TransportConfig(ca_bundle=...)"
         return UnavailableError(f"TLS failed: {reason}", hint=hint, retryable=code == pycurl.E_SSL_CONNECT_ERROR)
+    if code == pycurl.E_UNSUPPORTED_PROTOCOL and "HTTP/0.9" in reason:
+        code = _WEIRD_SERVER_REPLY
     if code in (pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL):
         return ProtocolError(f"not a URL that can be asked: {reason}", hint="check endpoint_url and bucket")
     if code in (pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY):
         return UnavailableError(f"name not found: {reason}", hint=_HINTS[code])
-    if code in (8, 100):  # CURLE_WEIRD_SERVER_REPLY, CURLE_TOO_LARGE, which pycurl 7.49 does not name
+    if code in (_WEIRD_SERVER_REPLY, _TOO_LARGE):
         return ProtocolError(f"the answer is not HTTP: {reason}", retryable=True, hint="is this an S3 endpoint?")
     return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code, _SERVER_HINT))
 
 
-def status_error(status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None) -> StoreError:
+def status_error(  # noqa: C901 - a table
+    status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None
+) -> StoreError:
     """The error that an answer outside 2xx means. `code` and `message` are the error document's, where there is one."""
     what = message or f"HTTP status {status}"
     fields: dict[str, Any] = {

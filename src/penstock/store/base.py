@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.config import FetchConfig
     from penstock.errors import StoreError
-    from penstock.fetch import Chunk
+    from penstock.fetch import Chunk, Request
     from penstock.store.file import ObjectReader
     from penstock.store.writing import Writer
     from penstock.types import Buffer
@@ -57,6 +57,12 @@ class Store(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made = self.__reduce__()
+        if self.fetch_config is None or len(made) != 2:
+            return made
+        return (*made, {"fetch_config": self.fetch_config})  # how it reads is configuration too
+
     @property
     def budget(self) -> Budget:
         """The byte budget that this store's reading is charged to: the process's."""
@@ -81,9 +87,7 @@ class Store(ABC):
 
         return read(self, key, span)
 
-    def read_many(
-        self, requests: Iterable[Key | tuple[Key, ByteRange | None]], *, ordered: bool = True
-    ) -> Iterator[Blob]:
+    def read_many(self, requests: Iterable[Request], *, ordered: bool = True) -> Iterator[Blob]:
         """Many objects or ranges, read ahead of the consumer, as many at a time as it and the store can take.
 
         Args:
@@ -100,9 +104,7 @@ class Store(ABC):
 
         return read_many(self, requests, ordered=ordered, errors="raise")
 
-    def try_read_many(
-        self, requests: Iterable[Key | tuple[Key, ByteRange | None]], *, ordered: bool = True
-    ) -> Iterator[Blob | StoreError]:
+    def try_read_many(self, requests: Iterable[Request], *, ordered: bool = True) -> Iterator[Blob | StoreError]:
         """Like ``read_many``, but an object that cannot be read yields its ``StoreError`` and the others go on."""
         from penstock.store.reading import read_many
 
@@ -110,7 +112,7 @@ class Store(ABC):
 
     def read_parts(
         self,
-        requests: Iterable[Key | tuple[Key, ByteRange | None]],
+        requests: Iterable[Request],
         *,
         part_bytes: int | None = None,
         requests_max: int | None = None,

@@ -182,7 +182,7 @@ def botocore_session(profile: str | None) -> Any:
     session = botocore.session.Session(profile=profile)
     try:
         session.get_scoped_config()
-    except botocore.exceptions.ProfileNotFound as error:
+    except botocore.exceptions.BotoCoreError as error:  # no such profile, or a file that is none
         raise ConfigError(str(error), hint="profiles are sections of ~/.aws/config") from error
     return session
 

@@ -95,6 +95,7 @@ class _Entry:
         "target",
         "transfer",
         "tries_count",
+        "unsound",
     )
 
     def __init__(self, owner: Retrying, operation: Operation, sink: Sink) -> None:
@@ -105,6 +106,7 @@ class _Entry:
         self.transfer: Transfer | None = None
         self.cancelled = False
         self.tries_count = 0
+        self.unsound = False  # the body came whole, but does not have its checksum
         self.backoff: list[tuple[Completion, int]] = []  # who pops it sends the next attempt, or ends the operation
         self.start_s = 0.0
         self.attempts: tuple[Attempt, ...] = ()
@@ -137,11 +139,13 @@ class _Entry:
         return self.target
 
     def done(self, completion: Completion) -> None:
-        error = completion.error
         self.transfer = None
+        if completion.error is None and self.tries_count:
+            self._complete(completion)
+        error = completion.error
         if error is None:
             if self.attempts:
-                self._complete(completion)
+                completion.attempts = self.attempts + completion.attempts
             self.sink.done(completion)
             return
         if not self.start_s and completion.attempts:
@@ -180,8 +184,7 @@ class _Entry:
         """Remember what the first answer said and how far its body came."""
         if completion.landing is not None and completion.info is not None and self.target is None:
             self.info, self.span, self.target = completion.info, completion.span, completion.landing
-        if isinstance(completion.error, ChecksumError) and self.target is not None:
-            self.target.position = self.target.start
+        self.unsound = isinstance(completion.error, ChecksumError)
 
     def _again(self) -> None:
         try:
@@ -194,9 +197,7 @@ class _Entry:
             return
         operation = self._remaining()
         if operation is None:
-            completion = Completion(self.operation)
-            self._complete(completion)
-            self.sink.done(completion)
+            self.done(Completion(self.operation))
             return
         self.transfer = self.owner.inner.submit(operation, self)
         if self._is_cancelled():  # by another thread, meanwhile
@@ -210,11 +211,14 @@ class _Entry:
                 self.landing.position = self.landing.start
             return operation
         received_bytes = target.position - target.start
-        if received_bytes == 0 or info.etag is None:
+        if received_bytes == 0 or info.etag is None or self.unsound:
             target.position = target.start
             if info.etag is None:
                 self.target = self.landing
                 return operation
+            if self.unsound:  # asked as at first: only then does the store tell the checksum again
+                self.landing = target
+                return operation._replace(if_match=info.etag)
         else:
             self.owner.resumed_count += 1
         self.landing = target
@@ -224,16 +228,18 @@ class _Entry:
         return Get(operation.key, ByteRange(span.start + received_bytes, end), info.etag)
 
     def _complete(self, completion: Completion) -> None:
-        """Make the last attempt's completion that of the whole operation."""
-        completion.attempts = self.attempts + completion.attempts
-        completion.operation = self.operation
+        """Make the last attempt's completion that of the whole operation, held against its checksum."""
+        completion.operation = operation = self.operation
         target, info, span = self.target, self.info, self.span
-        if target is None or info is None or span is None:
+        if not isinstance(operation, Get) or target is None or info is None or span is None:
             return
+        if completion.info is not None and completion.info.checksums:
+            self.info = info = completion.info
         completion.landing, completion.info = target, info
         completion.span = ByteRange(span.start, span.start + (target.position - target.start))
         if completion.span.start == 0 and completion.span.end == info.size_bytes and info.checksums:
             try:
                 completion.verified = verify(info.checksums, target.view)
             except ChecksumError as error:
+                error.operation, error.url = "GET", self.owner.describe(operation.key)
                 completion.error = error

@@ -1,0 +1,94 @@
+"""The error tree: complete, mapped, pickling, and silent about secrets."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+
+import pytest
+
+import penstock as ps
+from penstock import errors
+from penstock.errors import WIRE, CancelledOperationError, DataError, PenstockError, StoreError
+
+
+def tree(kind: type[PenstockError] = PenstockError) -> list[type[PenstockError]]:
+    """The class and all below it that the package itself defines and shows."""
+    found = [kind] if kind.__module__ == "penstock.errors" else []
+    return found + [each for below in kind.__subclasses__() for each in tree(below)]
+
+
+TREE = sorted(set(tree()), key=lambda kind: kind.__name__)
+
+
+def test_every_class_has_a_row_on_the_wire() -> None:
+    """Every class of the tree has an errno and an HTTP status, and nothing else has."""
+    assert set(WIRE) == set(TREE)
+    assert all(number > 0 and 400 <= status < 600 for number, status in WIRE.values())
+
+
+def test_every_class_is_exported() -> None:
+    """Every class is a top-level name, but for the one that no user sees."""
+    exported = {name for name in ps.__all__ if name.endswith("Error")}
+    assert exported == {kind.__name__ for kind in TREE} - {CancelledOperationError.__name__}
+    assert all(getattr(ps, name) is getattr(errors, name) for name in exported)
+
+
+@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
+def test_errors_pickle_with_their_fields(kind: type[PenstockError]) -> None:
+    """An error keeps class, message, hint and fields through pickle."""
+    fields = {name: f"value of {name}" for name in kind.FIELDS}
+    if "span" in fields:
+        fields |= {"span": (1, 2), "elapsed_s": 1.5, "attempts_count": 3, "status": 503, "retryable": False}  # type: ignore[dict-item]
+    error = kind("what happened", hint="what to do", **fields)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.__dict__ == error.__dict__
+    assert str(error).endswith("Hint: what to do")
+    assert "what happened" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [
+        ("ConfigError", "ValueError"),
+        ("ClosedError", "RuntimeError"),
+        ("StoreError", "OSError"),
+        ("ObjectMissingError", "FileNotFoundError"),
+        ("AccessDeniedError", "PermissionError"),
+        ("ObjectExistsError", "FileExistsError"),
+        ("SpanError", "ValueError"),
+        ("UnavailableError", "ConnectionError"),
+        ("DeadlineError", "TimeoutError"),
+        ("DataError", "ValueError"),
+        ("FieldMissingError", "KeyError"),
+    ],
+)
+def test_errors_inherit_what_people_already_catch(name: str, builtin: str) -> None:
+    """Each class is also the builtin that its documentation names."""
+    assert issubclass(getattr(errors, name), getattr(builtins, builtin))
+
+
+def test_store_errors_carry_their_errno() -> None:
+    """A store error's errno is that of the table, so that ``OSError`` handlers work."""
+    for kind in TREE:
+        if issubclass(kind, StoreError) and kind is not CancelledOperationError:
+            assert kind("x").errno == WIRE[kind][0]
+
+
+def test_unknown_fields_are_refused() -> None:
+    """A misspelt field is a TypeError where it is written."""
+    with pytest.raises(TypeError, match="sahrd"):
+        DataError("x", sahrd="a")
+
+
+def test_the_message_names_everything_known() -> None:
+    """Operation, URL, range, status, code, attempts, seconds, request id and hint are all in the message."""
+    error = StoreError(
+        "it broke", hint="mend it", operation="GET", url="s3://b/k", span=(5, 9), status=503, code="SlowDown",
+        request_id="R1", attempts_count=3, elapsed_s=1.234,
+    )  # fmt: skip
+    assert str(error) == (
+        "GET s3://b/k bytes [5, 9): it broke (503 SlowDown, 3 attempts in 1.23 s, request id R1). Hint: mend it"
+    )

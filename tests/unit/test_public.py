@@ -1,0 +1,44 @@
+"""The public names are complete, and importing the package costs nearly nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import penstock as ps
+
+NAMES = {
+    "connect", "open", "shards", "Store", "Loader", "Credentials", "Blob", "ByteRange", "ObjectInfo",
+    "TransportConfig", "RetryConfig", "HedgeConfig", "FetchConfig", "Image", "Integer", "Text", "Json", "Bytes",
+    "__version__",
+}  # fmt: skip
+HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt")
+
+
+def test_public_names_are_complete() -> None:
+    """The names that others build on are all there, and nothing beside them but errors."""
+    assert {name for name in ps.__all__ if not name.endswith("Error")} == NAMES
+    for name in ps.__all__:
+        assert getattr(ps, name) is not None
+    assert set(ps.__all__) | {"torch", "testing"} <= set(dir(ps))
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    """A name that does not exist is an AttributeError that names it."""
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = ps.nonsense
+
+
+@pytest.mark.parametrize("statement", ["import penstock", "import penstock; penstock.connect; penstock.ByteRange"])
+def test_importing_is_light(statement: str) -> None:
+    """``import penstock`` imports none of the heavy libraries."""
+    code = f"import sys; {statement}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_class_documents_itself() -> None:
+    """Each public name has a docstring of its own."""
+    assert [name for name in ps.__all__ if name != "__version__" and not getattr(ps, name).__doc__] == []
