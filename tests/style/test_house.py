@@ -1,0 +1,176 @@
+"""The house's rules (CONTRIBUTING.md) as tests: what matters is held, not remembered."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.pipeline import Pipeline
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+LINES_MAX = 600
+REASON = "lines: "  # what the docstring of a longer module says, followed by why it is not split
+POSITIONAL_MAX = 2
+UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|Not" + r"ImplementedError)\b")
+MACHINE = re.compile(
+    r"(?<![\w.])/(?:home/\w+/|Users/\w+/|work/main|work/shared|tmp/x/)|\b(?:10|192\.168)(?:\.\d{1,3}){2,3}:\d+"
+)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that git tracks, or would; all files where this is no checkout."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return [path for pattern in patterns for path in ROOT.rglob(pattern) if ".venv" not in str(path)]
+    return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
+
+
+def shown(path: Path) -> str:
+    """A file's name for people."""
+    return str(path.relative_to(ROOT))
+
+
+def test_modules_are_short() -> None:
+    """A module has at most 600 lines, or its docstring says after ``lines:`` why it is not split."""
+    long = []
+    for path in SOURCES:
+        text = path.read_text()
+        if text.count("\n") > LINES_MAX and REASON not in (ast.get_docstring(ast.parse(text)) or ""):
+            long.append(shown(path))
+    assert long == []
+
+
+def test_nothing_is_unfinished() -> None:
+    """No marker of unfinished work is left in code, tests or documentation."""
+    found = [
+        f"{shown(path)}: {match[0]}"
+        for path in tracked("*.py", "*.md", "*.toml", "Makefile")
+        if path != Path(__file__)
+        for match in UNFINISHED.finditer(path.read_text())
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Every module of the package begins with a docstring."""
+    assert [shown(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_every_test_states_its_property() -> None:
+    """Every test function has a docstring."""
+    silent = []
+    for path in [*TESTS, *sorted((ROOT / "src/penstock/testing").glob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+            if is_test and not ast.get_docstring(node):
+                silent.append(f"{shown(path)}: {node.name}")
+    assert silent == []
+
+
+def test_links_of_the_documentation_resolve() -> None:
+    """Every relative link of every page leads to a file, and its anchor to a heading."""
+    broken = []
+    for page in tracked("*.md"):
+        for target in LINK.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            if not path.exists() or (anchor and anchor not in anchors_of(path)):
+                broken.append(f"{shown(page)}: {target}")
+    assert broken == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_no_path_of_a_machine() -> None:
+    """No tracked file names a directory or an address that exists on one developer's machine only."""
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{shown(path)}: {match[0]}" for match in MACHINE.finditer(text) if path != Path(__file__)]
+    assert found == []
+
+
+def test_every_folder_has_a_readme() -> None:
+    """Each part of the package says on one screen what belongs there, and names its files."""
+    for folder in sorted({path.parent for path in SOURCES} - {ROOT / "src/penstock"}):
+        text = (folder / "README.md").read_text()
+        names = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
+        missing = [name for name in names if name not in text]
+        assert missing == [], f"{shown(folder)}/README.md does not name them"
+
+
+def test_no_module_has_a_public_name() -> None:
+    """No module shadows a public name of the package: docs/decisions/0005."""
+    modules = {path.stem if path.is_file() else path.name for path in (ROOT / "src/penstock").iterdir()}
+    assert modules & set(ps.__all__) == set()
+
+
+CALLS_WITH_IO = [
+    ps.Store.read, ps.Store.read_many, ps.Store.read_parts, ps.Store.stat, ps.Store.list, ps.Store.write,
+    ps.Store.delete, ps.Loader,
+]  # fmt: skip
+CALLS_THAT_RAISE = [
+    ps.connect, ps.open, ps.shards, ps.Store.read, ps.Store.stat, ps.Store.write, ps.Loader, ps.Loader.epochs,
+    Pipeline.shuffle, Pipeline.decode, Pipeline.map, Pipeline.batch,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS_WITH_IO, ids=lambda call: call.__qualname__)
+def test_what_does_io_says_what_it_costs(call: object) -> None:
+    """Docstrings of what asks the network have a ``Cost:``."""
+    assert "Cost:" in (inspect.getdoc(call) or "")
+
+
+@pytest.mark.parametrize("call", CALLS_THAT_RAISE, ids=lambda call: call.__qualname__)
+def test_what_raises_says_so(call: object) -> None:
+    """Docstrings of what may refuse or fail have a ``Raises:``."""
+    assert "Raises:" in (inspect.getdoc(call) or "")
+
+
+@pytest.mark.parametrize("kind", [ps.Store, Pipeline, ps.Loader], ids=lambda kind: kind.__name__)
+def test_at_most_two_positional_arguments(kind: type) -> None:
+    """Public methods take at most two arguments by position; the rest by name."""
+    wide = []
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if name.startswith("_") and name != "__init__":
+            continue
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [p for p in inspect.signature(method).parameters.values() if p.kind in kinds and p.name != "self"]
+        if len(positional) > POSITIONAL_MAX:
+            wide.append(name)
+    assert wide == []
+
+
+@pytest.mark.parametrize(
+    "config", [ps.TransportConfig, ps.RetryConfig, ps.HedgeConfig, ps.FetchConfig], ids=lambda kind: kind.__name__
+)
+def test_configs_are_frozen_and_document_each_field(config: type) -> None:
+    """A config cannot be changed, takes no positional argument, and says of each field what it is for."""
+    made = config()
+    name = next(iter(config.__dataclass_fields__))  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        setattr(made, name, 1)
+    with pytest.raises(TypeError):
+        config(1)
+    fields = config.__dataclass_fields__  # type: ignore[attr-defined]
+    assert [field for field in fields if f"{field}:" not in (inspect.getdoc(config) or "")] == []
