@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock import testing as testing
     from penstock import torch as torch
     from penstock.compose import connect as connect
-    from penstock.compose import open as open
+    from penstock.compose import open as open  # noqa: A004
     from penstock.config import FetchConfig as FetchConfig
     from penstock.config import HedgeConfig as HedgeConfig
     from penstock.config import RetryConfig as RetryConfig

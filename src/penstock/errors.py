@@ -34,7 +34,6 @@ from __future__ import annotations
 import errno
 from typing import Any, ClassVar
 
-
 __all__ = [
     "AccessDeniedError",
     "BucketMissingError",

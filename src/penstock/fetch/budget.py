@@ -100,7 +100,8 @@ class Budget:
         with self._lock:
             self._collect()
             best = None
-            for index, buffer in enumerate(self._free):
+            for index in range(len(self._free) - 1, -1, -1):  # last in, first out: its pages are warm
+                buffer = self._free[index]
                 if size_bytes <= len(buffer) <= 2 * size_bytes and (
                     best is None or len(buffer) < len(self._free[best])
                 ):

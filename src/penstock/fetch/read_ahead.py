@@ -7,7 +7,7 @@ beyond the budget, so there is no deadlock, whoever else holds the bytes.
 
 Objects of unknown size are asked for whole: most are small, and only an unranged answer carries the object's checksum.
 If the head of the answer says that the object is large, its first part lands, the connection is dropped, and the rest
-goes in parts. After one such object the next are asked for by part from the start.
+goes in parts. After one such object a HEAD asks for the size of the next ones, a few objects ahead.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.config import MIB, FetchConfig
-from penstock.errors import CancelledOperationError, ClosedError, ConfigError, PenstockError, StoreError
+from penstock.errors import CancelledOperationError, ClosedError, ConfigError, PenstockError, SpanError, StoreError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.plan import Request, as_item, coalesce
-from penstock.fetch.slots import ChecksumSink, Item, Slot
+from penstock.fetch.slots import AskingSink, Item, Slot
 from penstock.fetch.window import Window
 from penstock.types import ByteRange, Completion, Core, Head, Landing, ObjectInfo
 
@@ -34,10 +34,17 @@ if TYPE_CHECKING:
     from penstock.fetch.plan import PlanItem
 
 _SMALL_BYTES = 1 * MIB
-_AHEAD = 2
-"""Requests in flight and finished ones not yet delivered, per request that may be in flight."""
+_AHEAD = 1.5
+"""Requests in flight and finished ones not yet delivered, per request that may be in flight..."""
+_AHEAD_BYTES = 64 * MIB
+"""...or as many more as make this: a consumer that pauses finds small objects waiting."""
 
+_AHEAD_SLOTS_MAX = 2048
+_IN_FLIGHT_BYTES = 512 * MIB
+"""Of parts: 64 of 8 MiB cover 100 ms at 5 GB/s; more only spreads them over more memory."""
 _PULL_COUNT = 64
+_ASKING_MAX = 4
+"""Objects of several parts whose size is being asked, ahead of the one whose parts are being asked for."""
 _WAKE_BYTES = 1 * MIB
 _LINGER_S = 0.002
 """A waiting consumer is woken for this many bytes, or looks by itself after so long. Waking it for each of 10 000 small
@@ -97,7 +104,9 @@ class ReadAhead:
         self._pulled_count = 0
         self._planned_count = 0
         self._estimate_bytes = float(_SMALL_BYTES)
+        self._ahead_bytes = min(_AHEAD_BYTES, budget.bytes_max // 4)
         self._large_expected = False
+        self._asking_count = 0
         self._checksums_kept: bool | None = None
         self._window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max)
         self._closed = False
@@ -179,8 +188,9 @@ class ReadAhead:
         item = self._items[0]
         if item.error is not None:
             return True
-        # the first part waits for the checksum of the whole, so that all of them can be held against it
-        return item.slots[item.delivered_count].completion is not None and not item.checksums_pending
+        if item.asking:  # the first part waits for the checksum of the whole, so that all can be held against it
+            return False
+        return item.slots[item.delivered_count].completion is not None
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         started_s = time.monotonic()
@@ -203,9 +213,9 @@ class ReadAhead:
     def _keep_full(self) -> None:
         """Something was delivered: pull more of the plan when little of it is left, send what waited for room."""
         limit = self._window.limit
-        if self._requests is not None and len(self._planned) < limit:
+        if self._requests is not None and len(self._planned) < max(limit, _PULL_COUNT):
             self._refill()
-        elif len(self._sent) <= limit // 2:
+        elif len(self._sent) <= limit // 2 and (self._planned or self._unsent):
             with self._lock:
                 self._pump()
 
@@ -218,7 +228,7 @@ class ReadAhead:
             return False
         pulled: list[PlanItem] = []
         # with something to deliver, a slow generator must not hold it back for long
-        wanted = 2 * self._window.limit - len(self._planned) if not self._taken else _PULL_COUNT
+        wanted = max(2 * self._window.limit, _PULL_COUNT) - len(self._planned) if not self._taken else _PULL_COUNT
         for _ in range(wanted):
             request = next(requests, None)
             if request is None:
@@ -278,15 +288,16 @@ class ReadAhead:
     def _pump(self) -> None:
         """Send what may be sent now."""
         limit = self._window.limit
+        ahead_max = max(int(_AHEAD * limit), min(self._ahead_bytes // int(self._estimate_bytes), _AHEAD_SLOTS_MAX))
         while not self._closed and len(self._sent) < limit:
             if not self._unsent:
-                if not self._planned or self._undelivered_slots >= _AHEAD * limit:
+                if not self._planned or self._undelivered_slots >= ahead_max or self._asking_count >= _ASKING_MAX:
                     return
                 self._plan_next()
                 continue
             slot = self._unsent[0][2]
             first = slot.item is self._items[0]
-            if not first and self._undelivered_slots >= _AHEAD * limit:
+            if not first and self._undelivered_slots >= ahead_max:
                 return
             if not self._prepare(slot, force=self._waiting and not self._sent and first):
                 return
@@ -304,18 +315,65 @@ class ReadAhead:
         except PenstockError as error:
             item.error = error
             return
+        if span is not None:
+            self._cut(item, span)
+            if len(item.slots) > 1 and item.plan.span is None and self._checksums_kept is not False:
+                self._ask(item)
+        elif self._large_expected:
+            self._ask(item)
+        else:
+            self._add_slots(item, [(0, None)])
+
+    def _cut(self, item: Item, span: ByteRange) -> None:
+        """The requests for a span of known length."""
         part_bytes = self._config.part_bytes
-        if span is None:
-            first = part_bytes if self._large_expected else None
-            self._add_slots(item, [(0, first)])
-        elif span.length_bytes == 0:
+        if span.length_bytes == 0:
             self._add_slots(item, [(0, None)])
         elif span.length_bytes <= part_bytes + part_bytes // 2:
             self._add_slots(item, [(span.start, span.length_bytes)])
         else:
-            self._large_expected = True
+            self._expect_large()
             self._add_slots(item, _parts(span, part_bytes))
-            self._ask_checksums(item)
+
+    def _ask(self, item: Item) -> None:
+        """HEAD a whole object: for its size, so that it can be cut, and for the checksum that the store may keep of it."""
+        item.asking = True
+        self._asking_count += 1
+        try:
+            self._core.submit(Head(item.plan.key), AskingSink(self, item))
+        except PenstockError as error:
+            item.asking = False
+            self._asking_count -= 1
+            item.error = error
+
+    def on_asked(self, item: Item, completion: Completion) -> None:
+        """A HEAD ended. Beside parts already asked for its failure is no error: their own checks remain."""
+        with self._lock:
+            item.asking = False
+            self._asking_count -= 1
+            if self._closed or item.error is not None:
+                return
+            info = completion.info
+            try:
+                if info is not None:
+                    self._checksums_kept = bool(info.checksums)
+                    item.pin(info)
+                if not item.slots:
+                    self._cut_asked(item, completion)
+            except PenstockError as error:
+                item.error = error
+                self._abandon(item)
+            if self._waiting:
+                self._changed.notify()
+            self._pump()
+
+    def _cut_asked(self, item: Item, completion: Completion) -> None:
+        if completion.error is not None:
+            raise completion.error
+        span = item.span()
+        assert span is not None  # its size is known now
+        self._refuse_oversize(item, span)
+        self._cut(item, span)
 
     def _add_slots(self, item: Item, pieces: list[tuple[int, int | None]]) -> None:
         item.pending_count += len(pieces)
@@ -401,7 +459,6 @@ class ReadAhead:
         except ConfigError as error:
             item.error = error
             raise CancelledOperationError("refused") from error
-        self._learn_size(size_bytes)
         if self._checksums_kept is None and item.info is not None:
             self._checksums_kept = bool(item.info.checksums)
         if size_bytes < POOLED_BYTES_MIN:
@@ -409,7 +466,7 @@ class ReadAhead:
             return None
         several = size_bytes > 2 * part_bytes
         if several:
-            self._large_expected = True
+            self._expect_large()
             self._add_slots(item, _parts(ByteRange(part_bytes, size_bytes), part_bytes))
         slot.length_bytes = part_bytes if several else size_bytes
         # the first part of several lands by itself: the one buffer of its object is made when the others' turn comes
@@ -428,7 +485,7 @@ class ReadAhead:
             slot.transfer = None
             throttled = any(attempt.throttled for attempt in completion.attempts)
             self.throttled_count += throttled
-            if isinstance(completion.error, _LaterError) and not self._closed:
+            if self._to_be_asked_again(slot, completion.error):
                 slot.item.sent_count -= 1
                 self._undelivered_slots -= 1
                 self.release(slot)
@@ -438,6 +495,7 @@ class ReadAhead:
             received_bytes = len(completion.body)
             self.received_bytes += received_bytes
             self._window.completed(received_bytes, now_s, throttled=throttled)
+            self._learn_size(received_bytes)
             slot.completion = completion
             item = slot.item
             item.pending_count -= 1
@@ -447,6 +505,15 @@ class ReadAhead:
                 self._settle(slot, completion)
             self._wake(received_bytes)
             self._pump()
+
+    def _to_be_asked_again(self, slot: Slot, error: StoreError | None) -> bool:
+        """Whether the budget had no room yet, or an object asked for by part, its size unknown, turned out empty."""
+        if error is None or self._closed:
+            return False
+        if isinstance(error, SpanError) and slot.item.plan.span is None and len(slot.item.slots) == 1:
+            slot.length_bytes = slot.landing = slot.buffer = None
+            return True
+        return isinstance(error, _LaterError)
 
     def _wake(self, received_bytes: int) -> None:
         """Wake the waiting consumer once there is a batch worth waking for, or nothing more on its way."""
@@ -469,7 +536,6 @@ class ReadAhead:
                 raise error
             if completion.info is not None:
                 item.pin(completion.info)
-            self._extend(slot, completion)
         except PenstockError as failure:
             item.error = failure
             self._abandon(item)
@@ -481,18 +547,6 @@ class ReadAhead:
             target[: len(landing.view)] = landing.view
             slot.landing.position = slot.landing.start + len(landing.view)
             completion.landing = slot.landing
-
-    def _extend(self, slot: Slot, completion: Completion) -> None:
-        """The first part of an object of unknown size tells the size: plan the rest."""
-        item, info = slot.item, completion.info
-        if info is None or len(item.slots) > 1 or item.plan.span is not None or item.plan.size_bytes is not None:
-            return
-        received = len(completion.body)
-        if received >= info.size_bytes:
-            return
-        self._refuse_oversize(item, ByteRange(0, info.size_bytes))
-        self._add_slots(item, _parts(ByteRange(received, info.size_bytes), self._config.part_bytes))
-        self._ask_checksums(item)
 
     def _join_first(self, item: Item) -> None:
         """Copy the first part, which landed by itself, to the head of its object's one buffer: one part per object."""
@@ -520,31 +574,11 @@ class ReadAhead:
             self._unsent = [entry for entry in self._unsent if entry[2].item is not item]
             heapq.heapify(self._unsent)
 
-    def _ask_checksums(self, item: Item) -> None:
-        """Beside the parts of a whole large object: the checksum that the store keeps for it, if it keeps any."""
-        if self._checksums_kept is False or item.plan.span is not None:
-            return
-        item.checksums_pending = True
-        try:
-            self._core.submit(Head(item.plan.key), ChecksumSink(self, item))
-        except PenstockError:
-            item.checksums_pending = False
-
-    def on_checksums(self, item: Item, completion: Completion) -> None:
-        """The HEAD beside the parts ended; its failure is no error, the parts' own checks remain."""
-        with self._lock:
-            item.checksums_pending = False
-            info = completion.info
-            if info is not None:
-                self._checksums_kept = bool(info.checksums)
-                if item.error is None:
-                    try:
-                        item.pin(info)
-                    except StoreError as error:
-                        item.error = error
-                        self._abandon(item)
-            if self._waiting:
-                self._changed.notify()
+    def _expect_large(self) -> None:
+        """The plan holds objects of several parts: ask for parts at once, and for no more than memory likes."""
+        self._large_expected = True
+        self._window.limit_max = min(self._config.requests_max, max(1, _IN_FLIGHT_BYTES // self._config.part_bytes))
+        self._window.limit = min(self._window.limit, self._window.limit_max)
 
     def _learn_size(self, size_bytes: int) -> None:
         self._estimate_bytes += 0.1 * (1.25 * size_bytes - self._estimate_bytes)

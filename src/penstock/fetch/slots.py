@@ -26,12 +26,12 @@ class Item:
         error: Why it failed, once it did.
         buffer: Where all parts of a whole delivery go, when there are several.
         pending_count: Slots that have not ended.
-        checksums_pending: The HEAD that asks for the object's checksum has not ended.
+        asking: A HEAD for its size and checksum has not ended.
     """
 
     __slots__ = (
+        "asking",
         "buffer",
-        "checksums_pending",
         "delivered_count",
         "error",
         "info",
@@ -52,12 +52,12 @@ class Item:
         self.error: PenstockError | None = None
         self.buffer: PartBuffer | None = None
         self.pending_count = 0
-        self.checksums_pending = False
+        self.asking = False
 
     @property
     def finished(self) -> bool:
         """Whether all of it is here, or it failed."""
-        return self.error is not None or (self.pending_count == 0 and not self.checksums_pending)
+        return self.error is not None or (self.pending_count == 0 and not self.asking)
 
     @property
     def etag(self) -> str | None:
@@ -159,8 +159,8 @@ class Slot:
         self.engine.on_done(self, completion)
 
 
-class ChecksumSink:
-    """Hears the HEAD that is sent beside the parts of a large object, for the checksum of the whole."""
+class AskingSink:
+    """Hears the HEAD that asks for a large object's size, and for the checksum of the whole."""
 
     __slots__ = ("engine", "item", "landing")
 
@@ -175,4 +175,4 @@ class ChecksumSink:
 
     def done(self, completion: Completion) -> None:
         """See ``types.Sink``."""
-        self.engine.on_checksums(self.item, completion)
+        self.engine.on_asked(self.item, completion)

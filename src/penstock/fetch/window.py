@@ -1,19 +1,28 @@
 """How many requests to keep in flight: few at first, more while that pays, fewer when the store complains.
 
 A consumer that waits says that more is wanted; throughput that rises with the number says that more helps. Both must
-hold for the number to double. Where a doubling brought less than ``_GAIN_MIN``, the step is taken back (on loopback 8
-parts in flight move more bytes per second than 32: they stay in the processor's cache) and tried again much later.
+hold for the number to grow. The first windows after a step still hold requests sent before it, on connections that had
+to be made, so a step is judged by its second window where the first does not convince; one that brought less than
+a fifth is taken back (on loopback 8 parts in flight move more bytes a second than 32: they stay in the processor's
+cache) and tried again later, each time after a longer while.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-_GAIN_MIN = 1.25
-_HOLD_WINDOWS = 32
+_GAIN_MIN = 1.2
+_GAIN_LARGE_MIN = 1.4
+"""Of large parts: their memory warms up meanwhile, which looks like a gain of the step."""
+_LOOKS_MAX = 2
+_HOLD_WINDOWS_MIN = 4
+_HOLD_WINDOWS_MAX = 64
 _BACKOFF = 0.5
+_THROTTLED_HOLD_WINDOWS = 16
 _SMALL_BYTES = 512 * 1024
-_SMALL_LIMIT = 32
+_SMALL_LIMIT = 64
+_REQUEST_BYTES = 64 * 1024
+"""What a request counts for beside its bytes: objects of unequal size, of which small ones cost per request."""
 
 
 @dataclass(slots=True)
@@ -35,8 +44,10 @@ class Window:
     _starved: bool = False
     _rate: float = 0.0
     _hold: int = 0
-    _grew: bool = False
+    _next_hold: int = _HOLD_WINDOWS_MIN
+    _looks: int = 0
     _before: int = 0
+    _since_shrink: int = 1 << 62  # completions; the first complaint counts at once
 
     def starving(self) -> None:
         """The consumer had to wait."""
@@ -44,43 +55,58 @@ class Window:
 
     def completed(self, received_bytes: int, now_s: float, *, throttled: bool) -> None:
         """A request ended."""
-        if throttled and self._hold < _HOLD_WINDOWS:
-            self.limit = max(self.limit_min, int(self.limit * _BACKOFF))
-            self._hold = _HOLD_WINDOWS
-            self._grew = False
-            self._restart(now_s)
-            return
         if self._since_s == 0.0:
             self._restart(now_s)
         self._completed += 1
+        self._since_shrink += 1
         self._bytes += received_bytes
-        if self._completed >= self.limit:
+        if throttled:
+            self._shrink(now_s)
+        elif self._completed >= self.limit:
             self._adapt(now_s)
+
+    def _shrink(self, now_s: float) -> None:
+        """The store asks to slow down: at most once per window, for the others were sent before it said so."""
+        if self._since_shrink > self.limit:
+            self._since_shrink = 0
+            self.limit = max(self.limit_min, int(self.limit * _BACKOFF))
+        self._hold = _THROTTLED_HOLD_WINDOWS
+        self._looks = 0
+        self._restart(now_s)
 
     def _adapt(self, now_s: float) -> None:
         elapsed_s = now_s - self._since_s
-        # objects of unequal size: bytes and completions both speak for progress; small ones cost per request
-        rate = (self._bytes + 65536 * self._completed) / elapsed_s if elapsed_s > 0 else float("inf")
-        if self._grew and rate < _GAIN_MIN * self._rate:
-            self.limit = self._before
-            self._grew = False
-            self._hold = _HOLD_WINDOWS
+        rate = (self._bytes + _REQUEST_BYTES * self._completed) / elapsed_s if elapsed_s > 0 else float("inf")
+        gain_min = _GAIN_MIN if self._is_small() else _GAIN_LARGE_MIN
+        if self._looks and rate < gain_min * self._rate:
+            self._looks += 1
+            if self._looks > _LOOKS_MAX:
+                self._step_back()
         elif self._hold > 0:
             self._hold -= 1
             self._rate = rate
         elif self._starved and self.limit < self.limit_max:
-            self._rate = rate
-            self._before = self.limit
+            if self._looks:
+                self._next_hold = _HOLD_WINDOWS_MIN  # the last step paid
+            self._rate, self._before, self._looks = rate, self.limit, 1
             self.limit = min(self.limit_max, self.limit * self._factor())
-            self._grew = True
         else:
-            self._grew = False
+            self._looks = 0
             self._rate = rate
         self._restart(now_s)
 
+    def _step_back(self) -> None:
+        self.limit = max(self.limit_min, self._before)
+        self._looks = 0
+        self._hold = self._next_hold
+        self._next_hold = min(_HOLD_WINDOWS_MAX, 2 * self._next_hold)
+
     def _factor(self) -> int:
         """Small answers: four times, for a round trip saved counts more than a few requests too many."""
-        return 4 if self._bytes < _SMALL_BYTES * self._completed and self.limit <= _SMALL_LIMIT else 2
+        return 4 if self._is_small() and self.limit <= _SMALL_LIMIT else 2
+
+    def _is_small(self) -> bool:
+        return self._bytes < _SMALL_BYTES * self._completed
 
     def _restart(self, now_s: float) -> None:
         self._completed = 0

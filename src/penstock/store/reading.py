@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 from penstock.config import FetchConfig
-from penstock.errors import ConfigError, PenstockError, SpanError, StoreError
+from penstock.errors import ConfigError, PenstockError, ProtocolError, SpanError, StoreError
 from penstock.fetch import Chunk, Item, ReadAhead, Request, Slot
 from penstock.store import checksums
 from penstock.types import Blob, ByteRange
@@ -142,7 +142,9 @@ class _Blobs:
     def _bytes_of(self, item: Item, info: ObjectInfo) -> tuple[memoryview, str]:
         """The item's bytes, now the caller's, and what they were held against."""
         completion, part = item.slots[0].completion, item.slots[0].buffer
+        received_bytes = 0
         for slot in item.slots:
+            received_bytes += len(slot.completion.body) if slot.completion is not None else 0
             self._ahead.release(slot)
             slot.completion = slot.landing = slot.buffer = None  # the blob alone keeps its memory
         item.slots = []  # nor is a cycle left for the collector
@@ -151,10 +153,13 @@ class _Blobs:
             if part is not None:
                 self._budget.disown(part)
             return completion.body, completion.verified
-        self._budget.disown(item.buffer)
+        buffer, item.buffer = item.buffer, None
+        self._budget.disown(buffer)
         span = item.span()
         assert span is not None
-        data = item.buffer.view[: span.length_bytes]
+        if received_bytes != span.length_bytes:
+            raise ProtocolError(f"the parts have {received_bytes} of {span.length_bytes} bytes")
+        data = buffer.view[: span.length_bytes]
         whole = span.length_bytes == info.size_bytes
         return data, checksums.verify(info.checksums, data) if whole else "length"
 

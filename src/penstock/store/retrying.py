@@ -19,6 +19,9 @@ from penstock.store.checksums import verify
 from penstock.transport import engine
 from penstock.types import Attempt, ByteRange, Completion, Get, Landing, ObjectInfo, Operation, Sink, Transfer
 
+_jitter = random.SystemRandom()
+"""Not the module's own generator: its state is the user's, and seeded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryStatistics:
@@ -175,7 +178,7 @@ class _Entry:
     def _wait_s(self, error: StoreError) -> float:
         config = self.owner.config
         mean_s = min(config.backoff_s * 2 ** max(0, self.tries_count - 1), config.backoff_s_max)
-        wait_s = random.uniform(0, 2 * mean_s)
+        wait_s = _jitter.uniform(0, 2 * mean_s)
         if error.retry_after_s is not None:
             wait_s = max(wait_s, min(error.retry_after_s, config.backoff_s_max))
         return wait_s

@@ -395,7 +395,7 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
         completion.value = value
         if not isinstance(operation, CopyPart):
             key = operation.key if isinstance(operation, CompleteMultipart) else operation.target
-            completion.info = ObjectInfo(key, 0, value.etag)  # whoever asked knows the size; the answer does not tell
+            completion.info = ObjectInfo(key, 0, value.etag or None)  # whoever asked knows the size; the answer does not tell
     elif isinstance(operation, Delete):
         failed = xml.parse_delete(body) if len(operation.keys) > 1 else {}
         completion.value = {key[len(prefix) :]: why for key, why in failed.items()}

@@ -212,10 +212,10 @@ def parse_delete(body: bytes | bytearray | memoryview) -> dict[str, str]:
 
 def _result(root: ET.Element, part_number: int) -> Part:
     etag = (root.findtext("ETag") or "").strip()
-    if not etag:
+    if not etag and root.tag != "CompleteMultipartUploadResult":  # Ceph 16 commits, and leaves the ETag empty
         raise ProtocolError(f"the <{root.tag}> has no ETag")
     checksums = {name: text.strip() for tag, name in _CHECKSUMS.items() if (text := root.findtext(tag))}
-    return Part(part_number, etag if etag.startswith('"') else f'"{etag}"', checksums)
+    return Part(part_number, etag if not etag or etag.startswith('"') else f'"{etag}"', checksums)
 
 
 # ── bodies to send ──────────────────────────────────────────────────────────────────────────────────────────────────

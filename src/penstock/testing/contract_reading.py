@@ -15,6 +15,7 @@ from penstock.types import Blob, ByteRange, Get
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.fetch import Request
     from penstock.store import Store
 
 LARGE_BYTES = 20_000_003  # three parts of 8 MiB, the last odd
@@ -182,7 +183,7 @@ class ReadingContract(Capabilities):
         """Chunks come in order and without gap, tell where they belong, and the last of each object says so."""
         objects = {"one": content(LARGE_BYTES), "two": content(10, 1), "empty": b""}
         self.seed(store, objects)
-        asked = ["one", ("one", ByteRange(100, 200)), "two"]
+        asked: list[Request] = ["one", ("one", ByteRange(100, 200)), "two"]
         pieces: dict[int, bytearray] = {}
         for chunk in store.read_parts(asked, part_bytes=4 << 20):
             joined = pieces.setdefault(chunk.request_index, bytearray())
