@@ -45,7 +45,7 @@ _IN_FLIGHT_BYTES = 512 * MIB
 _PULL_COUNT = 64
 _ASKING_MAX = 4
 """Objects of several parts whose size is being asked, ahead of the one whose parts are being asked for."""
-_WAKE_BYTES = 1 * MIB
+_WAKE_BYTES = 4 * MIB
 _LINGER_S = 0.002
 """A waiting consumer is woken for this many bytes, or looks by itself after so long. Waking it for each of 10 000 small
 objects a second had both threads fight for the GIL: two context switches and 60 µs per object."""

@@ -106,7 +106,8 @@ class _Blobs:
         self._ahead.close()
 
     def __del__(self) -> None:
-        self._ahead.close()
+        if hasattr(self, "_ahead"):  # not so where the requests could not be iterated
+            self._ahead.close()
 
     def statistics(self) -> object:
         """``FetchStatistics`` of this reading."""
@@ -180,10 +181,10 @@ class _Chunks:
 
     def __init__(self, store: Store, requests: Iterable[Request], config: FetchConfig) -> None:
         self._store = store
-        self._ahead = ReadAhead(store, requests, config=config, budget=store.budget, whole=False)
         self._hashed_item: Item | None = None
         self._hasher: tuple[str, Hasher] | None = None
         self._delivered: Slot | None = None
+        self._ahead = ReadAhead(store, requests, config=config, budget=store.budget, whole=False)
         self._ahead.start()
 
     def __iter__(self) -> Self:
@@ -204,10 +205,14 @@ class _Chunks:
 
     def close(self) -> None:
         """Cancel the rest; idempotent."""
+        delivered, self._delivered = self._delivered, None
+        if delivered is not None:
+            self._ahead.release(delivered)
         self._ahead.close()
 
     def __del__(self) -> None:
-        self._ahead.close()
+        if hasattr(self, "_ahead"):  # not so where the requests could not be iterated
+            self.close()
 
     def statistics(self) -> object:
         """``FetchStatistics`` of this reading."""

@@ -1,0 +1,79 @@
+"""The window of requests in flight: grows while that pays, steps back where it does not, halves when throttled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from penstock.config import MIB
+from penstock.fetch.window import Window
+
+
+def feed(
+    window: Window,
+    *,
+    windows: int,
+    bytes_each: int,
+    rate_bytes_per_s: Callable[[int], float],
+    starving: bool = True,
+    now_s: float = 1.0,
+) -> float:
+    """Complete `windows` windows' worth of requests against a store of a given speed; returns the time."""
+    for _ in range(windows):
+        for _ in range(window.limit):
+            if starving:
+                window.starving()
+            now_s += bytes_each / rate_bytes_per_s(window.limit)
+            window.completed(bytes_each, now_s, throttled=False)
+    return now_s
+
+
+def test_it_grows_while_throughput_grows() -> None:
+    """A starving consumer and a store that scales: the limit reaches its maximum, and not beyond."""
+    window = Window(limit=4, limit_min=1, limit_max=100)
+    feed(window, windows=60, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: limit * 90e6)
+    assert window.limit == 100
+
+
+def test_it_stays_where_nobody_waits() -> None:
+    """Without a starving consumer it never grows."""
+    window = Window(limit=4, limit_min=1, limit_max=100)
+    feed(window, windows=60, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: limit * 90e6, starving=False)
+    assert window.limit == 4
+
+
+def test_it_steps_back_where_more_brings_nothing() -> None:
+    """A store whose throughput ends at 8 requests is not asked with many more."""
+    window = Window(limit=2, limit_min=1, limit_max=256)
+    feed(window, windows=30, bytes_each=8 * MIB, rate_bytes_per_s=lambda limit: min(limit, 8) * 100e6)
+    assert 8 <= window.limit <= 16
+
+
+def test_throttling_halves_it_once_per_window() -> None:
+    """SlowDown halves the limit; a burst of them counts once; the minimum holds."""
+    window = Window(limit=64, limit_min=3, limit_max=256)
+    for _ in range(20):
+        window.completed(0, 1.0, throttled=True)
+    assert window.limit == 32
+    for _ in range(2000):
+        window.completed(0, 1.0, throttled=True)
+        window.completed(1000, 1.0, throttled=False)
+    assert window.limit == 3
+
+
+@given(
+    st.integers(1, 16),
+    st.lists(st.tuples(st.integers(0, 10 * MIB), st.floats(0, 5), st.booleans(), st.booleans()), max_size=300),
+)
+def test_it_never_leaves_its_bounds(limit: int, events: list[tuple[int, float, bool, bool]]) -> None:
+    """Whatever happens, the limit stays between its minimum and maximum."""
+    window = Window(limit=limit, limit_min=1, limit_max=40)
+    now_s = 0.0
+    for received_bytes, wait_s, throttled, starving in events:
+        if starving:
+            window.starving()
+        now_s += wait_s
+        window.completed(received_bytes, now_s, throttled=throttled)
+        assert 1 <= window.limit <= 40
