@@ -229,6 +229,12 @@ class _Exchange:
         self.whole = self.span.length_bytes == size_bytes
         checksums = full_object(headers) if status == 200 or self.whole else _NO_CHECKSUMS
         info = object_info(operation.key, headers, size_bytes, checksums)
+        if (
+            info.etag is None and info.last_modified_s is None
+        ):  # every S3 tells one of them: a portal, or a broken proxy
+            raise ProtocolError(
+                "the answer has neither ETag nor Last-Modified", hint="is this an S3 endpoint?", retryable=True
+            )
         pin = operation.if_match
         if pin is not None and info.etag is not None and not _same_version(pin, info.etag):  # some ignore If-Match
             raise ObjectChangedError(f"the object is now {info.etag}, not {pin}", hint=CHANGED_HINT)
@@ -337,7 +343,7 @@ class _Exchange:
             return False
         host = target.hostname or ""
         domain = self.store.site.domain
-        return same_port and (host == here.hostname or host == domain or host.endswith("." + domain))
+        return same_port and (host in (here.hostname, domain) or host.endswith("." + domain))
 
     # ── failing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -375,6 +381,7 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
         if not length.isdigit():
             raise ProtocolError("the answer to HEAD has no Content-Length", hint="is this an S3 endpoint?")
         completion.info = object_info(operation.key, headers, int(length), full_object(headers))
+        _check_described(completion.info)
     elif isinstance(operation, ListPage):
         completion.value = xml.parse_list(body)
         if prefix:
@@ -395,10 +402,20 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
         completion.value = value
         if not isinstance(operation, CopyPart):
             key = operation.key if isinstance(operation, CompleteMultipart) else operation.target
-            completion.info = ObjectInfo(key, 0, value.etag or None)  # whoever asked knows the size; the answer does not tell
+            completion.info = ObjectInfo(
+                key, 0, value.etag or None
+            )  # whoever asked knows the size; the answer does not tell
     elif isinstance(operation, Delete):
         failed = xml.parse_delete(body) if len(operation.keys) > 1 else {}
         completion.value = {key[len(prefix) :]: why for key, why in failed.items()}
+
+
+def _check_described(info: ObjectInfo) -> None:
+    """Every S3 tells an object's ETag or its time: else it is a portal's page, or a broken proxy's nothing."""
+    if info.etag is None and info.last_modified_s is None:
+        raise ProtocolError(
+            "the answer has neither ETag nor Last-Modified", hint="is this an S3 endpoint?", retryable=True
+        )
 
 
 def _same_version(pin: str, etag: str) -> bool:
