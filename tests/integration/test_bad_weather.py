@@ -31,8 +31,6 @@ SURVIVED = [
     "503_retry_after",
     "429",
     "slow_down",
-    "wrong_checksum",
-    "corrupt",
 ]
 """Kinds that trying again overcomes; the others may end in an error, but a typed one."""
 

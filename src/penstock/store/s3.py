@@ -362,6 +362,8 @@ class _Exchange:
             error = ObjectExistsError(
                 "there is an object of this key", **{name: getattr(error, name) for name in error.FIELDS}
             )
+        if isinstance(error, ProtocolError) and error.hint is None:
+            error.hint = "is this an S3 endpoint?"
         error.operation = self.wire.name
         error.url = self.store.describe(self.wire.key)
         span = getattr(self.operation, "span", None)
