@@ -23,13 +23,17 @@ from penstock.errors import (
     CredentialsError,
     DeadlineError,
     ObjectChangedError,
+    ObjectMissingError,
     ProtocolError,
     ShortReadError,
     StoreError,
     ThrottledError,
     UnavailableError,
 )
-from penstock.store.base import WaitingSink, perform
+from penstock.store.base import WaitingSink, Wrapper, perform
+from penstock.store.faulty import Faulty
+from penstock.store.retrying import Retrying
+from penstock.store.writing import copy
 from penstock.transport import engine
 from penstock.types import CompleteMultipart, CreateMultipart, Get, Part
 from servers.faulty import FaultyServer
@@ -101,6 +105,7 @@ def test_expired_tokens_are_renewed(
     from penstock.store import credentials
 
     credentials._provider.cache_clear()
+    credentials.botocore_session.cache_clear()
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     write_keys(tmp_path / "credentials", "old-token")
     faulty.objects["a"] = b"x"
@@ -323,6 +328,51 @@ def test_error_inside_200_complete_is_an_error(faulty: FaultyServer, connect_fau
     with store.writer("new") as writer:
         writer.write(b"data" * 3_000_000)
     assert faulty.objects["new"] == b"data" * 3_000_000
+
+
+def test_a_commit_whose_answer_is_lost_is_done(faulty: FaultyServer, connect_faulty: Connect) -> None:
+    """The repeated CompleteMultipartUpload finds no upload; the object tells that it was committed. So do large copies."""
+    core: Any = connect_faulty()
+    while isinstance(core, Wrapper):
+        core = core.inner
+    lossy = Retrying(Faulty(core, fail_at_call=9), config=FAST)  # CREATE, seven parts, COMPLETE
+    with lossy.writer("new", part_bytes=256 * KIB) as writer:
+        writer.write(DATA)
+    assert lossy.retried_count == 1
+    assert writer.info is not None
+    assert (writer.info.size_bytes, writer.info.etag) == (len(DATA), core.stat("new").etag)
+    assert faulty.objects["new"] == DATA
+    assert len([request for request in faulty.requests if request.is_complete]) == 2
+    lossy = Retrying(Faulty(core, fail_at_call=10), config=FAST)  # HEAD first
+    assert copy(lossy, "new", "copied", copy_bytes_max=1, part_bytes=256 * KIB).size_bytes == len(DATA)
+    assert lossy.retried_count == 1
+    assert faulty.objects["copied"] == DATA
+    assert not faulty.uploads
+
+
+@pytest.mark.parametrize("there", ["nothing", "another size", "the same size and parts"])
+def test_a_dropped_upload_is_not_taken_for_committed(faulty: FaultyServer, connect_faulty: Connect, there: str) -> None:
+    """NoSuchUpload after a retry stays an error where the key holds nothing, or another version."""
+    store = connect_faulty(retry=FAST)
+
+    def write(data: bytes) -> None:
+        with store.writer("key", part_bytes=256 * KIB) as writer:
+            writer.write(data)
+
+    if there != "nothing":
+        write(DATA[::-1] if there == "the same size and parts" else DATA[:-1])
+    before = dict(faulty.objects)
+
+    def drop(request: Any) -> bool:
+        if request.is_complete:
+            faulty._shape.uploads.clear()  # as a lifecycle rule would
+        return bool(request.is_complete)
+
+    faulty.fail("500", times=1, match=drop)
+    with pytest.raises(ObjectMissingError, match="NoSuchUpload") as caught:
+        write(DATA)
+    assert caught.value.attempts_count == 2
+    assert dict(faulty.objects) == before
 
 
 @pytest.mark.parametrize("kind", ["html", "empty_200", "truncated_listing", "garbage_headers", "garbage_status"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import hashlib
 import time
 import weakref
 from contextlib import suppress
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.config import MIB
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, StoreError
 from penstock.store.base import perform
 from penstock.store.inflight import InFlight
-from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, ObjectInfo, Part, Put, PutPart
+from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
 
 if TYPE_CHECKING:
     from penstock.types import Buffer, Completion, Core, Key
@@ -87,6 +88,49 @@ def bytes_of(data: Buffer) -> memoryview:
         raise ConfigError(f"data must be contiguous bytes, not {type(data).__name__}: {error}") from error
 
 
+# ── the end of an upload ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def complete(core: Core, operation: CompleteMultipart, size_bytes: int) -> ObjectInfo:
+    """Commit an upload of `size_bytes` in all.
+
+    A commit whose answer was lost is asked for again by ``Retrying``, and then there is no such upload any more: it has
+    become the object. Whether it has is told by the object, for somebody may also have dropped the upload.
+
+    Raises:
+        StoreError: it is not committed, as far as the store can tell.
+
+    Cost: one request; one more after a lost answer.
+    """
+    key = operation.key
+    try:
+        info = perform(core, operation).info
+    except StoreError as error:
+        if error.code != "NoSuchUpload" or (error.attempts_count or 0) < 2:
+            raise
+        try:
+            info = perform(core, Head(key)).info
+        except StoreError:
+            raise error from None
+        if info is None or info.size_bytes != size_bytes or not _is_etag_of(info.etag or "", operation.parts):
+            raise
+    return ObjectInfo(key, size_bytes) if info is None else info._replace(key=key, size_bytes=size_bytes)
+
+
+def _is_etag_of(etag: str, parts: tuple[Part, ...]) -> bool:
+    """Whether `etag` is the one that S3 gives an object of `parts`: the MD5 of theirs, and their number.
+
+    The number alone would also fit the object's last version, if that had the same size. Where parts have ETags of
+    another kind (some encryptions, some stores), nothing tells, and the answer is no.
+    """
+    try:
+        digests = b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts)
+    except ValueError:
+        return False
+    digest = hashlib.md5(digests, usedforsecurity=False).hexdigest()
+    return etag.strip('"').lower() == f"{digest}-{len(parts)}"
+
+
 # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -130,9 +174,7 @@ class Upload:
             self._collect()
             _watch(self)
         length = len(body)
-        while len(self._in_flight) >= REQUESTS_MAX or (
-            self._in_flight and self._pending_bytes + length > PENDING_BYTES_MAX
-        ):
+        while self._is_full(length):
             self._collect()
         assert self._upload_id is not None
         self._lengths.append(length)
@@ -169,10 +211,10 @@ class Upload:
             self._collect()
         assert self._upload_id is not None
         parts = tuple(self._parts[number] for number in sorted(self._parts))
-        completion = perform(self._core, CompleteMultipart(self._key, self._upload_id, parts, self._if_absent))
+        operation = CompleteMultipart(self._key, self._upload_id, parts, self._if_absent)
+        info = complete(self._core, operation, sum(self._lengths))
         self._ending = self._committed_or_dropped = True
-        size, info = sum(self._lengths), completion.info
-        return ObjectInfo(self._key, size) if info is None else info._replace(key=self._key, size_bytes=size)
+        return info
 
     @property
     def finished(self) -> bool:

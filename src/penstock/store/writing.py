@@ -17,7 +17,7 @@ from penstock.config import GIB, MIB
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
 from penstock.store.base import perform
 from penstock.store.inflight import InFlight
-from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, bytes_of, drop, write
+from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, bytes_of, complete, drop, write
 from penstock.types import (
     AbortMultipart,
     ByteRange,
@@ -300,14 +300,11 @@ def copy(
     upload_id = perform(core, CreateMultipart(target)).value
     try:
         parts = _copied_parts(core, info, target, upload_id, part_bytes)
-        done = perform(core, CompleteMultipart(target, upload_id, parts)).info
+        return complete(core, CompleteMultipart(target, upload_id, parts), info.size_bytes)
     except BaseException:
         with suppress(PenstockError):
             perform(core, AbortMultipart(target, upload_id))
         raise
-    return (
-        ObjectInfo(target, info.size_bytes) if done is None else done._replace(key=target, size_bytes=info.size_bytes)
-    )
 
 
 def _copied_parts(core: Core, info: ObjectInfo, target: Key, upload_id: str, part_bytes: int) -> tuple[Part, ...]:
