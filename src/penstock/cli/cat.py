@@ -19,7 +19,7 @@ PIPE_BYTES = 1 << 20
 
 
 def cat(
-    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="Objects, written one after the other.")],
+    urls: Annotated[list[str], typer.Argument(metavar="URL", help="Objects, written one after the other.")],
     *,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -33,7 +33,7 @@ def cat(
 
     For example:
 
-        penstock cat s3://bucket/train-{0000..0009}.tar | tar -t
+        penstock cat s3://bucket/train-{0000..0009}.tar | tar -t --ignore-zeros
         penstock cat s3://bucket/model.bin > model.bin
     """
     output = sys.stdout.fileno()

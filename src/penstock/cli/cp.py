@@ -98,17 +98,34 @@ class Plan:
             self.prefix = place.key + "/"
             if next(place.store.list(self.prefix), None) is None:
                 raise ObjectMissingError(
-                    "there is no such object, and nothing below it", operation="HEAD", url=place.url
+                    "there is no such object, and nothing below it",
+                    operation="HEAD",
+                    url=place.url,
+                    hint="check the key: penstock ls lists its prefix",
                 ) from error
 
     def _refuse_overlap(self) -> None:
-        if self.source.root_url != self.target.root_url:
+        if not self._overlaps():
             return
-        into = self.target_key(self.prefix)
-        if self.only is not None and into == self.source.key:
-            raise ConfigError(f"{self.source.url} and {self.target.url} are the same object")
-        if self.only is None and self.target_prefix.startswith(self.prefix):
-            raise ConfigError(f"{self.target.url} lies inside {self.source.url}")
+        if self.only is not None:
+            raise ConfigError(
+                f"{self.source.url} and {self.target.url} are the same object", hint="name another DST, or a folder"
+            )
+        raise ConfigError(f"{self.target.url} lies inside {self.source.url}", hint="name a DST outside of SRC")
+
+    def _overlaps(self) -> bool:
+        """Whether what is written would be what is read."""
+        source, target = self.source, self.target
+        if source.path is not None and target.path is not None:  # one directory has many names: links, .., its parent
+            if self.only is None:
+                return target.path.resolve().is_relative_to(source.path.resolve())
+            into = target.path / source.path.name if target.is_folder else target.path
+            return into.resolve() == source.path.resolve()
+        if source.root_url != target.root_url:
+            return False
+        if self.only is None:
+            return self.target_prefix.startswith(self.prefix)
+        return self.target_key(self.prefix) == source.key
 
     @property
     def target_prefix(self) -> Key:

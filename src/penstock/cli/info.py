@@ -36,7 +36,7 @@ LOOK_COUNT = 1000
 
 
 def info(
-    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="An object, or a prefix, to measure.")] = None,
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="An object, or a prefix, to measure.")] = None,
     *,
     seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="The longest each measurement takes.")] = 3.0,
     as_json: AsJson = False,
@@ -134,7 +134,12 @@ def _largest(place: Place) -> ObjectInfo:
         if seen + 1 == LOOK_COUNT:
             break
     if largest is None:
-        raise ObjectMissingError("there is no object to measure", operation="LIST", url=place.url)
+        raise ObjectMissingError(
+            "there is no object to measure",
+            operation="LIST",
+            url=place.url,
+            hint="name an object, or a prefix that has one",
+        )
     return largest
 
 
@@ -165,7 +170,8 @@ def _bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max:
 def _print(facts: dict[str, Any]) -> None:
     for group, values in facts.items():
         for name, value in values.items():
-            sys.stdout.write(f"{group:>8}  {name.removesuffix('_s'):28}  {_shown(name, value)}\n")
+            label = name.removesuffix("_bytes_per_s").removesuffix("_s")  # the value says its unit
+            sys.stdout.write(f"{group:>8}  {label:28}  {_shown(name, value)}\n")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -52,7 +52,12 @@ def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:
     first, second = next(found, None), next(found, None)
     if first is None:
         if place.key:
-            raise ObjectMissingError("no key begins with this", operation="LIST", url=place.url)
+            raise ObjectMissingError(
+                "no key begins with this",
+                operation="LIST",
+                url=place.url,
+                hint="check its spelling: list a shorter prefix",
+            )
         return
     if second is None and first.is_prefix and first.key == place.key + "/":
         yield from place.store.list(first.key, recursive=False)  # a folder named without its slash

@@ -82,7 +82,7 @@ class Connection:
         from penstock.compose import local_path, split
 
         if not url or "\0" in url:
-            raise ConfigError(f"{url!r} is neither a URL nor a path")
+            raise ConfigError(f"{url!r} is neither a URL nor a path", hint="s3://bucket/key, or a path")
         root_url, key = split(url)
         path = local_path(url) if "://" not in url or url.startswith("file:") else None
         return Place(url, root_url, key, self.store(root_url), path)

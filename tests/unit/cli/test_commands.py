@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import uuid
 from pathlib import Path
 
@@ -81,7 +83,9 @@ def test_ls_human_and_nothing(memory: MemoryStore, capsys: pytest.CaptureFixture
     assert run(["ls", "--human", url(memory)]) == 0
     assert "1.5 MiB" in capsys.readouterr().out
     assert run(["ls", url(memory, "nothing")]) == 1
-    assert "no key begins with this" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "no key begins with this" in err
+    assert "Hint: " in err
 
 
 # ── cat ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +237,36 @@ def test_cp_refuses_nonsense(memory: MemoryStore, capsys: pytest.CaptureFixture[
         assert run(["cp", *arguments]) == 1
         err = capsys.readouterr().err
         assert message in err
+        assert "Hint: " in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("to", ["d/e/", "d/e", "d/", "d", "link/e/", "other/../d/e/", "d/sub/"])
+def test_cp_refuses_a_directory_into_itself(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By whatever name, and nothing is copied; beside it, and from inside it, is no such case."""
+    (tmp_path / "d/sub").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "d")
+    (tmp_path / "d/sub/f").write_bytes(b"data")
+    before = tree(tmp_path)
+    assert run(["cp", f"{tmp_path}/d/", f"{tmp_path}/{to}"]) == 1
+    assert "lies inside" in capsys.readouterr().err
+    assert tree(tmp_path) == before
+    assert run(["cp", f"{tmp_path}/d/", f"{tmp_path}/dd/"]) == 0
+    assert run(["cp", f"{tmp_path}/d/sub/", f"{tmp_path}/d/"]) == 0
+    assert (tmp_path / "dd/sub/f").read_bytes() == (tmp_path / "d/f").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("to", ["f", "", "link/f", "link/", "../{name}/f", "file-link"])
+def test_cp_refuses_a_file_onto_itself(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By whatever name, also with --overwrite; the file stays as it is."""
+    (tmp_path / "f").write_bytes(b"data")
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file-link").symlink_to(tmp_path / "f")
+    target = f"{tmp_path}/{to.format(name=tmp_path.name)}"
+    assert run(["cp", "--overwrite", str(tmp_path / "f"), target]) == 1
+    assert "the same object" in capsys.readouterr().err
+    assert (tmp_path / "f").read_bytes() == b"data"
 
 
 # ── one file ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,6 +337,20 @@ def test_info_without_a_url(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(facts["versions"]) == {"penstock", "python", "pycurl", "libcurl", "tls", "platform"}
 
 
+@pytest.mark.usefixtures("objects")
+def test_info_shows_each_unit_once(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """For people a rate is ``one_connection ... MiB/s``, a time ``first_byte_p50 ... ms``: no half of a unit is left."""
+    assert run(["info", "--seconds", "0.01", url(memory, "other")]) == 0
+    probe = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.split()[0] == "probe"]
+    units = {name: value[-1] for name, *value in probe}
+    assert units["one_connection"].endswith("B/s")
+    assert units["many_connections"].endswith("B/s")
+    assert units["first_byte_p50"] == "ms"
+    assert not [name for name in units if name.endswith(("_per", "_s"))]
+    assert run(["info", url(memory, "nothing")]) == 1
+    assert "Hint: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -330,6 +377,31 @@ def test_helps_show_examples(capsys: pytest.CaptureFixture[str]) -> None:
         assert run([name, "--help"]) == 0
         out = capsys.readouterr().out
         assert f"penstock {name} " in out.partition("For example")[2]
+
+
+@pytest.mark.parametrize("name", ["ls", "cat", "cp", "info"])
+def test_helps_name_arguments_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What typer puts around a name is not in the name too: no ``[[URL]]``, no ``{URL...}...``."""
+    assert run([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "URL" in out
+    assert "[[" not in out
+    assert "...}" not in out
+    assert "......" not in out
+
+
+def test_the_example_of_cat_lists_every_shard(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """The help's pipe into tar shows the members of all shards, past each one's end-of-archive blocks."""
+    assert run(["cat", "--help"]) == 0
+    command = re.search(rb"\.tar \| (tar .*)", capfdbinary.readouterr().out)
+    assert command is not None
+    for name in ("a", "b"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as shard:
+            shard.addfile(tarfile.TarInfo(name))
+    assert run(["cat", str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]) == 0
+    both = capfdbinary.readouterr().out
+    listed = subprocess.run(command[1].decode().split(), input=both, capture_output=True, check=True).stdout
+    assert listed.split() == [b"a", b"b"]
 
 
 def test_places(tmp_path: Path) -> None:
