@@ -218,23 +218,27 @@ def split(url: str | os.PathLike[str]) -> tuple[str, str]:
 @overload
 def open(url: str | os.PathLike[str], mode: Literal["rb"] = "rb", **options: Any) -> ObjectReader: ...  # noqa: A001
 @overload
-def open(url: str | os.PathLike[str], mode: Literal["wb"], **options: Any) -> Writer: ...  # noqa: A001
+def open(url: str | os.PathLike[str], mode: Literal["wb", "xb"], **options: Any) -> Writer: ...  # noqa: A001
 def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IOBase:  # noqa: A001 - ps.open is its name
     """One object as a file.
 
     Args:
         url: Of the object, in any scheme that ``connect`` takes.
-        mode: ``"rb"`` (seekable, read ahead in sequence, one version) or ``"wb"`` (visible on a clean close).
+        mode: ``"rb"`` (seekable, read ahead in sequence, one version), ``"wb"`` (visible on a clean close) or ``"xb"``
+            (the same, but it never replaces an object).
         **options: As for ``connect``.
 
     Raises:
         ConfigError: the mode or an option cannot be.
-        ObjectMissingError: reading, and there is none.
+        ObjectMissingError: ``"rb"``, and there is none.
+        ObjectExistsError: ``"xb"``, by ``close()``: there is one by then.
     """
-    if mode not in ("rb", "wb"):
-        raise ConfigError(f"mode {mode!r} must be 'rb' or 'wb'", hint="wrap it in io.TextIOWrapper for text")
+    if mode not in ("rb", "wb", "xb"):
+        raise ConfigError(f"mode {mode!r} must be 'rb', 'wb' or 'xb'", hint="wrap it in io.TextIOWrapper for text")
     root, key = split(url)
     if not key:
         raise ConfigError(f"{os.fspath(url)!r} names no object")
+    from penstock.store.file import open_file
+
     store = connect(root, **options)
-    return store.open(key, "rb") if mode == "rb" else store.open(key, "wb")
+    return open_file(store, key, mode)

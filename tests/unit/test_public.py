@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,36 @@ def test_unknown_names_are_attribute_errors() -> None:
     """A name that does not exist is an AttributeError that names it."""
     with pytest.raises(AttributeError, match="nonsense"):
         _ = ps.nonsense
+
+
+@pytest.mark.parametrize("statement", ["penstock.torch", "from penstock.torch import Tensors"])
+def test_without_pytorch_the_extra_is_named(statement: str) -> None:
+    """The PyTorch door without PyTorch is an ImportError that says what to install; another missing module is itself."""
+    code = f"""import sys; sys.modules["torch"] = None
+import penstock
+try:
+    {statement}
+except ImportError as error:
+    print(type(error).__name__, error.name, error)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("ModuleNotFoundError torch penstock.torch needs PyTorch")
+    assert "pip install 'penstock[torch]'" in done.stdout
+
+
+def test_open_creates_or_refuses(tmp_path: Path) -> None:
+    """``ps.open(url, "xb")`` writes a new object, refuses to replace one, and says what to do instead."""
+    url = f"file://{tmp_path}/new"
+    with ps.open(url, "xb") as file:
+        file.write(b"one")
+    with pytest.raises(ps.ObjectExistsError, match=r"Hint: .*another key"), ps.open(url, "xb") as file:
+        file.write(b"two")
+    with ps.open(url) as reader:
+        assert reader.read() == b"one"
+    with ps.open(url, "wb") as file:
+        file.write(b"three")
+    assert (tmp_path / "new").read_bytes() == b"three"
+    with pytest.raises(ps.ConfigError, match="'rb', 'wb' or 'xb'"):
+        ps.open(url, "ab")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("statement", ["import penstock", "import penstock; penstock.connect; penstock.ByteRange"])

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from penstock.store.writing import Writer
     from penstock.types import Buffer
 
+EXISTS_HINT = 'choose another key; without if_absent (by mode "wb") a write replaces the object'
+"""Of every ``ObjectExistsError``."""
+
 
 class Store(ABC):
     """Bytes by (key, range). All methods are safe to call from any thread; all but ``submit`` block.
@@ -160,9 +163,22 @@ class Store(ABC):
     @overload
     def open(self, key: Key, mode: Literal["rb"] = "rb") -> ObjectReader: ...
     @overload
-    def open(self, key: Key, mode: Literal["wb"]) -> Writer: ...
+    def open(self, key: Key, mode: Literal["wb", "xb"]) -> Writer: ...
     def open(self, key: Key, mode: str = "rb") -> io.IOBase:
-        """A real file object: ``"rb"`` seekable, read ahead when used in sequence, one version; ``"wb"`` is ``writer``."""
+        """A real file object.
+
+        Args:
+            key: The object's.
+            mode: ``"rb"``: seekable, read ahead when used in sequence, one version. ``"wb"``: as ``writer``. ``"xb"``:
+                the same, but it never replaces an object.
+
+        Raises:
+            ConfigError: another mode.
+            ObjectMissingError: ``"rb"``, and there is no such key.
+            ObjectExistsError: ``"xb"``, by ``close()``: there is an object of that key by then.
+
+        Cost: ``"rb"``: one request, of the first 64 KiB.
+        """
         from penstock.store.file import open_file
 
         return open_file(self, key, mode)

@@ -23,6 +23,7 @@ from penstock.errors import (
     ShortReadError,
     StoreError,
 )
+from penstock.store.base import EXISTS_HINT
 from penstock.store.threaded import ThreadedStore, check_key, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part
 
@@ -140,7 +141,7 @@ class FsspecStore(ThreadedStore):
     def _store(self, key: Key, data: bytes, *, if_absent: bool) -> ObjectInfo:
         path = self._path(key)
         if if_absent and self._files.exists(path):
-            raise ObjectExistsError("an object of this key exists", status=412)
+            raise ObjectExistsError("an object of this key exists", status=412, hint=EXISTS_HINT)
         if "/" in path:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, data)
@@ -218,7 +219,8 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     except ImportError as error:
         raise ConfigError(f"fsspec needs another package for {protocol}://: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"fsspec knows no file system for {protocol}://: {error}") from error
+        hint = "penstock has s3://, file:///dir or a path, http://, https:// and memory://; all others are fsspec's"
+        raise ConfigError(f"fsspec knows no file system for {protocol}://: {error}", hint=hint) from error
     return files, str(root).rstrip("/")
 
 

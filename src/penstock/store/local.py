@@ -33,6 +33,7 @@ from penstock.errors import (
     SpanError,
     StoreError,
 )
+from penstock.store.base import EXISTS_HINT
 from penstock.store.threaded import ThreadedStore, check_key, span_within
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, Tree, info_of
 from penstock.types import AbortMultipart, ByteRange, CopyPart, CreateMultipart, Part
@@ -195,7 +196,7 @@ class LocalStore(ThreadedStore):
             else:
                 path.replace(target)
         except FileExistsError as error:
-            raise ObjectExistsError("an object of this key exists", status=412) from error
+            raise ObjectExistsError("an object of this key exists", status=412, hint=EXISTS_HINT) from error
         except (IsADirectoryError, NotADirectoryError) as error:
             raise StoreError(f"{target} is a directory, so it cannot be an object", status=409) from error
         _sync_directory(target.parent)

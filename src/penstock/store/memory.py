@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import forks
 from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
+from penstock.store.base import EXISTS_HINT
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, PutPart
 
@@ -44,7 +45,7 @@ class _Bucket:
         if key not in self.objects:
             insort(self.keys, key)
         elif if_absent:
-            raise ObjectExistsError("an object of this key exists", status=412)
+            raise ObjectExistsError("an object of this key exists", status=412, hint=EXISTS_HINT)
         info = ObjectInfo(key, len(data), etag, time.time())
         self.objects[key] = _Object(data, info)
         return info

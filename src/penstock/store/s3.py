@@ -29,7 +29,7 @@ from penstock.store.answers import (
     status_error,
     transport_error,
 )
-from penstock.store.base import Store
+from penstock.store.base import EXISTS_HINT, Store
 from penstock.store.checksums import full_object, verify
 from penstock.store.s3_requests import S3Options, Wire, wire_of
 from penstock.transport import OVERLONG, HttpAnswer, HttpRequest, HttpTransfer, Signing, engine
@@ -360,7 +360,9 @@ class _Exchange:
     def _named(self, error: StoreError) -> StoreError:
         if isinstance(error, ObjectChangedError) and getattr(self.operation, "if_absent", False):
             error = ObjectExistsError(
-                "there is an object of this key", **{name: getattr(error, name) for name in error.FIELDS}
+                "there is an object of this key",
+                hint=EXISTS_HINT,
+                **{name: getattr(error, name) for name in error.FIELDS},
             )
         if isinstance(error, ProtocolError) and error.hint is None:
             error.hint = "is this an S3 endpoint?"

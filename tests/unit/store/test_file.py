@@ -312,7 +312,7 @@ def test_writing_modes() -> None:
         with store.open("key", "wb") as file:
             file.write(b"one")
         assert bytes(store.read("key").data) == b"one"
-        with pytest.raises(ObjectExistsError), store.open("key", "xb") as file:
+        with pytest.raises(ObjectExistsError, match="Hint: "), store.open("key", "xb") as file:
             file.write(b"two")
         with pytest.raises(ZeroDivisionError), store.open("key", "wb") as file:
             file.write(b"three" + bytes(1 // 0))

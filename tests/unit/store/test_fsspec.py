@@ -9,8 +9,8 @@ from penstock.store.fsspec import FsspecStore
 
 
 def test_unknown_protocols_are_refused():
-    """A protocol that fsspec does not know is the caller's error, and named."""
-    with pytest.raises(ConfigError, match="nonesuch"):
+    """A protocol that fsspec does not know is the caller's error, named, with those there are."""
+    with pytest.raises(ConfigError, match=r"nonesuch.*Hint: .*s3://.*file:///.*https://"):
         FsspecStore("nonesuch://bucket/path")
 
 
