@@ -25,8 +25,8 @@ class TransportConfig:
         stall_s_max: See ``stall_bytes_per_s``.
         total_s_max: Seconds for one attempt, whatever its size.
         connections_max: Open connections kept in the pool of one event loop.
-        threads_count: Event-loop threads. One fills 2 to 4 GB/s here; more only where a core cannot fill the network card.
-        receive_buffer_bytes: libcurl's receive buffer for plain HTTP; 512 KiB measured best (docs/LOG.md, 2026-11-21).
+        threads_count: Event-loop threads. More than one only where a core cannot fill the network card.
+        receive_buffer_bytes: libcurl's receive buffer for plain HTTP. Source: docs/LOG.md, 2026-11-21, large objects.
         receive_buffer_tls_bytes: The same for TLS, where records are 16 KiB and small buffers stay in the L1 cache.
         ca_bundle: PEM file of the authorities to trust; None means ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the system's.
         verify_tls: False accepts any certificate; for tests only.
