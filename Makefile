@@ -37,11 +37,12 @@ lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 
 unit: $(VENV)/.ready  ## Offline tests, under a minute
 	@echo "== unit tests"
-	$(BIN)/python -m pytest tests -q -m 'not server'
+	$(BIN)/python -m pytest tests/unit tests/style -q -m 'not server'
 
-suite: $(VENV)/.ready  ## Tests against real servers on loopback
-	@echo "== tests with servers"
+suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
+	@echo "== contract, property and integration tests"
 	$(BIN)/python -m pytest tests -q -m server
+	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -m 'not server'
 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"

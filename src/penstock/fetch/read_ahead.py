@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.config import MIB, FetchConfig
-from penstock.errors import CancelledOperationError, ClosedError, ConfigError, PenstockError, SpanError, StoreError
+from penstock.errors import CancelledOperationError, ClosedError, ConfigError, PenstockError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.plan import Request, as_item, coalesce
 from penstock.fetch.slots import AskingSink, Item, Slot
@@ -485,7 +485,7 @@ class ReadAhead:
             slot.transfer = None
             throttled = any(attempt.throttled for attempt in completion.attempts)
             self.throttled_count += throttled
-            if self._to_be_asked_again(slot, completion.error):
+            if isinstance(completion.error, _LaterError) and not self._closed:
                 slot.item.sent_count -= 1
                 self._undelivered_slots -= 1
                 self.release(slot)
@@ -505,15 +505,6 @@ class ReadAhead:
                 self._settle(slot, completion)
             self._wake(received_bytes)
             self._pump()
-
-    def _to_be_asked_again(self, slot: Slot, error: StoreError | None) -> bool:
-        """Whether the budget had no room yet, or an object asked for by part, its size unknown, turned out empty."""
-        if error is None or self._closed:
-            return False
-        if isinstance(error, SpanError) and slot.item.plan.span is None and len(slot.item.slots) == 1:
-            slot.length_bytes = slot.landing = slot.buffer = None
-            return True
-        return isinstance(error, _LaterError)
 
     def _wake(self, received_bytes: int) -> None:
         """Wake the waiting consumer once there is a batch worth waking for, or nothing more on its way."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import RetryConfig
-from penstock.errors import ChecksumError, StoreError
+from penstock.errors import ChecksumError, ShortReadError, SpanError, StoreError
 from penstock.store.base import Store, Wrapper
 from penstock.store.checksums import verify
 from penstock.transport import engine
@@ -75,6 +75,11 @@ class Retrying(Wrapper):
             given_up_count=self.given_up_count,
             inner=self.inner.statistics(),
         )
+
+
+def _located(error: StoreError) -> dict[str, Any]:
+    """Where `error` happened, as fields for another."""
+    return {name: getattr(error, name) for name in ("operation", "url", "span", "status", "code", "request_id")}
 
 
 def _rebuild(inner: Store, config: RetryConfig) -> Retrying:
@@ -146,6 +151,9 @@ class _Entry:
         if completion.error is None and self.tries_count:
             self._complete(completion)
         error = completion.error
+        if isinstance(error, SpanError) and self.span is not None:  # of the rest, which the first answer promised
+            what = "the object ends before the length that its first answer promised"
+            error = completion.error = ShortReadError(what, retryable=False, **_located(error))
         if error is None:
             if self.attempts:
                 completion.attempts = self.attempts + completion.attempts
