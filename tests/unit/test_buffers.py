@@ -1,0 +1,47 @@
+"""Leases: memory comes back each time, and never while anything refers to it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.buffers import lease, small_buffer
+
+
+def test_memory_comes_home_each_time_not_only_the_first() -> None:
+    """An owner that is lent again and again comes back after every lease."""
+    home: list[bytearray] = []
+    owner = bytearray(4096)
+    for count in range(5):
+        view = lease(owner, home.append)
+        assert len(home) == count
+        del view
+        assert len(home) == count + 1
+    assert all(item is owner for item in home)
+
+
+def test_a_view_of_a_view_keeps_memory_away_from_home() -> None:
+    """Slices and numpy arrays over a lease hold it; the last of them gives it back."""
+    home: list[bytearray] = []
+    view = lease(bytearray(b"0123456789"), home.append)
+    array = np.frombuffer(view[2:8], np.uint8)
+    part = view[4:6]
+    del view
+    assert not home
+    del part
+    assert not home
+    assert bytes(array) == b"234567"
+    del array
+    assert len(home) == 1
+
+
+def test_a_small_buffer_is_large_enough_and_used_again() -> None:
+    """Capacity covers the size with at most an eighth unused; freed memory serves the next of its class."""
+    for size_bytes in (0, 1, 16 * 1024, 100_000, 1_000_000, 2 * 1024 * 1024, 3_000_000):
+        buffer = small_buffer(size_bytes)
+        assert size_bytes <= len(buffer) <= size_bytes * 9 // 8 + 1
+        if size_bytes:
+            buffer[size_bytes - 1] = 1
+    first = small_buffer(100_000)
+    where = np.frombuffer(first, np.uint8).ctypes.data
+    del first
+    assert np.frombuffer(small_buffer(100_001), np.uint8).ctypes.data == where
