@@ -283,6 +283,12 @@ class Completion:
         self.attempts: tuple[Attempt, ...] = ()
 
     @property
+    def received_bytes(self) -> int:
+        """Length of ``body``."""
+        landing = self.landing
+        return landing.position - landing.start if landing is not None else 0
+
+    @property
     def body(self) -> memoryview:
         """uint8[n]: the bytes of a finished ``Get``; empty where the object is."""
         return self.landing.view if self.landing is not None else memoryview(b"")

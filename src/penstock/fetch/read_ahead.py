@@ -146,7 +146,7 @@ class ReadAhead:
                 self._items.remove(item)
             self._undelivered_slots -= item.sent_count
             self._taken.append(item)
-            taken_bytes += sum(len(slot.completion.body) for slot in item.slots if slot.completion is not None)
+            taken_bytes += sum(slot.completion.received_bytes for slot in item.slots if slot.completion is not None)
 
     def wait_slot(self) -> tuple[Item, Slot | None] | None:
         """The next part in order: its item and slot (None for an item that failed or is empty). Blocks."""
@@ -425,6 +425,8 @@ class ReadAhead:
         return True
 
     def _send(self, slot: Slot) -> None:
+        if not self._sent:
+            self._window.started(time.monotonic())
         self._sent.add(slot)
         slot.item.sent_count += 1
         self._undelivered_slots += 1
@@ -483,7 +485,9 @@ class ReadAhead:
         with self._lock:
             self._sent.discard(slot)
             slot.transfer = None
-            throttled = any(attempt.throttled for attempt in completion.attempts)
+            throttled = False
+            for attempt in completion.attempts:
+                throttled = throttled or attempt.throttled
             self.throttled_count += throttled
             if isinstance(completion.error, _LaterError) and not self._closed:
                 slot.item.sent_count -= 1
@@ -492,8 +496,10 @@ class ReadAhead:
                 heapq.heappush(self._unsent, (slot.item.sequence, slot.start, slot))
                 self._pump()
                 return
-            received_bytes = len(completion.body)
+            received_bytes = completion.received_bytes
             self.received_bytes += received_bytes
+            if self._waiting:
+                self._window.starving()
             self._window.completed(received_bytes, now_s, throttled=throttled)
             self._learn_size(received_bytes)
             slot.completion = completion

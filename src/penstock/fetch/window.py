@@ -53,10 +53,14 @@ class Window:
         """The consumer had to wait."""
         self._starved = True
 
+    def started(self, now_s: float) -> None:
+        """The first request is on its way: the first window is measured from here, its round trip included."""
+        if self._since_s == 0.0:
+            self._since_s = now_s
+
     def completed(self, received_bytes: int, now_s: float, *, throttled: bool) -> None:
         """A request ended."""
-        if self._since_s == 0.0:
-            self._restart(now_s)
+        self.started(now_s)
         self._completed += 1
         self._since_shrink += 1
         self._bytes += received_bytes

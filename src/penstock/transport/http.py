@@ -155,6 +155,11 @@ LATE_TOTAL = -5
 OVERLONG = -6
 
 
+_known_lines: dict[bytes, tuple[bytes, bytes]] = {}
+"""Header lines seen first in this process, parsed: half of the lines of every answer of a store are always the same."""
+_KNOWN_LINES_MAX = 256
+
+
 def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
     """Status and headers of the last answer among header lines; names in lower case.
 
@@ -163,12 +168,19 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
     status = 0
     headers: dict[bytes, bytes] = {}
     for line in lines:
+        known = _known_lines.get(line)
+        if known is not None:
+            headers[known[0]] = known[1]
+            continue
         name, colon, value = line.partition(b":")
         if line[:5] == b"HTTP/":
             status = int(line.split(None, 2)[1])
             headers = {}
         elif colon:
-            headers[name.lower()] = value.strip()
+            name, value = name.lower(), value.strip()
+            headers[name] = value
+            if len(_known_lines) < _KNOWN_LINES_MAX:
+                _known_lines[line] = (name, value)
     return status, headers
 
 
