@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import __all__ as _errors
+
 if TYPE_CHECKING:
     from penstock import testing as testing
     from penstock import torch as torch
@@ -40,32 +42,7 @@ _ORIGIN = {
     **dict.fromkeys(("FetchConfig", "HedgeConfig", "RetryConfig", "TransportConfig"), "penstock.config"),
     **dict.fromkeys(("Bytes", "Image", "Integer", "Json", "Text", "shards"), "penstock.pipeline"),
     "Loader": "penstock.loader",
-    **dict.fromkeys(
-        (
-            "AccessDeniedError",
-            "BucketMissingError",
-            "ChecksumError",
-            "ClosedError",
-            "ConfigError",
-            "CorruptShardError",
-            "CredentialsError",
-            "DataError",
-            "DeadlineError",
-            "DecodeError",
-            "FieldMissingError",
-            "ObjectChangedError",
-            "ObjectExistsError",
-            "ObjectMissingError",
-            "PenstockError",
-            "ProtocolError",
-            "ShortReadError",
-            "SpanError",
-            "StoreError",
-            "ThrottledError",
-            "UnavailableError",
-        ),
-        "penstock.errors",
-    ),
+    **dict.fromkeys(_errors, "penstock.errors"),
 }
 _SUBPACKAGES = ("testing", "torch")
 
