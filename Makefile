@@ -46,7 +46,8 @@ suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers 
 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"
-	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration -q -m server
+	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py \
+		tests/integration/test_cli.py tests/integration/test_bad_input.py -q -m server
 
 bench: $(VENV)/.ready  ## Peers, servers and every benchmark (half an hour); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
