@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from penstock.testing.ministack import Ministack
     from servers.ceph import Ceph
     from servers.faulty import FaultyServer
+
+
+# A shell that starts a job in the background has it ignore Ctrl-C, and children inherit that: tests that interrupt
+# children would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
