@@ -34,7 +34,7 @@ REQUESTS_MAX = 64
 """Pages asked for at the same time: 64 000 keys per round trip."""
 
 PAGES_MAX = 192
-"""Pages held or asked for ahead of the consumer: about 192 000 keys, 60 MB."""
+"""Pages held or asked for ahead of the consumer: 192 000 keys."""
 
 KEYS_PER_PREFIX_MIN = 50
 """Keys per sub-prefix from which a request for each pays: at most 20 requests where one did, 64 at a time."""

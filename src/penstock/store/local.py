@@ -58,7 +58,7 @@ class LocalStore(ThreadedStore):
 
     Args:
         root: The directory; made by the first write where it does not exist.
-        threads_max: The most operations at the same time; 16 keep a RAID of NVMe disks busy with 8 MiB reads.
+        threads_max: The most operations at the same time.
 
     Cost: threads while there is work; bytes read land in the caller's buffer without a copy.
     """
