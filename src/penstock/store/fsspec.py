@@ -24,7 +24,8 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store.base import EXISTS_HINT
-from penstock.store.threaded import ThreadedStore, check_key, span_within
+from penstock.store.keys import check_key
+from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from penstock.errors import CancelledOperationError, ConfigError, ObjectChangedE
 from penstock.store.answers import attempt_record, object_info, served_span, status_error, transport_error
 from penstock.store.base import Store
 from penstock.store.checksums import full_object, verify
+from penstock.store.keys import has_dot_segment
 from penstock.transport import OVERLONG, HttpAnswer, HttpRequest, HttpTransfer, engine
 from penstock.types import Completion, Get, Head, Key, Landing, Operation, Sink, Transfer
 
@@ -54,7 +55,7 @@ class HttpStore(Store):
                               hint="give the keys, or a manifest")  # fmt: skip
         key = operation.key
         name, _, query = key.partition("?")
-        if any(segment in (".", "..") for segment in name.split("/")) or not name:
+        if not name or has_dot_segment(name):
             raise ConfigError(f"the key {name!r} is empty, or has a '.' or '..' segment")
         headers = ["Accept-Encoding: identity"]
         if isinstance(operation, Get):

@@ -34,7 +34,8 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store.base import EXISTS_HINT
-from penstock.store.threaded import ThreadedStore, check_key, span_within
+from penstock.store.keys import check_key
+from penstock.store.threaded import ThreadedStore, span_within
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, Tree, info_of
 from penstock.types import AbortMultipart, ByteRange, CopyPart, CreateMultipart, Part
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from penstock.errors import ConfigError
 from penstock.store import checksums, xml
+from penstock.store.keys import KEY_BYTES_MAX, check_key, has_dot_segment
 from penstock.types import (
     AbortMultipart,
     Buffer,
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
     from penstock.store.s3_site import Site
     from penstock.types import Key
 
-KEY_BYTES_MAX = 1024
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_~/-][A-Za-z0-9_.~/-]*")
-_DOT_SEGMENT = re.compile(r"(^|/)\.\.?(/|$)")
 _CHECKSUM = "crc32"
 """What is sent with data: CRC32, which every store that knows checksums knows, computed at 3 GB/s by zlib."""
 
@@ -102,13 +101,8 @@ def encoded_key(key: Key) -> str:
         raise ConfigError("the key is empty")
     if _PLAIN_KEY.fullmatch(key) and len(key) <= KEY_BYTES_MAX and "/." not in key:
         return key
-    try:
-        size_bytes = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"the key {key!r} cannot be written as UTF-8: {error.reason}") from None
-    if size_bytes > KEY_BYTES_MAX:
-        raise ConfigError(f"the key has {size_bytes} bytes, S3 takes at most {KEY_BYTES_MAX}")
-    if _DOT_SEGMENT.search(key):
+    check_key(key)
+    if has_dot_segment(key):
         raise ConfigError(f"the key {key!r} has a '.' or '..' segment, which HTTP clients and proxies resolve away",
                           hint="rename the object with another tool; penstock never reads a different one instead")  # fmt: skip
     return quote(key, safe="/~-._")

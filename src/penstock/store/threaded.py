@@ -27,6 +27,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.store.base import Store
+from penstock.store.keys import check_key
 from penstock.types import (
     AbortMultipart,
     Attempt,
@@ -47,9 +48,6 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from penstock.types import Key, ObjectInfo, Operation, Sink
-
-KEY_BYTES_MAX = 1024
-"""S3's limit, kept by every store so that data can move between them."""
 
 
 class Pool:
@@ -316,22 +314,6 @@ def keys_of(operation: Operation) -> tuple[Key, ...]:
             return operation.source, operation.target
         case _:
             return (operation.key,)
-
-
-def check_key(key: Key) -> None:
-    """Refuse what is a key in no store.
-
-    Raises:
-        ConfigError: not a str, empty, not encodable as UTF-8, or longer than 1 024 bytes.
-    """
-    if not isinstance(key, str):
-        raise ConfigError(f"a key must be a str, not {type(key).__name__}: {key!r}")
-    try:
-        length = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"key {key!r} is not encodable as UTF-8 at character {error.start}") from error
-    if not 0 < length <= KEY_BYTES_MAX:
-        raise ConfigError(f"key {key[:40]!r}... has {length} bytes as UTF-8; it must have 1 to {KEY_BYTES_MAX}")
 
 
 def span_within(operation: Get, size_bytes: int) -> ByteRange | None:

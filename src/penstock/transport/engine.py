@@ -50,11 +50,6 @@ class Engine:
         for loop in loops:
             loop.close()
 
-    def active_count(self) -> int:
-        """Exchanges under way."""
-        with self._lock:
-            return sum(loop.active_count for group in self._loops.values() for loop in group)
-
     def after_fork_in_child(self) -> None:
         """See ``forks``: the parent's loops are left untouched for ever, and forgotten."""
         for group in self._loops.values():

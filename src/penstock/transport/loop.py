@@ -156,11 +156,6 @@ class EventLoop:
         """False once it closed, or a defect in a callback ended its thread (every transfer was told)."""
         return not self._closing
 
-    @property
-    def active_count(self) -> int:
-        """Exchanges under way."""
-        return len(self._active)
-
     # ── on the loop's thread ───────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
