@@ -3,11 +3,16 @@
 try:
     from penstock.torch.batches import Tensors, tensors
     from penstock.torch.datasets import IterableDataset
-    from penstock.torch.ranks import rank_and_world_size
+    from penstock.torch.device import Normalise, Prefetch
+    from penstock.torch.ranks import agree, rank_and_world_size
+    from penstock.torch.writing import CheckpointWriter, writer
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     text = "penstock.torch needs PyTorch. Hint: pip install 'penstock[torch]'"
     raise ModuleNotFoundError(text, name="torch") from error  # not ConfigError: who tries imports catches ImportError
 
-__all__ = ["IterableDataset", "Tensors", "rank_and_world_size", "tensors"]
+__all__ = [
+    "CheckpointWriter", "IterableDataset", "Normalise", "Prefetch", "Tensors", "agree", "rank_and_world_size",
+    "tensors", "writer",
+]  # fmt: skip

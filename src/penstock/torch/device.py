@@ -1,0 +1,192 @@
+"""On the way to the device: batches copied ahead on a side stream, pictures made float where that is cheapest."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+
+from penstock.errors import ConfigError
+from penstock.torch.batches import tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+AHEAD_MAX = 64
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Prefetch:
+    """Any iterable of batches as batches of tensors on a device, copied ahead of the training loop.
+
+    With CUDA, copies go through pinned memory on a stream of their own, while the step before computes; a batch is
+    handed out once the stream of the training loop is told to wait for it, so the host never does. On the CPU, tensors
+    are passed on as they are: the same loop runs everywhere. Each ``iter`` is one of the iterable's.
+
+    Args:
+        batches: Of arrays or tensors by name: a ``Loader``, a ``DataLoader``. Lists stay lists.
+        device: Where to; default the current CUDA device where there is one, else the CPU.
+        ahead: Batches on their way beside the one in use, in [1, 64].
+
+    Raises:
+        ConfigError: `ahead` out of bounds, or a device that torch does not know.
+
+    Cost: ``ahead`` + 1 batches of device memory, and as much pinned memory where the batches are not pinned already.
+    """
+
+    def __init__(
+        self, batches: Iterable[Mapping[str, Any]], *, device: str | torch.device | None = None, ahead: int = 2
+    ) -> None:
+        if not 1 <= ahead <= AHEAD_MAX:
+            raise ConfigError(f"ahead={ahead!r} must lie in [1, {AHEAD_MAX}] batches")
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as error:
+            raise ConfigError(f"device={device!r}: {error}") from None
+        self.batches = batches
+        self.ahead = ahead
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self.device.type == "cuda":
+            return _CudaIterator(iter(self.batches), self.device, self.ahead)
+        return _PlainIterator(iter(self.batches), self.device)
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # TypeError where they do not know, as with any iterable
+
+
+class _PlainIterator:
+    """To the CPU, or a device without streams of its own: one batch at a time."""
+
+    def __init__(self, batches: Iterator[Mapping[str, Any]], device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        batch = tensors(next(self._batches))
+        return {name: value.to(self._device) if _is_tensor(value) else value for name, value in batch.items()}
+
+
+class _Copy(NamedTuple):
+    """A batch on its way: its tensors on the device, when it is there, and the memory it comes from."""
+
+    batch: dict[str, Any]
+    arrived: torch.cuda.Event
+    sources: list[torch.Tensor]
+
+
+class _CudaIterator:
+    def __init__(self, batches: Iterator[Mapping[str, Any]], device: torch.device, ahead: int) -> None:
+        self._batches: Iterator[Mapping[str, Any]] | None = batches
+        self._device = device
+        self._ahead = ahead
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
+        self._copies: deque[_Copy] = deque()
+        # Memory that a loader pinned itself is unknown to torch's allocator: it must outlive the copy, not the tensor.
+        self._sources: deque[_Copy] = deque()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        while len(self._copies) <= self._ahead and self._begin_copy():
+            pass
+        if not self._copies:
+            self._release(wait=True)
+            raise StopIteration
+        copy = self._copies.popleft()
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(copy.arrived)
+        for value in copy.batch.values():
+            if _is_tensor(value):
+                value.record_stream(
+                    stream
+                )  # its memory was the side stream's; it must not go back while this one uses it
+        self._sources.append(copy._replace(batch={}))
+        self._release(wait=False)
+        return copy.batch
+
+    def _begin_copy(self) -> bool:
+        if self._batches is None:
+            return False
+        found = next(self._batches, None)
+        if found is None:
+            self._batches = None
+            return False
+        batch, sources = tensors(found), []
+        with torch.cuda.stream(self._stream):
+            for name, value in batch.items():
+                if _is_tensor(value):
+                    pinned = value if value.is_pinned() or value.is_cuda else value.pin_memory()
+                    sources.append(pinned)
+                    batch[name] = pinned.to(self._device, non_blocking=True)
+            arrived = self._stream.record_event()
+        self._copies.append(_Copy(batch, arrived, sources))
+        return True
+
+    def _release(self, *, wait: bool) -> None:
+        while self._sources and (wait or self._sources[0].arrived.query()):  # type: ignore[no-untyped-call]  # torch's
+            copy = self._sources.popleft()
+            if wait:
+                copy.arrived.synchronize()
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+class Normalise(torch.nn.Module):
+    """``uint8[B, H, W, C]`` as loaders give pictures, to ``float[B, C, H, W]`` as models take them, on the device.
+
+    ``(x / 255 - mean) / std`` in two passes over the batch. A quarter of the bytes cross the bus this way, and the
+    processor does none of it. The result lies in memory channel by channel of each pixel (``torch.channels_last``),
+    which convolutions like; no transposition is made.
+
+    Args:
+        mean: Of each channel, in [0, 1]; default ImageNet's.
+        std: Of each channel.
+        dtype: Of the result.
+
+    Raises:
+        ConfigError: `mean` and `std` differ in length, or a `std` is 0.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+    def __init__(
+        self,
+        *,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if len(mean) != len(std) or not all(std):
+            raise ConfigError(f"mean={mean!r} and std={std!r} must have one entry per channel, and no std of 0")
+        scale = torch.tensor([1 / (255 * each) for each in std])
+        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+        self.dtype = dtype
+        self.register_buffer("scale", scale[:, None, None], persistent=False)
+        self.register_buffer("shift", shift[:, None, None], persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised pictures.
+
+        Args:
+            images: uint8[B, H, W, C], or uint8[B, H, W] for one channel.
+
+        Returns:
+            dtype[B, C, H, W] on the device of `images`.
+        """
+        if images.dim() == 3:
+            images = images.unsqueeze(-1)
+        scale, shift = self.scale.to(images.device), self.shift.to(images.device)
+        return torch.addcmul(shift, images.permute(0, 3, 1, 2).float(), scale).to(self.dtype)
