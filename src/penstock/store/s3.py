@@ -89,7 +89,7 @@ class S3Store(Store):
         self.transport = transport or TransportConfig()
         self.options = options or S3Options()
         self._signing: Signing | None = None
-        self._signing_of: tuple[Credentials | None, str] = (None, "")
+        self._signing_of: tuple[Credentials | None, str, float] = (None, "", 0.0)
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,13 +108,17 @@ class S3Store(Store):
         return exchange
 
     def signing(self, credentials: Credentials) -> Signing:
-        """The transport's record of keys and region; the same object as long as both are the same."""
-        if self._signing_of != (credentials, self.site.region):
-            self._signing_of = (credentials, self.site.region)
+        """Who signs for these keys; the same object as long as keys, region and the store's clock are the same."""
+        site = self.site
+        if self._signing is None or self._signing_of != (credentials, site.region, site.clock_offset_s):
+            self._signing_of = (credentials, site.region, site.clock_offset_s)
             self._signing = Signing(
-                credentials.access_key, credentials.secret_key, credentials.session_token, self.site.region
+                credentials.access_key,
+                credentials.secret_key,
+                credentials.session_token,
+                site.region,
+                clock_offset_s=site.clock_offset_s,
             )
-        assert self._signing is not None
         return self._signing
 
 
@@ -188,9 +192,8 @@ class _Exchange:
         signing = None
         if credentials is not None:
             signing = store.signing(credentials)
-            extra = store.site.signing_headers(credentials, wire.body)
-            if extra:
-                headers = headers + extra
+            if wire.body is not None:
+                headers = [*headers, store.site.payload_header(wire.body)]
         operation = self.operation
         landing = self.sink.landing if isinstance(operation, Get) else None
         request = HttpRequest(

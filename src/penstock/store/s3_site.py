@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
 from penstock.store.answers import http_date_s
+from penstock.transport import EMPTY_SHA256
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.config import TransportConfig
-    from penstock.store.credentials import Credentials
     from penstock.store.s3 import S3Store
     from penstock.store.s3_requests import S3Options
     from penstock.types import Buffer
@@ -32,7 +32,6 @@ _ACCESS_POINT = re.compile(r"arn:(aws[a-z-]*):s3:([a-z0-9-]+):([0-9]{12}):access
 _SKEW_S_MIN = 300.0
 """S3 refuses requests more than 15 minutes off; a 403 without a reason is taken for skew from 5 minutes on."""
 
-_EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 _SIGNED_BODY_BYTES_MAX = 1 << 20
 """Over TLS, larger bodies go unsigned (``UNSIGNED-PAYLOAD``), as in the AWS SDKs: TLS and the checksum guard them."""
 
@@ -111,22 +110,12 @@ class Site:
         date_s = http_date_s(headers.get(b"date", b""))
         return date_s is not None and abs(date_s - time.time() - self.clock_offset_s) > _SKEW_S_MIN
 
-    def signing_headers(self, credentials: Credentials, body: Buffer | None) -> list[str]:
-        """Headers that signing needs beyond what libcurl adds: token, payload hash, the store's time."""
-        headers = []
-        if credentials.session_token is not None:
-            headers.append(f"x-amz-security-token: {credentials.session_token}")
-        if body is not None:
-            size_bytes = memoryview(body).nbytes
-            if self.base_url.startswith("https:") and size_bytes > _SIGNED_BODY_BYTES_MAX:
-                headers.append("x-amz-content-sha256: UNSIGNED-PAYLOAD")
-            else:
-                digest = hashlib.sha256(body).hexdigest() if size_bytes else _EMPTY_SHA256
-                headers.append(f"x-amz-content-sha256: {digest}")
-        if self.clock_offset_s:
-            now = time.gmtime(time.time() + self.clock_offset_s)
-            headers.append(time.strftime("X-Amz-Date: %Y%m%dT%H%M%SZ", now))
-        return headers
+    def payload_header(self, body: Buffer) -> str:
+        """What is signed of a body: its hash, or over TLS that of a large one is left out."""
+        size_bytes = memoryview(body).nbytes
+        if self.base_url.startswith("https:") and size_bytes > _SIGNED_BODY_BYTES_MAX:
+            return "x-amz-content-sha256: UNSIGNED-PAYLOAD"
+        return f"x-amz-content-sha256: {hashlib.sha256(body).hexdigest() if size_bytes else EMPTY_SHA256}"
 
 
 def _checked_endpoint(url: str) -> str:

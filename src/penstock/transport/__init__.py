@@ -1,4 +1,4 @@
-"""libcurl event loop: requests in, answers out. See README.md in this folder."""
+"""The event loop: requests in, answers out. See README.md in this folder."""
 
 from penstock.transport.engine import engine
 from penstock.transport.http import (
@@ -12,12 +12,13 @@ from penstock.transport.http import (
     HttpRequest,
     HttpSink,
     HttpTransfer,
-    Signing,
 )
+from penstock.transport.signing import EMPTY_SHA256, Signing
 
 __all__ = [
     "CANCELLED",
     "CLOSED",
+    "EMPTY_SHA256",
     "LATE_BODY",
     "LATE_FIRST_BYTE",
     "LATE_TOTAL",

@@ -7,6 +7,7 @@ process has one. Work is dealt to a configuration's loops in turn.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import threading
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ class Engine:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loops: dict[tuple[int, int], list[EventLoop]] = {}
+        self._closing: list[EventLoop] = []
         self._turn = itertools.count()
         self.closings = 0
         """How often ``close()`` was called: a backoff that spans a close does not start the engine again."""
@@ -47,8 +49,11 @@ class Engine:
         with self._lock:
             self.closings += 1
             loops, self._loops = [loop for group in self._loops.values() for loop in group], {}
+            self._closing += loops
         for loop in loops:
             loop.close()
+            with contextlib.suppress(ValueError):  # forgotten by a fork
+                self._closing.remove(loop)
 
     def after_fork_in_child(self) -> None:
         """See ``forks``: the parent's loops are left untouched for ever, and forgotten."""
@@ -57,6 +62,7 @@ class Engine:
                 loop.abandon()
         self._lock = threading.Lock()
         self._loops = {}
+        self._closing = []
 
     def _loop(self, config: TransportConfig | None) -> EventLoop:
         if config is None:
@@ -65,6 +71,9 @@ class Engine:
             config = TransportConfig()
         group = self._loops.get((config.threads_count, config.connections_max))
         if group is None or not group[0].alive:
+            for loop in self._closing:
+                if loop.is_current():  # told of the end, a reader asks for more: that must not start the engine again
+                    return loop
             with self._lock:
                 group = self._loops.setdefault((config.threads_count, config.connections_max), [])
                 group[:] = [loop for loop in group if loop.alive]

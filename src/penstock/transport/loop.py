@@ -1,4 +1,4 @@
-"""The event loop: libcurl's multi interface, driven by ``socket_action`` and epoll in one background thread.
+"""The event loop: one epoll in one background thread, for sockets of our own and for libcurl's by ``socket_action``.
 
 Submissions come in through a deque and an eventfd that is written only while the loop sleeps. Deadlines are ours: a
 watchdog looks at the transfers twice a second, which is cheaper than libcurl's per-transfer speed check and tells a late
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
+from penstock.transport.curl import attach, configure, prepare_method, settle
 from penstock.transport.http import (
     CANCELLED,
     CLOSED,
@@ -31,9 +32,8 @@ from penstock.transport.http import (
     HttpAnswer,
     HttpRequest,
     HttpTransfer,
-    configure,
-    prepare_method,
 )
+from penstock.transport.plain import Connection, PlainPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,7 @@ WATCH_S = 0.5
 """Seconds between two looks of the watchdog: the precision of every deadline but the connect one, which is libcurl's."""
 
 _EVENTS_MAX = 256
+_WEIRD_SERVER_REPLY = 8  # of libcurl, which pycurl 7.49 does not name
 _REFUSALS = (pycurl.error, TypeError, ValueError)
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _SELECT_IN, _SELECT_OUT, _SELECT_ERR = pycurl.CSELECT_IN, pycurl.CSELECT_OUT, pycurl.CSELECT_ERR
@@ -78,7 +79,7 @@ class EventLoop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._active: dict[Any, HttpTransfer] = {}
-        self._idle: dict[tuple[int, bool, bool], list[Any]] = {}
+        self._idle: dict[tuple[int, bool], list[Any]] = {}
         self._all_handles: set[Any] = set()
         self._registered: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
@@ -87,6 +88,7 @@ class EventLoop:
         self._sleeping = False
         self._closing = False
         self._ended = False
+        self._drainer = 0
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._waker, _IN)
@@ -95,6 +97,13 @@ class EventLoop:
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
         self._multi.setopt(pycurl.M_MAXCONNECTS, connections_max)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections_max)
+        self._plain = PlainPool(
+            self._epoll,
+            end=self._end_plain,
+            call_soon=self.call_soon,
+            opened=self._on_new_socket,
+            connections_max=connections_max,
+        )
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -132,7 +141,7 @@ class EventLoop:
         self._closing = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._waker, 1)
-        if threading.current_thread() is not self._thread:
+        if not self.is_current():
             self._thread.join(timeout=5.0)
 
     def abandon(self) -> None:
@@ -156,12 +165,17 @@ class EventLoop:
         """False once it closed, or a defect in a callback ended its thread (every transfer was told)."""
         return not self._closing
 
+    def is_current(self) -> bool:
+        """Whether the caller runs on the loop's thread."""
+        return threading.current_thread() is self._thread
+
     # ── on the loop's thread ───────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
         poll = self._epoll.poll
         socket_action = self._multi.socket_action
         wanted = self._wanted
+        plain = self._plain.connections
         watch_due_s = 0.0
         try:
             while not self._closing:
@@ -170,7 +184,10 @@ class EventLoop:
                 events = poll(timeout_s, _EVENTS_MAX)
                 self._sleeping = False
                 for fd, event in events:
-                    if fd == self._waker:
+                    connection = plain.get(fd)
+                    if connection is not None:
+                        connection.on_ready(connection)
+                    elif fd == self._waker:
                         with contextlib.suppress(BlockingIOError):
                             os.eventfd_read(self._waker)
                     elif wanted.get(fd):
@@ -225,8 +242,16 @@ class EventLoop:
 
     def _start(self, transfer: HttpTransfer) -> None:
         request = transfer.request
+        origin = self._plain.origin(request)
+        if origin is not None:
+            self._active[transfer] = transfer
+            try:
+                self._plain.start(transfer, origin)
+            except ValueError as error:
+                self._end_plain(transfer, pycurl.E_URL_MALFORMAT, str(error))
+            return
         plain = request.method == "GET" and not request.redirects_max
-        pool = (id(request.config), request.url.startswith("https:"), request.signing is not None)
+        pool = (id(request.config), request.url.startswith("https:"))
         idle = self._idle.setdefault(pool, []) if plain else None
         if idle:
             curl = idle.pop()
@@ -243,7 +268,7 @@ class EventLoop:
                 self._refuse(transfer, curl, error)
                 return
         try:
-            transfer.attach(curl)
+            attach(transfer, curl)
             self._active[curl] = transfer
             self._multi.add_handle(curl)
         except _REFUSALS as error:
@@ -253,6 +278,7 @@ class EventLoop:
         """Libcurl does not take what it was given: a URL, a header, a file name."""
         if curl is not None:
             self._active.pop(curl, None)
+            transfer.carrier = None
         code = error.args[0] if isinstance(error, pycurl.error) else pycurl.E_URL_MALFORMAT
         self._end(transfer, code, str(error.args[-1]))
         if curl is not None:
@@ -270,17 +296,28 @@ class EventLoop:
 
     def _finish(self, curl: Any, code: int, reason: str) -> None:
         transfer = self._active.pop(curl)
+        self._end_curl(transfer, curl, code, reason)
+
+    def _end_curl(self, transfer: HttpTransfer, curl: Any, code: int, reason: str) -> None:
         self._multi.remove_handle(curl)
-        self._end(transfer, code, reason)
-        if curl.pool is not None:
+        try:
+            settle(transfer, curl)
+        except ValueError as error:
+            code, reason = code or _WEIRD_SERVER_REPLY, str(error)
+        if curl.pool is not None and not self._closing:
             self._idle[curl.pool].append(curl)
         else:
             self._drop(curl)
+        self._end(transfer, code, reason)
+
+    def _end_plain(self, transfer: HttpTransfer, code: int, reason: str) -> None:
+        del self._active[transfer]
+        self._end(transfer, code, reason)
 
     def _end(self, transfer: HttpTransfer, code: int, reason: str) -> None:
         transfer.ended = True
         answer = transfer.answer(code, reason)
-        transfer.curl = None
+        transfer.carrier = None
         sink = transfer.request.sink
         del transfer.request  # an idle handle keeps its last transfer: that must not keep sinks and buffers
         sink.on_end(answer)
@@ -289,16 +326,15 @@ class EventLoop:
         """End a transfer early; its connection closes, for the rest of its answer is still on the way."""
         if transfer.ended:
             return
-        curl = transfer.curl
-        if curl is not None:
-            self._active.pop(curl, None)
-            self._multi.remove_handle(curl)
-        self._end(transfer, code, reason)
-        if curl is not None:
-            if curl.pool is not None and not self._closing:
-                self._idle[curl.pool].append(curl)
-            else:
-                self._drop(curl)
+        carrier = transfer.carrier
+        if isinstance(carrier, Connection):
+            self._plain.drop(carrier)
+            self._end_plain(transfer, code, reason)
+        elif carrier is not None:
+            self._active.pop(carrier, None)
+            self._end_curl(transfer, carrier, code, reason)
+        else:
+            self._end(transfer, code, reason)
 
     def _drop(self, curl: Any) -> None:
         self._all_handles.discard(curl)
@@ -307,9 +343,18 @@ class EventLoop:
     def _watch(self, now_s: float) -> None:
         """Enforce the deadlines of every transfer under way."""
         late: list[tuple[HttpTransfer, int, str]] = []
-        for transfer in self._active.values():
+        for transfer in list(self._active.values()):  # trying another address may end one
+            if transfer.ended:
+                continue
             config = transfer.request.config
             age_s = now_s - transfer.started_s
+            carrier = transfer.carrier
+            if isinstance(carrier, Connection) and self._plain.is_connecting(carrier, now_s):
+                if age_s > config.connect_s_max:
+                    late.append(
+                        (transfer, pycurl.E_OPERATION_TIMEDOUT, f"no connection within {config.connect_s_max:g} s")
+                    )
+                continue
             if age_s > config.total_s_max:
                 late.append((transfer, LATE_TOTAL, f"not complete after {config.total_s_max:g} s"))
             progress = transfer.progress_bytes()
@@ -391,12 +436,16 @@ class EventLoop:
             curl.close()
         self._all_handles.clear()
         self._idle.clear()
+        self._plain.close()
         self._multi.close()
         self._epoll.close()
         waker, self._waker = self._waker, -1  # a late write must not reach whoever has this number next
         os.close(waker)
 
     def _drain_closed(self) -> None:
+        if self._drainer == threading.get_ident():
+            return  # what is ended submits more, which the caller ends in turn
+        self._drainer = threading.get_ident()
         while True:
             try:
                 item = self._incoming.popleft()
@@ -406,6 +455,7 @@ class EventLoop:
                 self.give_up(item, CLOSED, "the transport was closed")
             else:
                 item()
+        self._drainer = 0
         timers, self._timers = self._timers, []
         for _, _, timer in timers:
             if not timer.cancelled:

@@ -1,0 +1,585 @@
+"""Plain HTTP GETs and HEADs over sockets of our own: nearly everything that a job reads from a store on its own network.
+
+libcurl copies a body into its buffer, and again into ours, and calls Python for every header line and every 16 KiB. Here
+the kernel writes a body straight to where it stays: 15 µs of Python per request instead of 60, and half the CPU of large
+bodies (docs/LOG.md). TLS, proxies, redirects and everything that writes stay libcurl's, which is better at them and, over
+TLS, no slower.
+
+A connection is always in one stage, ``on_ready``: connecting, sending, awaiting the head, one of three kinds of body, or
+idle. It stays registered with epoll all its life, for input; an idle one that becomes readable was closed by the server.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pycurl
+
+from penstock.config import KIB
+from penstock.transport.head import Chunked, parse_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.transport.http import HttpRequest, HttpTransfer
+
+_SCRATCH_BYTES = 16 * KIB
+"""A head and the beginning of a small body, which is then copied: less than a page fault or a system call costs."""
+_HEAD_BYTES_MAX = 256 * KIB
+_IDLE_S_MAX = 110.0
+"""Servers close idle connections after a minute or two; asking on one that dies meanwhile costs a round trip."""
+_NAME_S_MAX = 60.0
+_NEXT_ADDRESS_S = 1.0
+"""An address that does not answer for so long gives way to the host's next one."""
+_IN, _OUT, _HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
+_MALFORMED, _WEIRD, _TOO_LARGE = pycurl.E_URL_MALFORMAT, 8, 100  # 8, 100: of libcurl; pycurl 7.49 does not name them
+_PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+
+
+class Origin:
+    """A scheme, host and port, and its idle connections."""
+
+    __slots__ = ("addresses", "addresses_s", "host", "host_header", "idle", "port", "proxied", "waiting")
+
+    def __init__(self, authority: str) -> None:
+        host, port = _split(authority)
+        self.host = host
+        self.port = port
+        self.host_header = authority.removesuffix(":80")
+        self.proxied = _proxied(host)
+        self.addresses: list[Any] = []
+        self.addresses_s = -_NAME_S_MAX
+        self.waiting: list[Connection] | None = None  # for the name's addresses; None: nobody asks
+        self.idle: list[Connection] = []  # the last one in is the first one out: it is warm
+
+
+class Connection:
+    """One connection, and the exchange that it carries."""
+
+    __slots__ = ("addresses", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "partial", "receive",
+                 "reused", "since_s", "socket", "transfer", "view")  # fmt: skip
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.socket: socket.socket | None = None
+        self.fd = -1
+        self.receive: Any = None  # socket.recv_into
+        self.addresses: list[Any] = []
+        self.since_s = 0.0  # of the attempt to connect
+        self.idle_s = 0.0
+        self.reused = False
+        self.keep = False  # when this exchange is over
+        self.transfer: HttpTransfer | None = None
+        self.message = b""  # the request, or what is left to send of it
+        self.on_ready: Any = None
+        self.partial = b""  # a head that did not come in one
+        self.view: memoryview | None = None  # room for what is left of a body
+        self.left = 0  # bytes of a body that goes through HttpTransfer.take
+        self.chunks: Chunked | None = None
+
+
+class PlainPool:
+    """Connections of one event loop; everything runs on its thread.
+
+    Args:
+        epoll: The loop's.
+        end: ``end(transfer, code, reason)``: the loop's way to finish an exchange.
+        call_soon: Runs a function on the loop's thread, from another one.
+        opened: Told of every new descriptor.
+        connections_max: Open connections, idle ones included.
+    """
+
+    def __init__(
+        self,
+        epoll: select.epoll,
+        *,
+        end: Callable[[HttpTransfer, int, str], None],
+        call_soon: Callable[[Callable[[], None]], None],
+        opened: Callable[[int, int], int],
+        connections_max: int,
+    ) -> None:
+        self._epoll = epoll
+        self._end = end
+        self._call_soon = call_soon
+        self._opened = opened
+        self._connections_max = connections_max
+        self._origins: dict[str, Origin] = {}
+        self.connections: dict[int, Connection] = {}
+        """By descriptor: those that have a socket."""
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch_view = memoryview(self._scratch)
+
+    def origin(self, request: HttpRequest) -> Origin | None:
+        """Where `request` goes, if its exchange is for this pool."""
+        url = request.url
+        if (
+            url[:7] != "http://"
+            or request.method not in ("GET", "HEAD")
+            or request.redirects_max
+            or request.config.proxy
+        ):
+            return None
+        slash = url.find("/", 7)
+        authority = url[7:slash] if slash > 0 else url[7:]
+        origin = self._origins.get(authority)
+        if origin is None:
+            try:
+                origin = self._origins[authority] = Origin(authority)
+            except ValueError:
+                return None  # libcurl says what is wrong with it
+        return None if origin.proxied else origin
+
+    def start(self, transfer: HttpTransfer, origin: Origin) -> None:
+        """Send a request.
+
+        Raises:
+            ValueError: a header that cannot be sent.
+        """
+        message = _message(transfer.request, origin.host_header)
+        transfer.started_s = transfer.watch_s = now_s = time.monotonic()
+        idle = origin.idle
+        while idle:
+            connection = idle.pop()
+            if now_s - connection.idle_s < _IDLE_S_MAX:
+                connection.reused = True
+                break
+            self._close(connection)
+        else:
+            connection = Connection(origin)
+        connection.transfer = transfer
+        transfer.carrier = connection
+        connection.message = message
+        if connection.socket is None:
+            self._connect(connection)
+        else:
+            self._send(connection)
+
+    def drop(self, connection: Connection) -> None:
+        """Its exchange is given up: the rest of the answer is still on the way."""
+        connection.transfer = None
+        self._close(connection)
+
+    def is_connecting(self, connection: Connection, now_s: float) -> bool:
+        """Whether there is no connection yet; after a while, tries the host's next address."""
+        if connection.on_ready is not None and connection.on_ready != self._on_connected:
+            return False
+        if connection.addresses and connection.socket is not None and now_s - connection.since_s > _NEXT_ADDRESS_S:
+            self._close(connection)
+            self._try_next(connection, pycurl.E_COULDNT_CONNECT, "no answer")
+        return True
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in list(self.connections.values()):
+            self._close(connection)
+        self._origins.clear()
+
+    # ── connecting ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _connect(self, connection: Connection) -> None:
+        origin = connection.origin
+        if time.monotonic() - origin.addresses_s < _NAME_S_MAX:
+            connection.addresses = list(origin.addresses)
+            self._try_next(connection, pycurl.E_COULDNT_CONNECT, "the name has no address")
+        elif origin.waiting is not None:
+            origin.waiting.append(connection)
+        elif _is_address(origin.host):
+            self._resolved(origin, *_look_up(origin), [connection])
+        else:
+            waiting = origin.waiting = [connection]
+            threading.Thread(target=self._resolve, args=(origin, waiting), name="penstock-resolve", daemon=True).start()
+
+    def _resolve(self, origin: Origin, waiting: list[Connection]) -> None:
+        """On a thread of its own: names are looked up without a deadline."""
+        addresses, problem = _look_up(origin)
+        self._call_soon(lambda: self._resolved(origin, addresses, problem, waiting))
+
+    def _resolved(self, origin: Origin, addresses: list[Any], problem: str, waiting: list[Connection]) -> None:
+        origin.waiting = None
+        if addresses:
+            origin.addresses, origin.addresses_s = addresses, time.monotonic()
+        for connection in waiting:
+            connection.addresses = list(addresses)
+            if connection.transfer is not None:
+                self._try_next(connection, pycurl.E_COULDNT_RESOLVE_HOST, problem)
+
+    def _try_next(self, connection: Connection, code: int, problem: str) -> None:
+        """Begin to connect to the next address, or fail with `problem` where there is none."""
+        if len(self.connections) >= self._connections_max:
+            self._close_idle()
+        while connection.addresses:
+            family, address = connection.addresses.pop(0)
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            except OSError as error:
+                code, problem = pycurl.E_COULDNT_CONNECT, str(error)
+                continue
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            reason = sock.connect_ex(address)
+            if reason not in (0, 115):  # EINPROGRESS
+                sock.close()
+                code, problem = pycurl.E_COULDNT_CONNECT, os.strerror(reason)
+                continue
+            connection.socket, connection.fd, connection.receive = sock, sock.fileno(), sock.recv_into
+            connection.since_s = time.monotonic()
+            self._opened(connection.fd, 0)
+            self.connections[connection.fd] = connection
+            self._epoll.register(connection.fd, _OUT)
+            connection.on_ready = self._on_connected
+            return
+        self._fail(connection, code, f"{connection.origin.host_header}: {problem}")
+
+    def _on_connected(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        reason = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if reason:
+            self._close(connection)
+            self._try_next(connection, pycurl.E_COULDNT_CONNECT, os.strerror(reason))
+            return
+        self._epoll.modify(connection.fd, _IN | _HANGUP)
+        connection.addresses = []
+        if connection.transfer is not None:
+            connection.transfer.connected_s = time.monotonic()
+        self._send(connection)
+
+    def _close_idle(self) -> None:
+        """Make room: close the connection that has been idle for longest."""
+        idle = [origin.idle for origin in self._origins.values() if origin.idle]
+        if idle:
+            self._close(min(idle, key=lambda each: each[0].idle_s).pop(0))
+
+    # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        message = connection.message
+        try:
+            sent = connection.socket.send(message)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._broken(connection, pycurl.E_SEND_ERROR, error)
+            return
+        if sent == len(message):
+            connection.on_ready = self._on_head
+        else:
+            connection.message = message[sent:]
+            connection.on_ready = self._on_writable
+            self._epoll.modify(connection.fd, _OUT)
+        transfer = connection.transfer
+        assert transfer is not None
+        transfer.sent_s = time.monotonic()
+
+    def _on_writable(self, connection: Connection) -> None:
+        self._epoll.modify(connection.fd, _IN | _HANGUP)
+        self._send(connection)
+
+    # ── receiving ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_head(self, connection: Connection) -> None:
+        try:
+            got = connection.receive(self._scratch)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken(connection, pycurl.E_RECV_ERROR, error)
+            return
+        if not got:
+            self._broken(connection, pycurl.E_GOT_NOTHING, None)
+            return
+        data: bytes | bytearray = self._scratch
+        if connection.partial:
+            data = connection.partial + self._scratch[:got]
+            got = len(data)
+        end = data.find(b"\r\n\r\n", 0, got)
+        if end < 0:
+            connection.partial = partial = bytes(data[:got])
+            if not b"HTTP/1.".startswith(partial[:7]):
+                self._fail(connection, _WEIRD, "the answer does not begin like one of HTTP/1")
+            elif got > _HEAD_BYTES_MAX:
+                self._fail(connection, _TOO_LARGE, f"a head of more than {_HEAD_BYTES_MAX} bytes")
+            return
+        lines = bytes(data[:end]).split(b"\r\n")
+        rest = self._scratch_view[end + 4 : got] if data is self._scratch else memoryview(data)[end + 4 :]
+        connection.partial = b""
+        self._on_lines(connection, lines, rest)
+
+    def _on_lines(self, connection: Connection, lines: list[bytes], rest: memoryview) -> None:
+        """A head is complete; `rest` is what came after it."""
+        transfer = connection.transfer
+        assert transfer is not None
+        try:
+            status, headers = parse_head(lines)
+            if not 100 <= status <= 599 or lines[0][:7] != b"HTTP/1.":
+                raise ValueError(f"status line {lines[0][:80]!r}")
+        except ValueError as error:
+            self._fail(connection, _WEIRD, str(error))
+            return
+        if status < 200:
+            self._after_interim(connection, status, rest)
+            return
+        transfer.header_lines = lines
+        transfer.head = (status, headers)
+        transfer.first_s = time.monotonic()
+        connection.keep = _keeps(lines[0], headers)
+        length = headers.get(b"content-length")
+        if transfer.request.method == "HEAD" or status in (204, 304):
+            self._finish(connection, leftover=len(rest))
+        elif b"transfer-encoding" in headers:
+            if headers[b"transfer-encoding"].lower() != b"chunked":
+                self._fail(connection, _WEIRD, f"transfer encoding {headers[b'transfer-encoding']!r:.80}")
+                return
+            connection.chunks = Chunked()
+            self._take_chunks(connection, bytes(rest))
+        elif length is None:
+            connection.keep, connection.left = False, -1
+            self._take(connection, bytes(rest))
+        elif not length.isdigit() or len(length) > 18:
+            self._fail(connection, _WEIRD, f"content length {length!r:.80}")
+        elif 200 <= status < 300:
+            self._begin_body(connection, transfer, int(length), rest)
+        else:
+            connection.left = int(length)
+            self._take(connection, bytes(rest))
+
+    def _after_interim(self, connection: Connection, status: int, rest: memoryview) -> None:
+        if status == 101:
+            self._fail(connection, _WEIRD, "the server switches protocols unasked")
+            return
+        connection.partial = bytes(rest)
+        connection.on_ready = self._on_head
+        if b"\r\n\r\n" in connection.partial:  # the answer came along
+            head, _, body = connection.partial.partition(b"\r\n\r\n")
+            connection.partial = b""
+            self._on_lines(connection, head.split(b"\r\n"), memoryview(body))
+
+    def _begin_body(self, connection: Connection, transfer: HttpTransfer, length: int, rest: memoryview) -> None:
+        """A successful body of known length: the kernel writes it where it stays."""
+        if not length:
+            self._finish(connection, leftover=len(rest))
+            return
+        landing = transfer.place(length)
+        if landing is None:
+            self._fail(connection, pycurl.E_WRITE_ERROR, "refused")
+            return
+        position = landing.position
+        view = memoryview(landing.buffer)[position : min(position + length, landing.end)]
+        if length > len(view):
+            transfer.overflow()
+            connection.keep = False
+        got = len(rest)
+        if got > len(view):
+            connection.keep = False
+            rest, got = rest[: len(view)], len(view)
+        view[:got] = rest
+        landing.position = position + got
+        if got == len(view):
+            self._finish(connection)
+            return
+        connection.view = view[got:]
+        connection.on_ready = self._on_body
+        if got > _SCRATCH_BYTES // 2:  # there is more: ask at once
+            self._on_body(connection)
+
+    def _on_body(self, connection: Connection) -> None:
+        view = connection.view
+        assert view is not None
+        try:
+            got = connection.receive(view)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken(connection, pycurl.E_RECV_ERROR, error)
+            return
+        if not got:
+            self._fail(connection, pycurl.E_PARTIAL_FILE, f"the connection closed with {len(view)} bytes to come")
+            return
+        connection.transfer.landing.position += got  # type: ignore[union-attr]
+        if got == len(view):
+            self._finish(connection)
+        else:
+            connection.view = view[got:]
+
+    def _on_pieces(self, connection: Connection) -> None:
+        """A body of unknown length or of an error: small, so it goes through ``take``."""
+        try:
+            got = connection.receive(self._scratch)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._broken(connection, pycurl.E_RECV_ERROR, error)
+            return
+        piece = bytes(self._scratch_view[:got])
+        if not got:
+            if connection.left < 0 and connection.chunks is None:
+                self._finish(connection)
+            else:
+                self._fail(connection, pycurl.E_PARTIAL_FILE, "the connection closed inside a body")
+        elif connection.chunks is not None:
+            self._take_chunks(connection, piece)
+        else:
+            self._take(connection, piece)
+
+    def _take(self, connection: Connection, piece: bytes) -> None:
+        """Bytes of a body of ``left`` bytes; -1: it ends with the connection."""
+        left = connection.left
+        connection.on_ready = self._on_pieces
+        extra = b"" if left < 0 else piece[left:]
+        if not self._taken(connection, piece if left < 0 else piece[:left]):
+            return
+        if left >= 0:
+            connection.left = left - len(piece) + len(extra)
+            if not connection.left:
+                self._finish(connection, leftover=len(extra))
+
+    def _take_chunks(self, connection: Connection, data: bytes) -> None:
+        chunks = connection.chunks
+        assert chunks is not None
+        connection.on_ready = self._on_pieces
+        try:
+            pieces, leftover = chunks.feed(data)
+        except ValueError as error:
+            self._fail(connection, pycurl.E_RECV_ERROR, str(error))
+            return
+        for piece in pieces:
+            if not self._taken(connection, piece):
+                return
+        if chunks.done:
+            self._finish(connection, leftover=leftover)
+
+    def _taken(self, connection: Connection, piece: bytes) -> bool:
+        assert connection.transfer is not None
+        if not piece or connection.transfer.take(piece) is None:
+            return True
+        self._fail(connection, pycurl.E_WRITE_ERROR, "refused")
+        return False
+
+    # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _finish(self, connection: Connection, *, leftover: int = 0) -> None:
+        """The answer is complete."""
+        transfer = connection.transfer
+        assert transfer is not None
+        connection.transfer = connection.view = connection.chunks = None
+        if connection.keep and not leftover:
+            connection.on_ready = self._on_idle
+            connection.idle_s = time.monotonic()
+            connection.origin.idle.append(connection)
+        else:
+            self._close(connection)
+        self._end(transfer, 0, "")
+
+    def _on_idle(self, connection: Connection) -> None:
+        """The server closed it, or talks unasked."""
+        connection.origin.idle.remove(connection)
+        self._close(connection)
+
+    def _broken(self, connection: Connection, code: int, error: OSError | None) -> None:
+        """The connection ended; one that had served before may have died idle, and then the request goes out again."""
+        transfer = connection.transfer
+        assert transfer is not None
+        if connection.reused and not transfer.header_lines and not connection.partial:
+            fresh = Connection(connection.origin)
+            fresh.message, fresh.transfer = _message(transfer.request, connection.origin.host_header), transfer
+            connection.transfer = None
+            self._close(connection)
+            transfer.carrier = fresh
+            self._connect(fresh)
+            return
+        if error is None:
+            reason = (
+                "the connection closed inside the head" if connection.partial else "the connection closed unanswered"
+            )
+        else:
+            reason = error.strerror or str(error)
+        if connection.partial and not connection.partial.startswith(b"HTTP/1."):
+            code = _WEIRD
+        self._fail(connection, code, reason)
+
+    def _fail(self, connection: Connection, code: int, reason: str) -> None:
+        transfer = connection.transfer
+        assert transfer is not None
+        connection.transfer = None
+        self._close(connection)
+        self._end(transfer, code, reason)
+
+    def _close(self, connection: Connection) -> None:
+        sock, connection.socket = connection.socket, None
+        connection.view = connection.chunks = connection.receive = connection.on_ready = None
+        if sock is not None:
+            del self.connections[connection.fd]
+            sock.close()  # which ends its registration with epoll: nobody else has the descriptor
+
+
+def _message(request: HttpRequest, host: str) -> bytes:
+    slash = request.url.find("/", 7)
+    target = request.url[slash:] if slash > 0 else "/"
+    lines = [f"{request.method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: penstock/0.1\r\nAccept: */*"]
+    lines += request.headers
+    if request.signing is not None:
+        lines += request.signing.sign(request.method, host, target, request.headers)
+    for line in request.headers:
+        if "\n" in line or "\r" in line:
+            raise ValueError(f"a header line with a line break: {line[:80]!r}")
+    if " " in target or "\n" in target:
+        raise ValueError(f"the URL's path {target[:80]!r} is not percent-encoded")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode("latin-1")
+
+
+def _keeps(status_line: bytes, headers: dict[bytes, bytes]) -> bool:
+    connection = headers.get(b"connection", b"").lower()
+    if status_line[:8] == b"HTTP/1.0":
+        return connection == b"keep-alive"
+    return connection != b"close"
+
+
+def _split(authority: str) -> tuple[str, int]:
+    """Host, without an IPv6 address's brackets, and port. ``ValueError`` for what is neither."""
+    host, colon, port = authority.rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = authority, "80"
+    if not host or not port.isdigit() or int(port) > 65_535 or "@" in host or not host.isascii():
+        raise ValueError(authority)
+    if host.startswith("["):
+        if not host.endswith("]"):
+            raise ValueError(authority)
+        return host[1:-1], int(port)
+    if ":" in host or "%" in host:
+        raise ValueError(authority)
+    return host, int(port)
+
+
+def _proxied(host: str) -> bool:
+    """Whether the environment names a proxy for `host`."""
+    if not any(os.environ.get(name) for name in _PROXY_VARIABLES):
+        return False
+    from urllib.request import proxy_bypass
+
+    return not proxy_bypass(host)
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()
+
+
+def _look_up(origin: Origin) -> tuple[list[Any], str]:
+    """(family, address) of each of the host's addresses, in an order of their own, and why there are none."""
+    import random
+
+    try:
+        found = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return [], error.strerror or str(error)
+    except UnicodeError as error:
+        return [], str(error)
+    addresses = [(entry[0], entry[4]) for entry in found]
+    random.SystemRandom().shuffle(addresses)  # spreads a job's connections over the servers behind one name
+    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return addresses, ""
