@@ -1,0 +1,18 @@
+"""A picture's bytes to pixels of the right size, written where they belong: see README.md in this folder."""
+
+from penstock.images.codecs import Picture, mask_pixels, open_picture
+from penstock.images.geometry import Box, Size, centre_box, random_box, shrink_factor
+from penstock.images.regions import write_mask, write_region
+
+__all__ = [
+    "Box",
+    "Picture",
+    "Size",
+    "centre_box",
+    "mask_pixels",
+    "open_picture",
+    "random_box",
+    "shrink_factor",
+    "write_mask",
+    "write_region",
+]
