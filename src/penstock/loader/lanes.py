@@ -1,152 +1,55 @@
-"""Lanes: the shards of one lane streamed end to end, and its samples permuted in runs.
+"""Lanes: a lane's samples, permuted in runs.
 
-A lane is a sequence of whole shards, read one after the other by one ``read_parts``, so that the end of a shard costs
-no round trip. Runs are filled while the run before is handed out, one sample in for each one out: reading stays even,
-and a lane never holds more than one run's worth of samples.
+Runs are filled while the run before is handed out, one sample in for each one out: reading stays even, and a lane never
+holds more than about one run's worth of samples. Everything here works on several samples at a time; one sample at a
+time cost 8 µs of Python for each, in blocks it is well under one (docs/LOG.md).
 """
 
 from __future__ import annotations
 
-import time
-from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from itertools import repeat
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from penstock.config import MIB, FetchConfig, default_budget_bytes
-from penstock.fetch import PlanItem
-from penstock.formats import Sample, detect, parser_of
+from penstock.formats import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from penstock.loader.reading import LaneReader, Piece, Segment
 
-    from penstock.fetch import Chunk
-    from penstock.formats import Parser
-    from penstock.loader.shards import Shard
-    from penstock.loader.statistics import Meter
-    from penstock.order import StreamOrder
-
-READ_AHEAD_BYTES_MAX = 256 * MIB  # all lanes together; 128 requests of 0.7 MiB cover 30 ms at 2 GB/s
-PART_BYTES_MIN = 256 * 1024
-REQUESTS_MAX = 32  # of all lanes together, where there are few
-REQUESTS_PER_LANE_MIN = 2
-PARTS_PER_REQUEST = 3  # that `fetch` keeps for each request in flight: one on its way, two waiting
+Item: TypeAlias = "tuple[Sample, Segment]"
+"""A sample on its way, and the segment of a shard that it came from."""
 
 
-class Item(NamedTuple):
-    """A sample on its way, and the shard that it came from."""
+class Runs(Protocol):
+    """What a lane asks of an order: ``StreamOrder`` and ``IndexedOrder`` answer."""
 
-    sample: Sample
-    shard: Shard
-    size_bytes: int
+    @property
+    def shuffled(self) -> bool:
+        """False: samples leave as they are stored."""
 
+    def run_length(self, lane: int, run_index: int) -> int:
+        """Samples of a run; the lane's last may be shorter."""
 
-class ReadAhead(NamedTuple):
-    """How each lane reads: parts of this size, so many at a time."""
-
-    part_bytes: int
-    requests_max: int
-
-
-def read_ahead(lanes_count: int, fetch: FetchConfig | None) -> ReadAhead:
-    """Sizes with which all lanes' parts fit into a quarter of the byte budget.
-
-    Few lanes read with many large requests each, many lanes with two small ones: the first batch of an epoch waits for
-    one part of every lane.
-    """
-    fetch = fetch or FetchConfig()
-    bytes_max = min(READ_AHEAD_BYTES_MAX, (fetch.budget_bytes_max or default_budget_bytes()) // 4)
-    requests = min(fetch.requests_max, max(REQUESTS_PER_LANE_MIN, REQUESTS_MAX // max(lanes_count, 1)))
-    part_bytes = bytes_max // (max(lanes_count, 1) * requests * PARTS_PER_REQUEST)
-    return ReadAhead(max(PART_BYTES_MIN, min(part_bytes, fetch.part_bytes)), requests)
+    def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
+        """The k-th to leave is the run's sample ``[k]``."""
 
 
-class LaneReader:
-    """The samples of some shards, in stored order. Reading ahead begins at once.
+class RunStart(NamedTuple):
+    """Where a run begins: what a lane needs to read it again.
 
-    Args:
-        shards: In reading order.
-        sizes: See ``ReadAhead``.
-        meter: Told of bytes, store and parse time.
+    Attributes:
+        run_index: From 0, in this lane and epoch.
+        segment: In which its first sample lies; None where nothing was left for it.
+        offset_bytes: Of that sample in the shard.
+        sample: Its number in the shard.
+        before_count: Samples of this lane that leave before it.
     """
 
-    def __init__(self, shards: Sequence[Shard], *, sizes: ReadAhead, meter: Meter) -> None:
-        # usually one group; shards of several stores are read store by store
-        self._groups = [list(group) for _, group in groupby(shards, key=attrgetter("store"))]
-        self._sizes = sizes
-        self._meter = meter
-        self._chunks: Iterator[Chunk] | None = None
-        self._group: list[Shard] = []
-        self._index = -1
-        self._parser: Parser | None = None
-        self._closed = False
-        self._open_next()
-
-    def read(self) -> list[Item] | None:
-        """The samples completed by the next chunk, perhaps none; None at the end.
-
-        Raises:
-            StoreError: as the store says.
-            CorruptShardError: the shard is not of its format.
-            ObjectChangedError: the shard is not the version that this job began with.
-        """
-        if self._chunks is None:
-            return None
-        began_s = time.perf_counter()
-        chunk = next(self._chunks, None)
-        self._meter.store_s += time.perf_counter() - began_s
-        if chunk is None:
-            items = self._end_shard()
-            self._open_next()
-            return items
-        began_s = time.perf_counter()
-        self._meter.bytes += len(chunk.data)
-        items = []
-        if chunk.request_index != self._index:
-            items = self._end_shard()
-            self._begin_shard(chunk)
-        assert self._parser is not None
-        items += self._items(self._parser.feed(chunk.data))
-        if chunk.last:
-            self._group[self._index].size_bytes = chunk.offset_bytes + len(chunk.data)
-            items += self._end_shard()
-        self._meter.parse_s += time.perf_counter() - began_s
-        return items
-
-    def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
-        self._closed = True
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
-
-    def _open_next(self) -> None:
-        self._chunks = None
-        if self._groups and not self._closed:
-            self._group = self._groups.pop(0)
-            self._index = -1
-            self._chunks = self._group[0].store.read_parts(
-                [PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes) for shard in self._group],
-                part_bytes=self._sizes.part_bytes,
-                requests_max=self._sizes.requests_max,
-            )
-
-    def _begin_shard(self, chunk: Chunk) -> None:
-        self._index = chunk.request_index
-        shard = self._group[self._index]
-        if shard.etag is None:
-            shard.etag = chunk.etag  # later epochs read this version, or fail
-        name = detect(shard.url, bytes(chunk.data[:512]))
-        self._parser = parser_of(name, shard=shard.url)
-
-    def _end_shard(self) -> list[Item]:
-        parser, self._parser = self._parser, None
-        if parser is None:
-            return []
-        return self._items(parser.finish())
-
-    def _items(self, samples: list[Sample]) -> list[Item]:
-        shard = self._group[self._index]
-        return [Item(sample, shard, sum(map(len, sample.fields.values()))) for sample in samples]
+    run_index: int
+    segment: Segment | None
+    offset_bytes: int
+    sample: int
+    before_count: int
 
 
 class Pins:
@@ -159,76 +62,157 @@ class Pins:
         self.held_bytes = 0
 
 
+class _Leaving(NamedTuple):
+    """A run that is ready: its start, the lane's count once all of it has left, the bytes that it pins."""
+
+    start: RunStart
+    end_count: int
+    pinned_bytes: int
+
+
 class Lane:
     """The samples of one lane in the order in which they leave it.
 
     Args:
         number: Of the lane.
-        order: Says how long its runs are, and permutes them.
-        reader: Gives its samples in stored order.
+        runs: Says how long its runs are, and permutes them.
+        reader: Gives its samples in stored order, from `start` on.
         pins: Shared by all lanes of this rank.
+        start: The run that is read first; None is the lane's first.
+        skip_count: Samples of that run that left already.
     """
 
-    def __init__(self, number: int, *, order: StreamOrder, reader: LaneReader, pins: Pins) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        runs: Runs,
+        reader: LaneReader,
+        pins: Pins,
+        start: RunStart | None = None,
+        skip_count: int = 0,
+    ) -> None:
         self.number = number
-        self.taken_count = 0
-        self._order = order
+        self._runs = runs
         self._reader = reader
         self._pins = pins
-        self._waiting: list[Item] = []  # parsed, reversed: the next one is last
-        self._leaving: list[Item] = []  # the run being handed out, reversed
+        self._ended = False
+        self._skip_count = skip_count
+        self._pieces: deque[Piece] = deque()  # parsed, in no run yet
+        self._piece_at = 0
+        self._ready: list[Item] = []
+        self._ready_at = 0
+        self._leaving: deque[_Leaving] = deque()  # runs of which samples are ready, the last one that left at least
         self._filling: list[Item] = []
-        self._leaving_pinned_bytes = 0
-        self._filling_pinned_bytes = 0
-        self._run_index = 0
-        self._run_length = order.run_length(number, 0)  # of the run being filled
+        self._filling_bytes = 0
+        self._start = start or RunStart(0, None, 0, 0, 0)  # of the run being filled
+        self._run_length = runs.run_length(number, self._start.run_index)
+        self._settled_count = self.taken_count = self._start.before_count
 
-    def take(self) -> Item | None:
-        """The next sample, or None when the lane is empty. Blocks while bytes are on their way."""
-        if not self._order.shuffled:
-            item = self._next()
-        else:
-            if not self._leaving:
-                self._turn_over()
-            item = self._leaving.pop() if self._leaving else None
-            if item is not None:
-                self._fill_one()
-        if item is not None:
-            self.taken_count += 1
-        return item
-
-    def _turn_over(self) -> None:
-        """Complete the run being filled, and begin to hand it out."""
-        while len(self._filling) < self._run_length and self._fill_one():
+    def prepare(self, count: int) -> int:
+        """Have `count` samples ready to be taken; how many are, fewer only at the lane's end. Blocks for bytes."""
+        while len(self._ready) - self._ready_at < count and self._turn_over():
             pass
-        self._pins.held_bytes -= self._leaving_pinned_bytes
-        self._leaving_pinned_bytes, self._filling_pinned_bytes = self._filling_pinned_bytes, 0
-        run, self._filling = self._filling, []
-        permuted = self._order.permute_run(self.number, self._run_index, len(run))
-        self._leaving = [run[index] for index in reversed(permuted)]
-        self._run_index += 1
-        self._run_length = self._order.run_length(self.number, self._run_index)
+        return len(self._ready) - self._ready_at
 
-    def _fill_one(self) -> bool:
-        """Read one more sample into the next run, unless it is complete; False when there is none."""
-        if len(self._filling) >= self._run_length:
-            return True
-        item = self._next()
-        if item is None:
-            return False
-        if self._pins.held_bytes + item.size_bytes > self._pins.bytes_max:
-            fields = {name: memoryview(bytes(value)) for name, value in item.sample.fields.items()}
-            item = item._replace(sample=Sample(item.sample.key, fields, item.sample.offset_bytes))
-        else:
-            self._pins.held_bytes += item.size_bytes
-            self._filling_pinned_bytes += item.size_bytes
-        self._filling.append(item)
+    def take(self, count: int) -> list[Item]:
+        """The next `count` samples, for which ``prepare`` answered; as many are taken in for the next run."""
+        end = self._ready_at + count
+        items = self._ready[self._ready_at : end]
+        self._ready_at = end
+        self.taken_count += count
+        while len(self._leaving) > 1 and self._leaving[0].end_count <= self.taken_count:
+            self._pins.held_bytes -= self._leaving.popleft().pinned_bytes
+        if self._runs.shuffled:
+            wanted = min(len(self._filling) + count, self._run_length)
+            while len(self._filling) < wanted and (self._pieces or self._read()):
+                self._fill(wanted)
+        return items
+
+    def mark(self) -> tuple[RunStart, int]:
+        """Where the lane is: a run, and how many of its samples have left."""
+        for leaving in self._leaving:
+            if self.taken_count < leaving.end_count:
+                return leaving.start, self.taken_count - leaving.start.before_count
+        if self._start.segment is None and self._leaving:  # nothing read of the next run: the last one, all of it left
+            start = self._leaving[-1].start
+            return start, self.taken_count - start.before_count
+        return self._start, self._skip_count
+
+    def close(self) -> None:
+        """Cancel what is being read; from any thread, idempotent."""
+        self._reader.close()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing can leave before more of its run arrived."""
+        return self._ready_at == len(self._ready) and not self._ended and len(self._filling) < self._run_length
+
+    def read_more(self) -> None:
+        """Take in one more part: lanes that wait together are filled in turn, so that all their requests are used."""
+        if self._pieces or self._read():
+            self._fill(self._run_length)
+
+    def _turn_over(self) -> bool:
+        """Have one more run ready; False at the lane's end."""
+        if self._runs.shuffled:
+            while len(self._filling) < self._run_length and (self._pieces or self._read()):
+                self._fill(self._run_length)
+        elif self._pieces or self._read():  # nothing is permuted: a piece is ready as it came
+            self._run_length = len(self._pieces[0].samples) if self._pieces else 0
+            self._fill(self._run_length)
+        run, self._filling = self._filling, []
+        if not run:
+            return not self._ended
+        if self._runs.shuffled:
+            order = self._runs.permute_run(self.number, self._start.run_index, len(run))
+            run = [run[index] for index in order]
+        self._settled_count += len(run)
+        self._leaving.append(_Leaving(self._start, self._settled_count, self._filling_bytes))
+        self._filling_bytes = 0
+        run_index = self._start.run_index + 1
+        self._start = RunStart(run_index, None, 0, 0, self._settled_count)
+        self._run_length = self._runs.run_length(self.number, run_index)
+        self._ready = self._ready[self._ready_at :] + run if self._ready_at < len(self._ready) else run
+        self._ready_at = min(self._skip_count, len(self._ready))  # 0, but after a state was loaded
+        self._skip_count -= self._ready_at
+        self.taken_count += self._ready_at
         return True
 
-    def _next(self) -> Item | None:
-        while not self._waiting:
-            items = self._reader.read()
-            if items is None:
-                return None
-            self._waiting = items[::-1]
-        return self._waiting.pop()
+    def _read(self) -> bool:
+        """Read one part; False at the lane's end."""
+        pieces = self._reader.read()
+        if pieces is None:
+            self._ended = True
+            return False
+        self._pieces.extend(pieces)
+        return True
+
+    def _fill(self, length: int) -> None:
+        """Move samples that are here into the run being filled, until it has `length`."""
+        while self._pieces and len(self._filling) < length:
+            piece = self._pieces[0]
+            begin = self._piece_at
+            samples = piece.samples[begin : begin + length - len(self._filling)]
+            if self._start.segment is None:
+                offset_bytes, number = samples[0].offset_bytes, piece.first_sample + begin
+                self._start = self._start._replace(segment=piece.segment, offset_bytes=offset_bytes, sample=number)
+            self._piece_at += len(samples)
+            if self._piece_at == len(piece.samples):
+                self._pieces.popleft()
+                self._piece_at = 0
+            if self._runs.shuffled:
+                samples = self._pinned(samples, piece.sample_bytes)
+            self._filling.extend(zip(samples, repeat(piece.segment)))
+
+    def _pinned(self, samples: list[Sample], sample_bytes: int) -> list[Sample]:
+        """`samples`, to wait in a run: as they are, or copied out where too many bytes wait already."""
+        bytes_count = len(samples) * sample_bytes
+        if self._pins.held_bytes + bytes_count <= self._pins.bytes_max:
+            self._pins.held_bytes += bytes_count
+            self._filling_bytes += bytes_count
+            return samples
+        return [
+            Sample(each.key, {name: memoryview(bytes(value)) for name, value in each.fields.items()}, each.offset_bytes)
+            for each in samples
+        ]

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from penstock.config import default_budget_bytes
 from penstock.errors import ClosedError, ConfigError
-from penstock.loader.lanes import read_ahead
-from penstock.loader.run import EpochRun, RunPlan
+from penstock.loader.epoch import Epoch
+from penstock.loader.options import Options
+from penstock.loader.planning import Plan, plan
+from penstock.loader.run import RunPlan
 from penstock.loader.samples import Steps
 from penstock.loader.shards import ShardFinder
+from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.statistics import LoaderStatistics, Meter
-from penstock.order import StreamOrder
-from penstock.pipeline import Batch, Pipeline, Shuffle
+from penstock.order import ORDER_VERSION
+from penstock.pipeline import Batch, Decode, Map, Pipeline, Shuffle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from penstock.config import FetchConfig
 
-PREFETCH_BATCHES_MAX = 1024
-THREADS_MAX = 256
+_log = logging.getLogger("penstock.loader")
 
 
 class Loader:
@@ -32,7 +34,7 @@ class Loader:
     ``for batch in loader`` is one epoch; the next ``for`` is the next epoch. After ``break`` it goes on where it
     stopped; ``restart()`` begins the epoch again. A batch is a dict: fields as ``dtype[B, ...]`` arrays (or lists of
     ``str``, ``bytes`` and other objects), ``"__key__"`` and ``"__shard__"`` as lists of ``str``, ``"__position__"`` as
-    int64[B]. Its arrays belong to the caller.
+    int64[B]; with several ranks and ``drop_last=False`` also ``"__valid__"``, bool[B]. Its arrays belong to the caller.
 
     A loader is a context manager; ``close()``, and its garbage collection, end its threads.
 
@@ -41,8 +43,14 @@ class Loader:
         lanes: Shards read side by side, of the whole job; a multiple of the world size. Default 64 where the pipeline
             shuffles, else the world size, so that one rank sees the stored order.
         threads: Decode threads; default one per core that this process may use.
-        rank: Of this process among those that share the data; default ``RANK`` from the environment, else 0.
-        world_size: Default ``WORLD_SIZE`` from the environment, else 1. Read, like the rank, when iteration starts.
+        rank: Of this process among those that share the data. Default, read when iteration starts: `mesh`, else
+            ``torch.distributed`` where it is imported and initialised, else the environment of torchrun, SLURM or Open
+            MPI, else 0.
+        world_size: How many share the data; by default as for `rank`.
+        mesh: One dimension of a device mesh, ``device_mesh["dp"]``: model-parallel peers get identical batches.
+        agree: ``fn(n) -> int``, the smallest `n` of all ranks (an all-reduce). Called on the iterating thread, as often by
+            every rank, one batch ahead. Needed for several ranks without an index, which then end together: with
+            ``drop_last=True`` when the first runs out, else when the last does, the others' batches masked.
         prefetch_batches: Complete or nearly complete batches that may wait for the training loop.
         fetch: Bounds for reading; its ``budget_bytes_max`` bounds what is read ahead.
 
@@ -61,32 +69,31 @@ class Loader:
         threads: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: Any = None,
+        agree: Callable[[int], int] | None = None,
         prefetch_batches: int = 2,
         fetch: FetchConfig | None = None,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
-        batch = pipeline.stage(Batch)
-        if batch is None:
+        if pipeline.stage(Batch) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
-        if threads is not None and not 1 <= threads <= THREADS_MAX:
-            raise ConfigError(f"threads={threads!r} must lie in [1, {THREADS_MAX}]")
-        if not 1 <= prefetch_batches <= PREFETCH_BATCHES_MAX:
-            raise ConfigError(f"prefetch_batches={prefetch_batches!r} must lie in [1, {PREFETCH_BATCHES_MAX}]")
-        if (rank is None) != (world_size is None):
-            raise ConfigError(f"rank={rank!r} and world_size={world_size!r}: give both, or none")
+        self._options = Options(lanes, threads, rank, world_size, mesh, agree, prefetch_batches, fetch)
+        self._options.check()
         self.pipeline = pipeline
-        self._options = _Options(lanes, threads, rank, world_size, prefetch_batches, fetch)
-        self._batch = batch
         self._steps = Steps(pipeline)
         self._meter = Meter()
         self._threads_count = threads or len(os.sched_getaffinity(0))
         self._epoch = 0
-        self._epoch_batches = 0
+        self._batches_count = 0  # handed out in this epoch
+        self._mark: Any = None  # behind the last of them
+        self._cursor: dict[str, Any] | None = None  # where a loaded state began in this epoch
+        self._loaded: dict[str, Any] | None = None  # a state that iteration has yet to begin from
+        self._accepts_changed_data = False
         self._turn = 0  # counts epochs and restarts: an iterator of an earlier turn is exhausted
         self._left_s: float | None = None  # when the training loop got its last batch
         self._held = _Held(ShardFinder(pipeline.source, fetch=fetch))
-        self._plan: tuple[RunPlan, StreamOrder] | None = None
+        self._plan: Plan | None = None
         self._finalizer = weakref.finalize(self, self._held.close)
 
     @property
@@ -117,11 +124,58 @@ class Loader:
             raise ConfigError(f"epochs({n}) must not be negative")
         return _epochs(self, n)
 
-    def restart(self) -> None:
-        """Begin the current epoch again, also after an error ended it. Iterators made before are exhausted."""
-        self._held.close_run()
-        self._turn += 1
-        self._epoch_batches = 0
+    def restart(self, epoch: int | None = None) -> None:
+        """Begin an epoch again, also after an error ended it. Iterators made before are exhausted.
+
+        Args:
+            epoch: From 0; default the current one.
+
+        Raises:
+            ConfigError: it is negative.
+        """
+        if epoch is not None and epoch < 0:
+            raise ConfigError(f"restart({epoch}) must not be negative")
+        self._begin_at(self._epoch if epoch is None else epoch)
+
+    # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: behind the last batch handed out, whatever was read ahead.
+
+        Returns:
+            A dict that JSON can hold, of a few hundred bytes; without an index about 150 more for each lane. Without an
+            index every rank has its own.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded)
+        plan = self._plan
+        cursor = plan.job.cursor(self._mark) if plan is not None and self._mark is not None else self._cursor
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "mode": plan.job.mode if plan is not None else "",
+            "epoch": self._epoch,
+            "batches": self._batches_count,
+            "job": dict(plan.facts) if plan is not None else {},
+            "data": plan.digest if plan is not None else "",
+            "cursor": cursor,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool = False) -> None:
+        """Go on where `state` was saved. The job and the data are compared when iteration starts.
+
+        Args:
+            state: What ``state_dict()`` gave, there or after JSON.
+            accept_changed_data: Where the data set is another one, begin the state's epoch again instead of refusing.
+
+        Raises:
+            ConfigError: `state` is none, or of another version; at the next iteration: of another job or data set.
+        """
+        loaded = checked(state)
+        self._begin_at(loaded["epoch"])
+        self._batches_count = loaded["batches"]
+        self._loaded = loaded
+        self._accepts_changed_data = accept_changed_data
 
     def statistics(self) -> LoaderStatistics:
         """What was done so far, and where the time went. Cost: none to speak of; call it at every step."""
@@ -147,7 +201,7 @@ class Loader:
         return True
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options._asdict().items() if value is not None)
+        options = "".join(f", {name}={value!r}" for name, value in self._options.given().items())
         return f"Loader({self.pipeline!r}{options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -161,85 +215,74 @@ class Loader:
         if self._is_closed():
             raise ClosedError("the loader is closed")
         asked_s = time.perf_counter()
-        run = self._held.run
-        if run is None:
-            run = self._held.run = self._started()
-            if self._is_closed():  # closed by another thread meanwhile, which saw no run to close
-                self._held.close_run()
-        batch = run.next_batch()
+        epoch = self._held.epoch
+        if epoch is None:
+            epoch = self._held.epoch = self._started()
+            if self._is_closed():  # closed by another thread meanwhile, which saw no epoch to close
+                self._held.close_epoch()
+        found = epoch.next()
         got_s = time.perf_counter()
         self._meter.stall_s += got_s - asked_s
         self._meter.elapsed_s += got_s - (asked_s if self._left_s is None else self._left_s)
-        if batch is None:
-            self._held.close_run()
-            self._epoch += 1
-            self._turn += 1
-            self._epoch_batches = 0
-            self._left_s = None
-        else:
-            self._epoch_batches += 1
-            self._left_s = got_s
-        return batch
+        if found is None:
+            self._begin_at(self._epoch + 1)
+            return None
+        self._batches_count += 1
+        self._mark = found.mark
+        self._left_s = got_s
+        return found.batch
+
+    def _begin_at(self, epoch: int) -> None:
+        self._held.close_epoch()
+        self._epoch = epoch
+        self._turn += 1
+        self._batches_count = 0
+        self._mark = self._cursor = self._loaded = None
+        self._left_s = None
 
     def _is_closed(self) -> bool:
         return not self._finalizer.alive
 
-    def _started(self) -> EpochRun:
+    def _started(self) -> Epoch:
         if self._plan is None:
-            self._plan = self._planned()
-        plan, order = self._plan
-        return EpochRun(plan, order=order.at_epoch(self._epoch), meter=self._meter)
-
-    def _planned(self) -> tuple[RunPlan, StreamOrder]:
-        rank, world_size = self._rank_and_world_size()
-        options, fetch = self._options, self._options.fetch
-        shuffle = self.pipeline.stage(Shuffle)
-        shards = self._held.finder.find()
-        order = StreamOrder(
-            shards_count=len(shards),
-            seed=shuffle.seed if shuffle else 0,
-            lanes=options.lanes,
-            window=shuffle.window if shuffle else 1,
-            rank=rank,
-            world_size=world_size,
-            shuffled=shuffle is not None,
-        )
-        budget_bytes = (fetch.budget_bytes_max if fetch else None) or default_budget_bytes()
-        plan = RunPlan(
-            shards=shards,
+            self._plan = plan(self.pipeline, options=self._options, finder=self._held.finder, meter=self._meter)
+        self._cursor = self._resumed(self._plan)
+        batch, shuffle = self.pipeline.stage(Batch), self.pipeline.stage(Shuffle)
+        assert batch is not None
+        run_plan = RunPlan(
             steps=self._steps,
-            batch_size=self._batch.size,
-            drop_last=self._batch.drop_last,
+            is_plain=self.pipeline.stage(Decode) is None and self.pipeline.stage(Map) is None,
+            batch_size=self._plan.rows_count,
+            drop_last=batch.drop_last,
             threads_count=self._threads_count,
-            prefetch_batches=options.prefetch_batches,
-            sizes=read_ahead(len(order.lanes_owned), fetch),
-            pinned_bytes_max=budget_bytes // 8,
+            prefetch_batches=self._options.prefetch_batches,
+            seed=shuffle.seed if shuffle else 0,
         )
-        return plan, order
+        epoch = Epoch(
+            self._plan,
+            run_plan=run_plan,
+            number=self._epoch,
+            cursor=self._cursor,
+            agree=self._options.agree,
+            meter=self._meter,
+        )
+        self._loaded = None
+        return epoch
 
-    def _rank_and_world_size(self) -> tuple[int, int]:
-        rank, world_size = self._options.rank, self._options.world_size
-        if rank is None or world_size is None:
-            rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} must lie in [0, world_size={world_size})")
-        if world_size > 1:
-            raise ConfigError(
-                f"world_size={world_size}: shards without an index may give ranks different numbers of batches",
-                hint="read with one rank: Loader(rank=0, world_size=1)",
-            )
-        return rank, world_size
-
-
-class _Options(NamedTuple):
-    """The keyword arguments, as given: what a pickled loader is made of."""
-
-    lanes: int | None
-    threads: int | None
-    rank: int | None
-    world_size: int | None
-    prefetch_batches: int
-    fetch: FetchConfig | None
+    def _resumed(self, plan: Plan) -> dict[str, Any] | None:
+        """Where in the epoch a loaded state says to begin."""
+        state = self._loaded
+        if state is None or not state["job"]:
+            return None
+        if self._accepts_changed_data and state["data"] != plan.digest:
+            _log.warning("the data set changed since the state was saved: epoch %d begins again", self._epoch)
+            self._batches_count = 0
+            return None
+        check_same_data(state, plan.digest)
+        cursor: dict[str, Any] | None = state["cursor"]
+        if cursor is not None:  # at an epoch's beginning another job may go on
+            check_same_job(state, mode=plan.job.mode, job=plan.facts)
+        return cursor
 
 
 class _Held:
@@ -247,15 +290,15 @@ class _Held:
 
     def __init__(self, finder: ShardFinder) -> None:
         self.finder = finder
-        self.run: EpochRun | None = None
+        self.epoch: Epoch | None = None
 
-    def close_run(self) -> None:
-        run, self.run = self.run, None
-        if run is not None:
-            run.close()
+    def close_epoch(self) -> None:
+        epoch, self.epoch = self.epoch, None
+        if epoch is not None:
+            epoch.close()
 
     def close(self) -> None:
-        self.close_run()
+        self.close_epoch()
         self.finder.close()
 
 
@@ -289,15 +332,5 @@ def _epochs(loader: Loader, n: int) -> Iterator[int]:
         yield loader.epoch
 
 
-def _rebuilt(pipeline: Pipeline, options: _Options) -> Loader:
+def _rebuilt(pipeline: Pipeline, options: Options) -> Loader:
     return Loader(pipeline, **options._asdict())
-
-
-def _from_environment(name: str, default: int) -> int:
-    text = os.environ.get(name)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"the environment has {name}={text!r}, not a whole number") from None

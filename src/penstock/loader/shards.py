@@ -28,16 +28,18 @@ class Shard:
         url: For people, and for ``__shard__``.
         etag: From the listing, else from the first answer; a later answer with another one is an error.
         size_bytes: From the listing, else from the first pass; None while it is not known.
+        listed_etag: From the listing alone.
+        listed_size_bytes: The same.
     """
 
-    __slots__ = ("etag", "key", "size_bytes", "store", "url")
+    __slots__ = ("etag", "key", "listed_etag", "listed_size_bytes", "size_bytes", "store", "url")
 
     def __init__(self, store: Store, key: Key, *, etag: str | None = None, size_bytes: int | None = None) -> None:
         self.store = store
         self.key = key
         self.url = store.describe(key)
-        self.etag = etag
-        self.size_bytes = size_bytes
+        self.etag = self.listed_etag = etag
+        self.size_bytes = self.listed_size_bytes = size_bytes
 
 
 class ShardFinder:

@@ -1,0 +1,151 @@
+"""A rank's samples in the order of the job, a block at a time: lanes in turn, each left out once it is empty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.formats import Sample
+    from penstock.loader.lanes import Lane, RunStart
+    from penstock.loader.reading import Segment
+
+
+class Block(NamedTuple):
+    """Consecutive samples of a rank.
+
+    Attributes:
+        samples: In order.
+        segments: That they came from.
+        positions: int64[n]: theirs in the job's order.
+    """
+
+    samples: Sequence[Sample]
+    segments: Sequence[Segment]
+    positions: NDArray[np.int64]
+
+
+class Mark(NamedTuple):
+    """Where a feed is.
+
+    Attributes:
+        round_count: Rounds over the lanes that are over.
+        turn: Lanes of this round that had their turn.
+        lanes: By lane that is not empty: its run, and how many of it have left. Empty where arithmetic can tell.
+    """
+
+    round_count: int
+    turn: int
+    lanes: dict[int, tuple[RunStart, int]]
+
+
+class Feed(Protocol):
+    """Gives a rank's samples. One thread calls it; ``close`` may come from another."""
+
+    def take(self, count: int) -> Block | None:
+        """Up to `count` samples, fewer only at the end; None when there are none. Blocks for bytes."""
+
+    def mark(self) -> Any:
+        """Where it is now; cheap."""
+
+    def close(self) -> None:
+        """Cancel what is being read; idempotent."""
+
+
+class LanesFeed:
+    """Goes round robin over lanes, in blocks.
+
+    Args:
+        lanes: Those of this rank that are not empty yet, ascending.
+        lanes_count: Of the job: the sample that lane l gives in round r has position r * lanes_count + l.
+        round_count: Rounds that are over.
+        turn: Lanes that had their turn in this round.
+        keeps_marks: Whether ``mark`` has to say where each lane is.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        *,
+        lanes_count: int,
+        round_count: int = 0,
+        turn: int = 0,
+        keeps_marks: bool = True,
+    ) -> None:
+        self._all = list(lanes)
+        self._lanes = list(lanes)
+        self._numbers = np.array([lane.number for lane in lanes], dtype=np.int64)
+        self._lanes_count = lanes_count
+        self._round_count = round_count
+        self._turn = turn
+        self._keeps_marks = keeps_marks
+        self._filled = False
+
+    def take(self, count: int) -> Block | None:
+        """See ``Feed``."""
+        if not self._filled:
+            self._filled = True
+            self._fill_together()
+        lanes_count = len(self._lanes)
+        if not lanes_count:
+            return None
+        turn = self._turn
+        lanes = self._lanes[turn:] + self._lanes[:turn]
+        each, more = divmod(count, lanes_count)
+        lanes = lanes[:count]
+        for index, lane in enumerate(lanes):
+            wanted = each + (index < more)
+            if lane.prepare(wanted) < wanted:
+                return self._take_singly(count)
+        items: list[Any] = [None] * count
+        for index, lane in enumerate(lanes):
+            items[index::lanes_count] = lane.take(each + (index < more))
+        turns = np.arange(turn, turn + count, dtype=np.int64)
+        positions = (self._round_count + turns // lanes_count) * self._lanes_count
+        positions += self._numbers[turns % lanes_count]
+        rounds, self._turn = divmod(turn + count, lanes_count)
+        self._round_count += rounds
+        samples, segments = zip(*items, strict=True)
+        return Block(samples, segments, positions)
+
+    def mark(self) -> Mark:
+        """See ``Feed``. Cost: 0.3 µs per lane where marks are kept."""
+        lanes = {lane.number: lane.mark() for lane in self._lanes} if self._keeps_marks else {}
+        return Mark(self._round_count, self._turn, lanes)
+
+    def close(self) -> None:
+        """See ``Feed``."""
+        for lane in self._all:
+            lane.close()
+
+    def _fill_together(self) -> None:
+        """The first runs: one part of each lane in turn, so that all lanes' requests are used at once."""
+        while waiting := [lane for lane in self._lanes if lane.is_waiting]:
+            for lane in waiting:
+                lane.read_more()
+
+    def _take_singly(self, count: int) -> Block | None:
+        """A block in which a lane runs dry: one sample at a time."""
+        items: list[Any] = []
+        positions: list[int] = []
+        while len(items) < count and self._lanes:
+            lane = self._lanes[self._turn]
+            if lane.prepare(1):
+                items += lane.take(1)
+                positions.append(self._round_count * self._lanes_count + lane.number)
+                self._turn += 1
+            else:
+                del self._lanes[self._turn]
+                self._numbers = np.delete(self._numbers, self._turn)
+            if self._turn >= len(self._lanes):
+                self._turn = 0
+                self._round_count += 1
+        if not items:
+            return None
+        samples, segments = zip(*items, strict=True)
+        return Block(samples, segments, np.array(positions, dtype=np.int64))

@@ -1,0 +1,236 @@
+"""How samples become rows of batches, where each sample is one row.
+
+Members that nobody decodes are put into columns by the block, in the reader thread: a call per sample, or a hand-over
+between threads per batch, costs more than the work. Everything else goes to the decode threads, some rows at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.config import MIB
+from penstock.errors import DecodeError
+from penstock.loader.columns import Layout
+from penstock.loader.run import OpenBatch
+from penstock.loader.samples import SampleRandom
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.formats import Sample
+    from penstock.loader.feed import Block
+    from penstock.loader.reading import Segment
+    from penstock.loader.run import EpochRun
+
+TASK_ROWS_MAX = 32
+TASK_BYTES_MAX = 4 * MIB  # a task pins the parts that its samples lie in
+BLOCK_ROWS_MAX = 128  # of a batch, that are read before the first of them is decoded
+BLOCK_BYTES_MAX = 16 * MIB
+
+_KEY, _FIELDS, _URL = attrgetter("key"), attrgetter("fields"), attrgetter("url")
+
+
+class MembersFilling:
+    """Batches of members as they are stored: lists of ``bytes``.
+
+    Args:
+        run: That this fills.
+    """
+
+    def __init__(self, run: EpochRun) -> None:
+        self._run = run
+        self._names: tuple[str, ...] | None = None
+
+    def fill(self) -> None:
+        """See ``Filling``."""
+        run, size = self._run, self._run.plan.batch_size
+        while not run.stopping and (block := run.feed.take(size)) is not None:
+            rows = len(block.samples)
+            if rows < size and run.plan.drop_last:
+                return
+            batch = OpenBatch(self._columns(block))
+            batch.rows = rows
+            batch.sealed = True
+            batch.mark = run.feed.mark()
+            run.append(batch)
+
+    def work(self, task: Any) -> None:
+        """See ``Filling``; there are no tasks."""
+
+    def _columns(self, block: Block) -> dict[str, Any]:
+        fields = list(map(_FIELDS, block.samples))
+        if self._names is None:
+            self._names = tuple(fields[0])
+        names = self._names
+        values: dict[str, Any]
+        try:
+            values = {name: list(map(bytes, map(itemgetter(name), fields))) for name in names}
+        except KeyError:
+            raise self._other(block) from None
+        if sum(map(len, fields)) != len(fields) * len(names):
+            raise self._other(block)
+        values["__key__"] = list(map(_KEY, block.samples))
+        values["__shard__"] = list(map(_URL, block.segments))
+        values["__position__"] = block.positions
+        return values
+
+    def _other(self, block: Block) -> DecodeError:
+        """The error for the first sample with other members than the epoch's first one."""
+        names = self._names or ()
+        sample, segment = next(
+            (sample, segment)
+            for sample, segment in zip(block.samples, block.segments, strict=True)
+            if sample.fields.keys() != set(names)
+        )
+        return DecodeError(
+            f"the sample has {sorted(sample.fields)}, the first one had {sorted(names)}",
+            hint="name what every sample has: .decode(ps.Image('jpg'), ...)",
+            stage="batch",
+            sample_key=sample.key,
+            shard=segment.url,
+        )
+
+
+class Task(NamedTuple):
+    """Neighbouring rows of a batch, for one decode thread; `values` where the first of them is decoded already."""
+
+    batch: OpenBatch
+    first_row: int
+    samples: Sequence[Sample]
+    segments: Sequence[Segment]
+    positions: Sequence[int]
+    values: Mapping[str, Any] | None
+
+
+class RowsFilling:
+    """Batches of decoded values, each sample in a row that is known before it is decoded.
+
+    Args:
+        run: That this fills.
+        epoch: With the plan's seed and the position, what a sample's random numbers depend on.
+    """
+
+    def __init__(self, run: EpochRun, *, epoch: int) -> None:
+        self._run = run
+        self._epoch = epoch
+        self._layout: Layout | None = None
+        self._random = threading.local()
+        self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
+        self._sample_bytes = BLOCK_BYTES_MAX // 8  # of the block before: bounds the next one
+
+    def fill(self) -> None:
+        """See ``Filling``."""
+        run, size = self._run, self._run.plan.batch_size
+        batch: OpenBatch | None = None
+        while not run.stopping:
+            wanted = min(size - (batch.rows if batch else 0), BLOCK_ROWS_MAX, BLOCK_BYTES_MAX // self._sample_bytes)
+            block = run.feed.take(max(1, wanted))
+            if block is None:
+                break
+            self._sample_bytes = max(1, sum(map(len, block.samples[-1].fields.values())))
+            values = self._fix_layout(block, batch) if self._layout is None else None
+            if batch is None:
+                batch = self._open()
+            filled = batch.rows + len(block.samples) == size
+            if filled:
+                batch.mark = run.feed.mark()
+            self._hand_out(batch, block, values, seal=filled)
+            batch = None if filled else batch
+        if batch is not None and not run.plan.drop_last and not run.stopping:
+            batch.mark = run.feed.mark()
+            with run.changed:
+                batch.sealed = True
+                run.changed.notify_all()
+
+    def work(self, task: Task) -> None:
+        """See ``Filling``."""
+        row = task.first_row
+        error: BaseException | None = None
+        dropped: list[int] = []
+        try:
+            values = task.values
+            for row, (sample, segment, position) in enumerate(
+                zip(task.samples, task.segments, task.positions, strict=True), task.first_row
+            ):
+                if values is None:
+                    values = self._decoded(sample, segment, position)
+                if values is None:
+                    dropped.append(row)
+                else:
+                    assert self._layout is not None
+                    self._layout.put(task.batch.values, row, values, key=sample.key, shard=segment.url)
+                values = None
+        except BaseException as failure:
+            error = failure
+        self._finish(task.batch, len(task.samples), dropped, error=error, row=row)
+
+    def _decoded(self, sample: Sample, segment: Segment, position: int) -> Mapping[str, Any] | None:
+        random = getattr(self._random, "random", None)
+        if random is None:
+            random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)
+        return self._run.plan.steps(sample, shard=segment.url, position=position, random=random)
+
+    def _fix_layout(self, block: Block, batch: OpenBatch | None) -> Mapping[str, Any] | None:
+        """Take dtypes and shapes from the epoch's first sample that is kept; its values, where it is the block's first."""
+        for index, (sample, segment, position) in enumerate(
+            zip(block.samples, block.segments, block.positions.tolist(), strict=True)
+        ):
+            values = self._decoded(sample, segment, position)
+            if values is not None:
+                self._layout = Layout(values)
+                if batch is not None:
+                    batch.values.update(self._layout.allocate(self._run.plan.batch_size))
+                return None if index else values
+        return None
+
+    def _open(self) -> OpenBatch:
+        size = self._run.plan.batch_size
+        values = self._layout.allocate(size) if self._layout is not None else {}
+        values["__key__"] = [None] * size
+        values["__shard__"] = [None] * size
+        values["__position__"] = np.empty(size, dtype=np.int64)
+        batch = OpenBatch(values)
+        self._run.append(batch)
+        return batch
+
+    def _hand_out(self, batch: OpenBatch, block: Block, values: Mapping[str, Any] | None, *, seal: bool) -> None:
+        """Give the block its rows, and the decode threads some of them each."""
+        run, first_row, count = self._run, batch.rows, len(block.samples)
+        batch.values["__key__"][first_row : first_row + count] = map(_KEY, block.samples)
+        batch.values["__shard__"][first_row : first_row + count] = map(_URL, block.segments)
+        batch.values["__position__"][first_row : first_row + count] = block.positions
+        positions = block.positions.tolist()
+        step = min(self._task_rows_max, max(1, TASK_BYTES_MAX // self._sample_bytes))
+        with run.changed:
+            batch.rows += count
+            batch.missing += count
+            batch.sealed = seal
+        for begin in range(0, count, step):
+            end = begin + step
+            run.tasks.put(
+                Task(
+                    batch,
+                    first_row + begin,
+                    block.samples[begin:end],
+                    block.segments[begin:end],
+                    positions[begin:end],
+                    values,
+                )
+            )
+            values = None
+
+    def _finish(
+        self, batch: OpenBatch, rows_count: int, dropped: list[int], *, error: BaseException | None, row: int
+    ) -> None:
+        run = self._run
+        with run.changed:
+            batch.missing -= rows_count
+            batch.dropped += dropped
+            if error is not None and (batch.error is None or row < batch.error_row):
+                batch.error, batch.error_row = error, row  # the first in order, whichever thread was first in time
+            if batch.sealed and not batch.missing:
+                run.changed.notify_all()

@@ -1,0 +1,62 @@
+"""The keyword arguments of a ``Loader``: their names, their bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.config import FetchConfig
+
+PREFETCH_BATCHES_MAX = 1024
+THREADS_MAX = 256
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The keyword arguments of ``Loader``; see there. For doors: ``def __init__(self, pipeline, **options: Unpack[...])``."""
+
+    lanes: int | None
+    threads: int | None
+    rank: int | None
+    world_size: int | None
+    mesh: Any
+    agree: Callable[[int], int] | None
+    prefetch_batches: int
+    fetch: FetchConfig | None
+
+
+class Options(NamedTuple):
+    """The keyword arguments, as given: what a pickled loader is made of."""
+
+    lanes: int | None = None
+    threads: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    mesh: Any = None
+    agree: Callable[[int], int] | None = None
+    prefetch_batches: int = 2
+    fetch: FetchConfig | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: a bound is broken.
+        """
+        if self.threads is not None and not 1 <= self.threads <= THREADS_MAX:
+            raise ConfigError(f"threads={self.threads!r} must lie in [1, {THREADS_MAX}]")
+        if not 1 <= self.prefetch_batches <= PREFETCH_BATCHES_MAX:
+            raise ConfigError(f"prefetch_batches={self.prefetch_batches!r} must lie in [1, {PREFETCH_BATCHES_MAX}]")
+        if (self.rank is None) != (self.world_size is None):
+            raise ConfigError(f"rank={self.rank!r} and world_size={self.world_size!r}: give both, or none")
+        if self.rank is not None and self.mesh is not None:
+            raise ConfigError("rank= and mesh= both say which part of the data is this process's: give one")
+        if self.agree is not None and not callable(self.agree):
+            raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
+
+    def given(self) -> dict[str, Any]:
+        """Those that differ from their default."""
+        return {name: value for name, value in self._asdict().items() if value is not self._field_defaults[name]}

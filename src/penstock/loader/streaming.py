@@ -1,0 +1,107 @@
+"""Reading without an index: whole shards in lanes, and a cursor that says where each lane is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.formats import FORMATS
+from penstock.loader.feed import LanesFeed, Mark
+from penstock.loader.lanes import Lane, Pins, RunStart
+from penstock.loader.reading import LaneReader, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.loader.reading import Reading
+    from penstock.loader.shards import Shard
+    from penstock.order import StreamOrder
+
+
+class StreamJob:
+    """What this rank reads, in the order that needs no index.
+
+    Args:
+        shards: Of the data set, as listed.
+        order: Of epoch 0.
+        reading: How.
+    """
+
+    mode = "stream"
+
+    def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading) -> None:
+        self.order = order
+        self._shards = shards
+        self._reading = reading
+
+    def feed(self, epoch: int, cursor: Mapping[str, Any] | None) -> LanesFeed:
+        """The samples of an epoch, from `cursor` on; None is its beginning.
+
+        Raises:
+            ConfigError: the cursor is none of this job's.
+        """
+        order = self.order.at_epoch(epoch)
+        pins = Pins(self._reading.pinned_bytes_max)
+        lanes: list[Lane] = []
+        try:
+            for number in order.lanes_owned:
+                if cursor is None or str(number) in cursor["lanes"]:
+                    entry = cursor["lanes"][str(number)] if cursor is not None else None
+                    lanes.append(self._lane(number, order, pins, entry))
+        except BaseException:
+            for lane in lanes:
+                lane.close()
+            raise
+        round_count, turn = (cursor["round"], cursor["turn"]) if cursor is not None else (0, 0)
+        return LanesFeed(lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn)
+
+    def cursor(self, mark: Mark) -> dict[str, Any]:
+        """`mark` as JSON: by lane that is not empty, where its run begins and how many samples of it have left."""
+        lanes = {str(number): _entry(start, emitted) for number, (start, emitted) in mark.lanes.items()}
+        return {"round": mark.round_count, "turn": mark.turn, "lanes": lanes}
+
+    def _lane(self, number: int, order: StreamOrder, pins: Pins, entry: Mapping[str, Any] | None) -> Lane:
+        segments = [Segment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
+        start, emitted = None, 0
+        if entry is not None:
+            first = _segment(segments, entry)
+            segments = [first, *segments[first.index + 1 :]]
+            start = RunStart(entry["run"], first, entry["offset_bytes"], entry["sample"], entry["before"])
+            emitted = entry["emitted"]
+        reader = LaneReader(segments, reading=self._reading)
+        return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=emitted)
+
+
+def _entry(start: RunStart, emitted: int) -> dict[str, Any] | None:
+    segment = start.segment
+    if segment is None:
+        return None  # nothing of the lane was read yet
+    return {
+        "segment": segment.index,
+        "format": segment.format,
+        "etag": segment.shard.etag,
+        "offset_bytes": start.offset_bytes,
+        "sample": start.sample,
+        "run": start.run_index,
+        "before": start.before_count,
+        "emitted": emitted,
+    }
+
+
+def _segment(segments: Sequence[Segment], entry: Mapping[str, Any]) -> Segment:
+    """The rest of the shard in which a run begins."""
+    index = entry["segment"]
+    if not 0 <= index < len(segments):
+        raise ConfigError(f"the state names shard {index} of a lane that has {len(segments)}")
+    shard = segments[index].shard
+    shard.etag = shard.etag or entry["etag"]
+    if FORMATS[entry["format"]].unit == "sample":
+        return Segment(
+            shard,
+            index,
+            offset_bytes=entry["offset_bytes"],
+            first_sample=entry["sample"],
+            format_name=entry["format"],
+        )
+    # such a shard can be entered at its head only: what comes before the run is read again and passed over
+    return Segment(shard, index, skip_count=entry["sample"], format_name=entry["format"])

@@ -1,0 +1,107 @@
+"""Restores a loader from every position and compares the whole tail: what every iterator with state must pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+
+
+def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    """Two batches hold the same columns with the same dtypes and values."""
+    assert list(left) == list(right)
+    for name, column in left.items():
+        assert type(column) is type(right[name]), name
+        assert getattr(column, "dtype", None) == getattr(right[name], "dtype", None), name
+        np.testing.assert_array_equal(column, right[name], err_msg=name)
+
+
+def assert_resumes_everywhere(
+    make: Callable[[], ps.Loader], *, epochs: int = 2, every: int = 1, resumed: Callable[[], ps.Loader] | None = None
+) -> int:
+    """Save behind every batch of some epochs, load in a new loader, and compare all that follows.
+
+    Args:
+        make: A loader at its beginning.
+        epochs: To go through.
+        every: Save behind every so many batches only.
+        resumed: Makes the loader that goes on; default `make`.
+
+    Returns:
+        Batches compared.
+    """
+    compared = 0
+    with make() as loader:
+        states = [loader.state_dict()]
+        batches = []
+        for _ in loader.epochs(epochs):
+            for batch in loader:
+                batches.append(batch)
+                states.append(loader.state_dict())
+    for index in range(0, len(states), every):
+        state = json.loads(json.dumps(states[index]))
+        with (resumed or make)() as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            rest = [batch for _ in loader.epochs(epochs) for batch in loader]
+        assert len(rest) == len(batches) - index
+        for left, right in zip(batches[index:], rest, strict=True):
+            assert_same(left, right)
+        compared += len(rest)
+    return compared
+
+
+def ring(size: int) -> list[Callable[[int], int]]:
+    """An ``agree`` for each of `size` ranks that run in threads: the smallest value of all."""
+    import threading
+
+    values = [0] * size
+    barrier = threading.Barrier(size, timeout=60)
+
+    def agree(rank: int) -> Callable[[int], int]:
+        def smallest(value: int) -> int:
+            values[rank] = value
+            barrier.wait()
+            found = min(values)
+            barrier.wait()
+            return found
+
+        return smallest
+
+    return [agree(rank) for rank in range(size)]
+
+
+def in_step(make: Callable[..., ps.Loader], size: int, *, epochs: int = 1) -> list[list[dict[str, Any]]]:
+    """The batches of `size` ranks that run in threads, each given ``rank``, ``world_size`` and ``agree``."""
+    import threading
+
+    agrees = ring(size)
+    found: list[Any] = [None] * size
+
+    def train(rank: int) -> None:
+        try:
+            with make(rank=rank, world_size=size, agree=agrees[rank]) as loader:
+                found[rank] = [batch for _ in loader.epochs(epochs) for batch in loader]
+        except BaseException as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found
+
+
+def valid_rows(batches: list[dict[str, Any]], field: str) -> Iterator[int]:
+    """Values of a field in the rows that count."""
+    for batch in batches:
+        valid = batch.get("__valid__", np.ones(len(batch[field]), dtype=bool))
+        yield from (int(value) for value, counts in zip(batch[field], valid, strict=True) if counts)
