@@ -24,6 +24,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SPACES = {"YCbCr", "Gray", "RGB"}  # CMYK and YCCK need Pillow's conversion
 _WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow would clip these to 8 bits without a word
 _MASK_MODES = ("L", "P", "1")
+PIXELS_MAX = 178_956_970  # where Pillow refuses too: a few bytes can claim a picture that fills the memory
 
 
 class Picture(ABC):
@@ -50,8 +51,15 @@ def open_picture(data: memoryview) -> Picture:
     """The picture that `data` holds.
 
     Raises:
-        ValueError, OSError: It holds none, or one with more than 8 bits per channel.
+        ValueError, OSError: It holds none, or one with more than 8 bits per channel or too many pixels.
     """
+    picture = _opened(data)
+    if picture.size.height * picture.size.width > PIXELS_MAX:
+        raise ValueError(f"{picture.size.height}x{picture.size.width} pixels are more than {PIXELS_MAX}")
+    return picture
+
+
+def _opened(data: memoryview) -> Picture:
     head = bytes(data[:25])
     if head.startswith(_JPEG):
         try:

@@ -1,25 +1,61 @@
 """Frozen descriptions of what a loader is to do: see README.md in this folder."""
 
-from penstock.pipeline.fields import Bytes, Field, Image, Integer, Json, Text
-from penstock.pipeline.pipeline import Pipeline, shards
-from penstock.pipeline.source import Connection, Shards
-from penstock.pipeline.stages import Batch, Decode, Map, Sample, Shuffle, Stage
+from penstock.pipeline.arrays import Audio, Numpy
+from penstock.pipeline.batching import Batch, BatchBySize, SizeBudget
+from penstock.pipeline.fields import Bytes, Field, Float, Function, Integer, Json, Spec, Text
+from penstock.pipeline.image import Image
+from penstock.pipeline.mixing import Flat, Mix
+from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.source import Connection, Objects, Shards
+from penstock.pipeline.sources import ConnectionOptions, mix, objects, shards
+from penstock.pipeline.stages import (
+    Decode,
+    Evaluate,
+    Filter,
+    FlatMap,
+    Join,
+    Map,
+    Sample,
+    Select,
+    Shuffle,
+    Stage,
+    Take,
+)
 
 __all__ = [
+    "Audio",
     "Batch",
+    "BatchBySize",
     "Bytes",
     "Connection",
+    "ConnectionOptions",
     "Decode",
+    "Evaluate",
     "Field",
+    "Filter",
+    "Flat",
+    "FlatMap",
+    "Float",
+    "Function",
     "Image",
     "Integer",
+    "Join",
     "Json",
     "Map",
+    "Mix",
+    "Numpy",
+    "Objects",
     "Pipeline",
     "Sample",
+    "Select",
     "Shards",
     "Shuffle",
+    "SizeBudget",
+    "Spec",
     "Stage",
+    "Take",
     "Text",
+    "mix",
+    "objects",
     "shards",
 ]

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.pipeline.functions import function_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy as np
-    from numpy.typing import NDArray
 
 _RESERVED = "__"  # __key__, __shard__, __position__, __valid__ are the loader's own
 _INTEGER = re.compile(rb"\s*(?:([+-]?\d+)|\[\s*([+-]?\d+)\s*\])\s*")
+_NUMBER = rb"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|(?i:nan|inf|infinity))"
+_FLOAT = re.compile(rb"\s*(?:(" + _NUMBER + rb")|\[\s*(" + _NUMBER + rb")\s*\])\s*")
 _INT64_MAX = 2**63 - 1
-_WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow would clip these to 8 bits without a word
+
+
+class Spec(NamedTuple):
+    """What all values of a field are alike in: an array ``dtype[*shape]``; a number where the shape is ()."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Field(ABC):
     """A member of every sample, by name: ``"jpg"`` is what follows the first dot in ``0001.jpg``.
 
+    Write your own as a frozen dataclass with ``decode``. One whose values all have one dtype and shape says so by
+    `specs` and overrides ``decode_into``, which then writes the batch's memory without a copy.
+
     Raises:
         ConfigError: the name is empty or begins with ``__``.
     """
 
-    MODULE: ClassVar[str] = ""
+    MODULES: ClassVar[tuple[str, ...]] = ()
     EXTRA: ClassVar[str] = ""
     name: str
 
@@ -41,79 +53,69 @@ class Field(ABC):
                 hint="the name is the member's extension, e.g. Image('jpg')",
             )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members that it reads, which are also the values that it gives."""
+        return (self.name,)
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """For each of `names` what its values are alike in; None where that is not known."""
+        return (None,) * len(self.names)
+
+    @property
+    def takes_rng(self) -> bool:
+        """Whether decoding draws random numbers."""
+        return False
+
     def require(self) -> None:
         """Look whether what this field decodes with is installed.
 
         Raises:
             ConfigError: it is not; the hint says how to get it.
         """
-        if self.MODULE and find_spec(self.MODULE) is None:
-            raise ConfigError(
-                f"{self!r} decodes with the module {self.MODULE!r}, which is not installed",
-                hint=f"pip install 'penstock[{self.EXTRA}]'",
-            )
+        for module in self.MODULES:
+            if find_spec(module) is None:
+                raise ConfigError(
+                    f"{self!r} decodes with the module {module!r}, which is not installed",
+                    hint=f"pip install 'penstock[{self.EXTRA}]'",
+                )
 
     @abstractmethod
     def decode(self, data: memoryview) -> Any:
         """The value of a member with bytes `data`, which it does not keep. ``ValueError`` for what it cannot be."""
 
+    def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
+        """Write the value of `data` to `out`, an array of its spec's dtype and shape; called where there is a spec."""
+        out[...] = self.decode(data)
+
+    def decode_members(self, members: Sequence[memoryview], rng: np.random.Generator | None) -> Sequence[Any]:
+        """The values of `names`, from the bytes of `names`."""
+        return [self.decode(members[0])]
+
+    def write_members(
+        self, members: Sequence[memoryview], outs: Sequence[Any], rng: np.random.Generator | None
+    ) -> None:
+        """The same into arrays that are there already; called where every spec has a shape."""
+        self.decode_into(members[0], outs[0], rng)
+
     def __repr__(self) -> str:
         parts = [repr(self.name)]
         for name, entry in type(self).__dataclass_fields__.items():
             value = getattr(self, name)
-            if name != "name" and value != entry.default:
-                parts.append(f"{name}={value!r}")
+            if name != "name" and entry.repr and value != entry.default:
+                parts.append(function_name(value) if name == "fn" else f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Image(Field):
-    """A picture: JPEG, PNG, WebP, ... Needs the extra ``penstock[image]``.
-
-    Gives ``uint8[H, W, 3]``, or ``uint8[H, W]`` with ``mode="L"``. With `height` and `width` every picture is resized
-    to them (bilinear, the aspect ratio is not kept); without, all pictures must have the first one's size.
-
-    Attributes:
-        height: Pixels.
-        width: Pixels.
-        mode: ``"RGB"``, or ``"L"`` for grey.
-    """
-
-    MODULE: ClassVar[str] = "PIL"
-    EXTRA: ClassVar[str] = "image"
-    height: int | None = field(default=None, kw_only=True)
-    width: int | None = field(default=None, kw_only=True)
-    mode: Literal["RGB", "L"] = field(default="RGB", kw_only=True)
-
-    def __post_init__(self) -> None:
-        Field.__post_init__(self)
-        if (self.height is None) != (self.width is None):
-            raise ConfigError(f"height={self.height!r} and width={self.width!r}: give both, or none")
-        for name in ("height", "width"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or not 1 <= value <= 65_535):
-                raise ConfigError(f"{name}={value!r} must be a whole number of pixels in [1, 65535]")
-        if self.mode not in ("RGB", "L"):
-            raise ConfigError(f"mode={self.mode!r} must be 'RGB' or 'L'")
-
-    def decode(self, data: memoryview) -> NDArray[np.uint8]:
-        """uint8[H, W, 3] or uint8[H, W], writable."""
-        import numpy as np
-        from PIL import Image as Pillow
-
-        with Pillow.open(io.BytesIO(data)) as picture:
-            if picture.mode in _WIDE_MODES:
-                raise ValueError(f"a picture of mode {picture.mode!r} has more than 8 bits per channel")
-            if self.height is None or self.width is None:
-                return np.array(picture.convert(self.mode), dtype=np.uint8)
-            picture.draft(self.mode, (self.width, self.height))  # JPEG: scaled in the DCT, never below this size
-            sized = picture.convert(self.mode).resize((self.width, self.height), Pillow.Resampling.BILINEAR)
-            return np.array(sized, dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Integer(Field):
     r"""A whole number as WebDataset writers leave it: ``7``, ``7\n`` or ``[7]``. Gives int64."""
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """An int64."""
+        return (Spec("int64", ()),)
 
     def decode(self, data: memoryview) -> int:
         """A Python int that fits into int64."""
@@ -125,6 +127,24 @@ class Integer(Field):
         if not -_INT64_MAX - 1 <= number <= _INT64_MAX:
             raise ValueError(f"{number} does not fit into int64")
         return number
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Float(Field):
+    r"""A number in decimal: ``0.5``, ``1e-3\n``, ``[7]``, ``nan``. Gives float64."""
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """A float64."""
+        return (Spec("float64", ()),)
+
+    def decode(self, data: memoryview) -> float:
+        """The nearest float64."""
+        text = bytes(data)
+        match = _FLOAT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a number: {text[:40]!r}")
+        return float(match[1] or match[2])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,3 +172,45 @@ class Bytes(Field):
     def decode(self, data: memoryview) -> bytes:
         """A copy of `data`."""
         return bytes(data)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Function(Field):
+    """A member decoded by a function of your own: ``ps.Function("pkl.gz", fn)``.
+
+    Attributes:
+        fn: ``fn(data: memoryview)`` gives the value, and keeps no view of `data`.
+        dtype: With `shape`: what every value is an array of. Where it is not said, the first sample tells.
+        shape: The value's shape.
+    """
+
+    fn: Callable[[memoryview], Any]
+    dtype: str | None = field(default=None, kw_only=True)
+    shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        Field.__post_init__(self)
+        if not callable(self.fn):
+            raise ConfigError(f"Function({self.name!r}, {self.fn!r}) must be given a function of a memoryview")
+        if (self.dtype is None) != (self.shape is None):
+            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both, or none")
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """As it was said."""
+        if self.dtype is None or self.shape is None:
+            return (None,)
+        return (Spec(self.dtype, tuple(self.shape)),)
+
+    def decode(self, data: memoryview) -> Any:
+        """What the function gives."""
+        return self.fn(data)
+
+    def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
+        """What the function gives, where it has the dtype and shape that were said."""
+        import numpy as np
+
+        value = np.asarray(self.fn(data))
+        if value.shape != out.shape or value.dtype != out.dtype:
+            raise ValueError(f"{value.dtype}{list(value.shape)}, not the {out.dtype}{list(out.shape)} that was said")
+        out[...] = value

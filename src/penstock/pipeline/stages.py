@@ -1,19 +1,30 @@
-"""The stages of a pipeline: frozen records of what is to be done. They check their arguments and do nothing."""
+"""The stages of a pipeline: frozen records of what is to be done. They check their arguments and do nothing.
+
+What gathers samples into batches is in `batching`.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.errors import ConfigError
-from penstock.pipeline.fields import Field
+from penstock.pipeline.batching import Batch, BatchBySize
+from penstock.pipeline.fields import Field, Spec
+from penstock.pipeline.functions import check_function, function_name, takes_rng
+
+if TYPE_CHECKING:
+    from penstock.pipeline.pipeline import Pipeline
 
 Sample: TypeAlias = Mapping[str, Any]
 """What ``map`` functions take and give: field names to values, with ``__key__``, ``__shard__`` and ``__position__``."""
 
+ERRORS_MAX = 1_000_000_000
+TABLE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _SEED_MAX = 2**64 - 1
+_JOIN_BYTES_MAX = 1024**3
+_SCALARS: dict[object, str] = {bool: "bool", int: "int64", float: "float64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +51,15 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """The named members become values; other members are left out."""
+    """The named members become values; other members are left out.
+
+    Attributes:
+        fields: What a sample shall have.
+        errors_max: Samples that may be dropped, per epoch, because a member does not decode.
+    """
 
     fields: tuple[Field, ...]
+    errors_max: int = 0
 
     def __post_init__(self) -> None:
         if not self.fields:
@@ -52,71 +69,226 @@ class Decode:
         for entry in self.fields:
             if not isinstance(entry, Field):
                 raise ConfigError(f".decode({entry!r}) is no field", hint="use ps.Image, Integer, Text, Json or Bytes")
-        names = [entry.name for entry in self.fields]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
+        if repeated := sorted({name for name in self.names if self.names.count(name) > 1}):
             raise ConfigError(f".decode() names {', '.join(map(repr, repeated))} more than once")
+        _check_errors_max(self.errors_max)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Members that it reads, masks included."""
+        return tuple(name for entry in self.fields for name in entry.names)
 
     def __repr__(self) -> str:
-        return f".decode({', '.join(map(repr, self.fields))})"
+        return f".decode({', '.join(map(repr, self.fields))}{_errors_shown(self.errors_max)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A user's function of one sample: ``fn(sample)`` or ``fn(sample, rng)``."""
+    """A user's function of one sample: ``fn(sample)`` or ``fn(sample, rng)``.
+
+    Attributes:
+        fn: The function.
+        fields: What it gives, in its order, where that was said: arrays and numbers by their spec, other things by None.
+        errors_max: Samples that may be dropped, per epoch, because it fails.
+    """
 
     fn: Callable[..., Sample]
+    fields: tuple[tuple[str, Spec | None], ...] | None = None
+    errors_max: int = 0
 
     def __post_init__(self) -> None:
-        if not callable(self.fn):
-            raise ConfigError(f".map({self.fn!r}) must be given a function of a sample")
-        if _required_count(self.fn) > 2:
-            raise ConfigError(
-                f".map({self.name}) must take (sample) or (sample, rng), not more", hint="functools.partial"
-            )
+        check_function(self.fn, "map")
+        _check_errors_max(self.errors_max)
 
     @property
     def takes_rng(self) -> bool:
-        """Whether a ``numpy.random.Generator`` is passed: the second parameter is required, or is called ``rng``."""
-        parameters = _positional(self.fn)
-        return len(parameters) >= 2 and (
-            parameters[1].default is inspect.Parameter.empty or parameters[1].name == "rng"
-        )
+        """Whether a ``numpy.random.Generator`` is passed."""
+        return takes_rng(self.fn)
 
     @property
     def name(self) -> str:
         """The function's name, for people."""
-        return getattr(self.fn, "__qualname__", None) or type(self.fn).__name__
+        return function_name(self.fn)
 
     def __repr__(self) -> str:
-        return f".map({self.name})"
+        shown = ""
+        if self.fields is not None:
+            entries = (f"{name!r}: {tuple(spec) if spec else 'object'}" for name, spec in self.fields)
+            shown = f", fields={{{', '.join(entries)}}}"
+        return f".map({self.name}{shown}{_errors_shown(self.errors_max)})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """`size` samples at a time, per rank."""
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Samples for which ``fn(sample)`` or ``fn(sample, rng)`` is false are left out.
 
-    size: int
-    drop_last: bool = False
+    Attributes:
+        fn: The function.
+        refill: Batches are filled up with the samples that follow, instead of being shorter.
+        errors_max: Samples that may be dropped, per epoch, because it fails.
+    """
+
+    fn: Callable[..., object]
+    refill: bool = False
+    errors_max: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
-            raise ConfigError(f".batch({self.size!r}) must be at least 1 sample")
+        check_function(self.fn, "filter")
+        _check_errors_max(self.errors_max)
+
+    @property
+    def takes_rng(self) -> bool:
+        """Whether a ``numpy.random.Generator`` is passed."""
+        return takes_rng(self.fn)
+
+    @property
+    def name(self) -> str:
+        """The function's name, for people."""
+        return function_name(self.fn)
 
     def __repr__(self) -> str:
-        return f".batch({self.size}{', drop_last=True' if self.drop_last else ''})"
+        return f".filter({self.name}{', refill=True' if self.refill else ''}{_errors_shown(self.errors_max)})"
 
 
-Stage: TypeAlias = Shuffle | Decode | Map | Batch
+@dataclass(frozen=True, slots=True)
+class FlatMap:
+    """``fn(sample)`` or ``fn(sample, rng)`` gives any number of samples for one.
+
+    Attributes:
+        fn: The function.
+        errors_max: Samples that may be dropped, per epoch, because it fails.
+    """
+
+    fn: Callable[..., Iterable[Sample]]
+    errors_max: int = 0
+
+    def __post_init__(self) -> None:
+        check_function(self.fn, "flat_map")
+        _check_errors_max(self.errors_max)
+
+    @property
+    def takes_rng(self) -> bool:
+        """Whether a ``numpy.random.Generator`` is passed."""
+        return takes_rng(self.fn)
+
+    @property
+    def name(self) -> str:
+        """The function's name, for people."""
+        return function_name(self.fn)
+
+    def __repr__(self) -> str:
+        return f".flat_map({self.name}{_errors_shown(self.errors_max)})"
 
 
-def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature: it takes a sample
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [parameter for parameter in parameters if parameter.kind in kinds]
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Of every sample these fields only; before ``decode`` these members, so that others need not be read."""
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.names or not all(isinstance(name, str) and name for name in self.names):
+            raise ConfigError(f".select({list(self.names)}) must be given names of fields")
+        if len(set(self.names)) < len(self.names):
+            raise ConfigError(f".select({list(self.names)}) names a field more than once")
+
+    def __repr__(self) -> str:
+        return f".select({list(self.names)!r})"
 
 
-def _required_count(fn: Callable[..., Any]) -> int:
-    return sum(parameter.default is inspect.Parameter.empty for parameter in _positional(fn))
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The first samples of the epoch only, counted over all ranks."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 1:
+            raise ConfigError(f".take({self.count!r}) must be at least 1 sample")
+
+    def __repr__(self) -> str:
+        return f".take({self.count})"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Fields from a table, or another source, that has a row for each sample's key.
+
+    Attributes:
+        other: URL of a table (JSON lines, CSV, TSV, Parquet), or a pipeline.
+        on: The table's column that holds the key.
+        fields: Columns to take; None: all but the key's.
+        missing: What to do with a sample that has no row.
+        bytes_max: What the table may take as stored; it is held in memory, once per process.
+    """
+
+    other: str | Pipeline
+    on: str = "key"
+    fields: tuple[str, ...] | None = None
+    missing: Literal["raise", "drop"] = "raise"
+    bytes_max: int = _JOIN_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if isinstance(self.other, str) and not self.other.split("?")[0].lower().endswith(TABLE_SUFFIXES):
+            raise ConfigError(f".join({self.other!r}) must be a table", hint=f"one of {', '.join(TABLE_SUFFIXES)}")
+        if not isinstance(self.on, str) or not self.on:
+            raise ConfigError(f".join(on={self.on!r}) must be the name of the column that holds the key")
+        if self.missing not in ("raise", "drop"):
+            raise ConfigError(f".join(missing={self.missing!r}) must be 'raise' or 'drop'")
+        if self.bytes_max < 1:
+            raise ConfigError(f".join(bytes_max={self.bytes_max!r}) must be at least 1 byte")
+
+    def __repr__(self) -> str:
+        options = "" if self.fields is None else f", fields={list(self.fields)!r}"
+        options += "" if self.missing == "raise" else f", missing={self.missing!r}"
+        options += "" if self.bytes_max == _JOIN_BYTES_MAX else f", bytes_max={self.bytes_max}"
+        return f".join({self.other!r}, on={self.on!r}{options})"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """The stored order, and every sample exactly once over all ranks, whose last batches are padded and masked."""
+
+    def __repr__(self) -> str:
+        return ".evaluate()"
+
+
+Stage: TypeAlias = Shuffle | Decode | Map | Filter | FlatMap | Select | Take | Join | Evaluate | Batch | BatchBySize
+
+
+def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec | None], ...] | None:
+    """What a user says a function gives, as records: ``("uint8", (224, 224, 3))``, ``"int64"``, ``int``, ``str``.
+
+    Raises:
+        ConfigError: An entry is none of these.
+    """
+    if fields is None:
+        return None
+    return tuple((name, _spec(name, entry)) for name, entry in fields.items())
+
+
+def _spec(name: str, entry: object) -> Spec | None:
+    dtype, shape = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, ())
+    if dtype in _SCALARS:
+        dtype = _SCALARS[dtype]
+    elif isinstance(dtype, type) and dtype.__module__ == "numpy":
+        dtype = dtype.__name__
+    elif dtype in (str, bytes, object, list, dict):
+        return None
+    else:
+        dtype = getattr(dtype, "name", dtype)  # numpy.dtype
+    if not isinstance(dtype, str) or not all(isinstance(side, int) and side >= 0 for side in shape):
+        raise ConfigError(
+            f"fields={{{name!r}: {entry!r}}} must be a dtype, a pair of dtype and shape, or str, bytes or object",
+            hint="e.g. fields={'jpg': ('uint8', (224, 224, 3)), 'cls': 'int64', 'text': str}",
+        )
+    return Spec(dtype, tuple(shape))
+
+
+def _check_errors_max(count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= ERRORS_MAX:
+        raise ConfigError(f"max_errors={count!r} must lie in [0, {ERRORS_MAX}]")
+
+
+def _errors_shown(count: int) -> str:
+    return f", max_errors={count}" if count else ""

@@ -1,0 +1,160 @@
+"""``Numpy`` and ``Audio``: members that hold arrays."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from penstock.errors import ConfigError
+from penstock.pipeline.fields import Field, Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_NPY = b"\x93NUMPY"
+_ZIP = b"PK\x03\x04"
+_ARRAY_BYTES_MAX = 4 * 1024**3  # a header that promises more is damaged, or means harm
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Numpy(Field):
+    """An array as ``numpy.save`` or ``numpy.savez`` left it. Which of the two, its content says.
+
+    Attributes:
+        member: Of an ``npz``: which array; None where it holds one only.
+        dtype: With `shape`: what every array is, or an error. Where it is not said, the first sample tells.
+        shape: See there.
+        allow_pickle: Arrays of objects are pickles: loading one runs what its writer wanted. Never by default.
+    """
+
+    member: str | None = field(default=None, kw_only=True)
+    dtype: str | None = field(default=None, kw_only=True)
+    shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+    allow_pickle: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        Field.__post_init__(self)
+        if (self.dtype is None) != (self.shape is None):
+            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both, or none")
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """As it was said."""
+        if self.dtype is None or self.shape is None:
+            return (None,)
+        return (Spec(self.dtype, tuple(self.shape)),)
+
+    def decode(self, data: memoryview) -> NDArray[Any]:
+        """An array of its own, writable."""
+        array = self._array(data)
+        return array if array.flags.owndata else array.copy()
+
+    def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
+        """One copy, from the member to `out`."""
+        array = self._array(data)
+        if array.shape != out.shape or array.dtype != out.dtype:
+            raise ValueError(f"{array.dtype}{list(array.shape)}, not the {out.dtype}{list(out.shape)} that was said")
+        out[...] = array
+
+    def _array(self, data: memoryview) -> NDArray[Any]:
+        if data[:6].tobytes() == _NPY:
+            return _read_npy(data, allow_pickle=self.allow_pickle)
+        if data[:4].tobytes() == _ZIP:
+            return self._from_npz(data)
+        raise ValueError(f"neither npy nor npz: it begins with {data[:6].tobytes()!r}")
+
+    def _from_npz(self, data: memoryview) -> NDArray[Any]:
+        import zipfile
+
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            names = [info.filename.removesuffix(".npy") for info in file.infolist()]
+            name = self.member or (names[0] if len(names) == 1 else None)
+            if name is None or name not in names:
+                raise ValueError(f"the npz has the arrays {names}; say which: Numpy({self.name!r}, member=...)")
+            info = file.infolist()[names.index(name)]
+            if info.file_size > _ARRAY_BYTES_MAX:
+                raise ValueError(f"array {name!r} has {info.file_size} bytes, more than {_ARRAY_BYTES_MAX}")
+            return _read_npy(memoryview(file.read(info)), allow_pickle=self.allow_pickle)
+
+
+def _read_npy(data: memoryview, *, allow_pickle: bool) -> NDArray[Any]:
+    """The array in `data`, over its bytes where it holds no objects."""
+    import numpy as np
+    from numpy.lib import format as npy
+
+    file = io.BytesIO(data)
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):  # 3.0: field names beyond Latin-1
+        return np.asarray(npy.read_array(io.BytesIO(data), allow_pickle=allow_pickle))
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        if not allow_pickle:
+            raise ValueError("an array of objects is a pickle; allow_pickle=True loads it, if you trust its writer")
+        return np.asarray(npy.read_array(io.BytesIO(data), allow_pickle=True))
+    count = 1
+    for side in shape:
+        count *= side
+    if count * dtype.itemsize > len(data) - file.tell():
+        raise ValueError(f"{dtype}{list(shape)} needs {count * dtype.itemsize} bytes, {len(data) - file.tell()} follow")
+    array: NDArray[Any] = np.frombuffer(data, dtype, count, file.tell())
+    return array.reshape(shape, order="F" if fortran_order else "C")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Audio(Field):
+    """Sound: WAV, FLAC, Ogg, MP3, ... by soundfile. Needs the extra ``penstock[audio]``.
+
+    Gives ``float32[frames]`` in [-1, 1] for one channel, ``float32[frames, channels]`` for more. Recordings of unequal
+    length need ``frames=``, or ``pad=`` or ``ragged=`` in the batch.
+
+    Attributes:
+        rate_hz: What every recording must have; None takes any. Nothing is resampled.
+        channels: ``"mono"`` averages them; None gives them as they are.
+        frames: Cut to so many, or filled with silence up to it.
+        dtype: ``"float32"``, or ``"int16"`` as most files store it.
+    """
+
+    MODULES: ClassVar[tuple[str, ...]] = ("soundfile",)
+    EXTRA: ClassVar[str] = "audio"
+    rate_hz: int | None = field(default=None, kw_only=True)
+    channels: Literal["mono"] | None = field(default=None, kw_only=True)
+    frames: int | None = field(default=None, kw_only=True)
+    dtype: Literal["float32", "int16"] = field(default="float32", kw_only=True)
+
+    def __post_init__(self) -> None:
+        Field.__post_init__(self)
+        for name in ("rate_hz", "frames"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
+        if self.channels not in (None, "mono"):
+            raise ConfigError(f"channels={self.channels!r} must be None or 'mono'")
+        if self.dtype not in ("float32", "int16"):
+            raise ConfigError(f"dtype={self.dtype!r} must be 'float32' or 'int16'")
+        if self.channels == "mono" and self.dtype != "float32":
+            raise ConfigError("channels='mono' averages, which needs dtype='float32'")
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """Of a fixed length where it is mono and `frames` is given."""
+        if self.frames is None or self.channels is None:
+            return (None,)
+        return (Spec(self.dtype, (self.frames,)),)
+
+    def decode(self, data: memoryview) -> NDArray[Any]:
+        """dtype[frames] or dtype[frames, channels], writable."""
+        import numpy as np
+        import soundfile  # type: ignore[import-untyped]
+
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if self.rate_hz is not None and file.samplerate != self.rate_hz:
+                raise ValueError(f"{file.samplerate} Hz, not {self.rate_hz}; nothing is resampled")
+            sound: NDArray[Any] = file.read(frames=self.frames or -1, dtype=self.dtype)
+        if self.channels == "mono" and sound.ndim == 2:
+            sound = sound.mean(axis=1, dtype=sound.dtype)
+        if self.frames is not None and len(sound) < self.frames:
+            sound = np.concatenate([sound, np.zeros((self.frames - len(sound), *sound.shape[1:]), sound.dtype)])
+        return sound

@@ -1,0 +1,45 @@
+"""Users' functions: how many arguments they take, whether they want random numbers, and what to call them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def check_function(fn: object, stage: str) -> None:
+    """Refuse what cannot be called with (sample) or (sample, rng).
+
+    Raises:
+        ConfigError: It is not callable, or needs more than two arguments.
+    """
+    if not callable(fn):
+        raise ConfigError(f".{stage}({fn!r}) must be given a function of a sample")
+    if sum(parameter.default is inspect.Parameter.empty for parameter in _positional(fn)) > 2:
+        raise ConfigError(
+            f".{stage}({function_name(fn)}) must take (sample) or (sample, rng), not more", hint="functools.partial"
+        )
+
+
+def takes_rng(fn: Callable[..., Any]) -> bool:
+    """Whether a ``numpy.random.Generator`` is passed: the second parameter is required, or is called ``rng``."""
+    parameters = _positional(fn)
+    return len(parameters) >= 2 and (parameters[1].default is inspect.Parameter.empty or parameters[1].name == "rng")
+
+
+def function_name(fn: object) -> str:
+    """The function's name, for people."""
+    return getattr(fn, "__qualname__", None) or type(fn).__name__
+
+
+def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature: it takes a sample
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter for parameter in parameters if parameter.kind in kinds]

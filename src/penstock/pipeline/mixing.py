@@ -1,0 +1,139 @@
+"""``mix``: several sources read as one, in proportions that may change along the way; and what a mix is flattened to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.pipeline.pipeline import Pipeline
+    from penstock.pipeline.source import Objects, Shards
+
+Stop: TypeAlias = Literal["all", "first", "repeat"]
+Weights: TypeAlias = tuple[float, ...]
+
+PARTS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Sources and their weights.
+
+    Attributes:
+        parts: Pipelines without shuffle, take, evaluate or batch; mixes as well.
+        weights: Of each part, from the epoch's start; any positive scale.
+        schedule: Pairs of a position, in samples of the whole job, and the weights that hold from it on; ascending.
+        stop: The epoch ends when all parts are used up (the others' share is then spread over the rest), when the
+            first is, or when all are while shorter ones are repeated.
+    """
+
+    parts: tuple[Pipeline, ...]
+    weights: Weights
+    schedule: tuple[tuple[int, Weights], ...] = ()
+    stop: Stop = "all"
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.parts) <= PARTS_MAX:
+            raise ConfigError(f"mix() of {len(self.parts)} sources must have between 1 and {PARTS_MAX}")
+        for weights in (self.weights, *(weights for _, weights in self.schedule)):
+            _check_weights(weights, len(self.parts))
+        positions = [position for position, _ in self.schedule]
+        if any(not isinstance(position, int) or position < 1 for position in positions):
+            raise ConfigError(f"mix(schedule=) at {positions}: positions are whole numbers of samples, from 1 on")
+        if positions != sorted(set(positions)):
+            raise ConfigError(f"mix(schedule=) at {positions}: positions must ascend")
+        if self.stop not in ("all", "first", "repeat"):
+            raise ConfigError(f"mix(stop={self.stop!r}) must be 'all', 'first' or 'repeat'")
+
+    def weights_at(self, position: int) -> Weights:
+        """The shares that hold at a position; they sum to 1."""
+        weights = self.weights
+        for begin, later in self.schedule:
+            if position >= begin:
+                weights = later
+        total = sum(weights)
+        return tuple(weight / total for weight in weights)
+
+    def __repr__(self) -> str:
+        options = ""
+        if self.schedule:
+            entries = (f"{position}: {self._shown(weights)}" for position, weights in self.schedule)
+            options = f", schedule={{{', '.join(entries)}}}"
+        options += "" if self.stop == "all" else f", stop={self.stop!r}"
+        return f"mix({self._shown(self.weights)}{options})"
+
+    def _shown(self, weights: Weights) -> str:
+        entries = (f"{part!r}: {weight:g}" for part, weight in zip(self.parts, weights, strict=True))
+        return f"{{{', '.join(entries)}}}"
+
+
+class Flat(NamedTuple):
+    """A source without nesting.
+
+    Attributes:
+        leaves: Pipelines over ``Shards`` or ``Objects``, each with all stages that its samples pass.
+        schedule: From which position on which shares hold; begins at 0, each sums to 1.
+        stop: As in ``Mix``.
+    """
+
+    leaves: tuple[Pipeline, ...]
+    schedule: tuple[tuple[int, Weights], ...]
+    stop: Stop
+
+
+def parts_of(weights: Mapping[Pipeline, float], schedule: Mapping[int, Mapping[Pipeline, float]] | None) -> tuple[
+    tuple[Pipeline, ...], Weights, tuple[tuple[int, Weights], ...]
+]:  # fmt: skip
+    """What a user gives to ``mix``, as records: weights are in the order of the parts, and absent ones are 0."""
+    parts = tuple(weights)
+    later = []
+    for position, changed in sorted((schedule or {}).items()):
+        if unknown := [part for part in changed if part not in weights]:
+            raise ConfigError(f"mix(schedule={{{position}: ...}}) has {unknown[0]!r}, which is not in the mix")
+        later.append((position, tuple(changed.get(part, 0) for part in parts)))
+    return parts, tuple(weights.values()), tuple(later)
+
+
+def flattened(source: Shards | Objects | Mix, pipeline: Pipeline) -> Flat:
+    """The leaves of `pipeline`, whose source is `source`, with the product of the weights above each.
+
+    Raises:
+        ConfigError: mixes inside a mix stop in another way than it does.
+    """
+    if not isinstance(source, Mix):
+        return Flat((pipeline,), ((0, (1.0,)),), "all")
+    flats = [flattened(part.source, part) for part in source.parts]
+    for part, flat in zip(source.parts, flats, strict=True):
+        if isinstance(part.source, Mix) and flat.stop != source.stop:
+            raise ConfigError(f"mix(stop={source.stop!r}) of a mix(stop={flat.stop!r}): both must stop alike")
+    leaves = tuple(
+        type(pipeline)(leaf.source, (*leaf.stages, *pipeline.stages)) for flat in flats for leaf in flat.leaves
+    )
+    begins = {0, *(position for position, _ in source.schedule)}
+    begins |= {position for flat in flats for position, _ in flat.schedule}
+    schedule = []
+    for begin in sorted(begins):
+        outer = source.weights_at(begin)
+        inner = [_holding(flat.schedule, begin) for flat in flats]
+        shares = tuple(share * each for share, each_of in zip(outer, inner, strict=True) for each in each_of)
+        schedule.append((begin, shares))
+    return Flat(leaves, tuple(schedule), source.stop)
+
+
+def _holding(schedule: tuple[tuple[int, Weights], ...], position: int) -> Weights:
+    return next(weights for begin, weights in reversed(schedule) if begin <= position)
+
+
+def _check_weights(weights: Weights, parts_count: int) -> None:
+    if len(weights) != parts_count:
+        raise ConfigError(f"mix() has {parts_count} sources and {len(weights)} weights")
+    for weight in weights:
+        if not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+            raise ConfigError(f"mix() weight {weight!r} must be a number of at least 0")
+    if not sum(weights):
+        raise ConfigError(f"mix() weights {list(weights)} are all 0")
