@@ -2,103 +2,221 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from multiprocessing.context import get_spawning_popen
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch.utils.data
 
-from penstock.errors import ConfigError
+from penstock.config import FetchConfig, default_budget_bytes
+from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
-from penstock.torch.batches import Tensors
-from penstock.torch.ranks import rank_and_world_size
+from penstock.loader.ranks import rank_and_world_size
+from penstock.torch.batches import tensors
+from penstock.torch.epochs import EpochTable, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.config import FetchConfig
     from penstock.loader import LoaderStatistics
+    from penstock.loader.options import LoaderOptions
     from penstock.pipeline import Pipeline
+
+STATE_VERSION = 1
 
 
 class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     """Batches of tensors, ready made: give it to ``DataLoader(dataset, batch_size=None)``, or iterate it as it is.
 
-    Each ``iter`` is one epoch, in the ``Loader``'s order. It decodes in threads of its own and needs no workers.
+    Each ``iter`` is one whole epoch in the ``Loader``'s order; the next ``iter``, also after ``break``, is the next
+    epoch. It decodes in threads of its own and needs no workers. With ``num_workers=n``, worker j yields this rank's
+    batches k with k mod n = j, so that the DataLoader's order is the ``Loader``'s; every worker then reads the rank's
+    shards, so one worker, or none, costs the store least. fork, forkserver, spawn and persistent workers work alike.
+
+    It is stateful: torchdata's ``StatefulDataLoader`` saves and restores its place, with the same number of workers;
+    without workers, ``state_dict()`` here does.
 
     Args:
         pipeline: Ends with ``.batch(n)``.
-        lanes: This and the others as in ``penstock.Loader``.
-        threads: See there.
-        rank: Default: ``torch.distributed``'s where it is initialised, else the environment's.
-        world_size: The same.
-        prefetch_batches: See there.
-        fetch: See there.
+        **options: As for ``Loader``. Rank and world size are looked up when an iteration begins. In workers ``threads``
+            is by default the cores' count divided by the workers', and so is the byte budget.
 
     Raises:
-        ConfigError: as ``Loader`` does; when iterated: inside a DataLoader's worker process.
+        ConfigError: as ``Loader`` does.
 
-    Cost: as ``Loader``.
+    Cost: as ``Loader``, in each worker.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        *,
-        lanes: int | None = None,
-        threads: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        prefetch_batches: int = 2,
-        fetch: FetchConfig | None = None,
-    ) -> None:
-        self._lanes = lanes
-        self._threads = threads
-        self._rank = rank
-        self._world_size = world_size
-        self._prefetch_batches = prefetch_batches
-        self._fetch = fetch
+    def __init__(self, pipeline: Pipeline, **options: Unpack[LoaderOptions]) -> None:
         self.pipeline = pipeline
-        self._check_only_here()
+        self._options = options
+        self._epochs = EpochTable()
         self._loader: Loader | None = None
-        self._made()  # refuses bad arguments here, not at the first batch
+        self._current: _Iteration | None = None
+        self._pending: dict[str, Any] | None = None
+        self._process_id = os.getpid()
+        Loader(pipeline, **options).close()  # refuses bad arguments here, not at the first batch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self._check_only_here()
+        self._leave_parent()
+        worker = _worker()
+        state, self._pending = self._pending, None
+        last = self._current
+        if state is not None:
+            epoch = state["epoch"]
+        elif worker is None and last is not None and not last.batches_count and not last.resumed:
+            epoch = last.epoch  # nobody took a batch of it
+        else:
+            epoch = self._epochs.take(worker)
+        self._current = _Iteration(self, epoch, worker, state)
+        return self._current
+
+    def __len__(self) -> int:
+        """Batches per epoch of this rank, where the loader knows it; else ``TypeError``."""
         if self._loader is None:
-            self._loader = self._made()
-        return iter(Tensors(self._loader))
+            self._loader = self._made(_worker())
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration this epoch.
+
+        Raises:
+            ConfigError: it is negative.
+        """
+        if epoch < 0:
+            raise ConfigError(f"set_epoch({epoch}) must not be negative")
+        self._leave_parent()
+        self._current = self._pending = None
+        self._epochs.set_next(epoch, worker=_worker())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the current iteration is: its epoch and the batches handed out; a small dict of plain values.
+
+        In a DataLoader's process it says nothing of the workers: use ``StatefulDataLoader``.
+        """
+        if self._current is None:
+            self.__iter__()
+        assert self._current is not None
+        return self._current.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on behind the last batch of `state`; a finished one without workers: the next epoch.
+
+        Raises:
+            ConfigError: of another version, or another number of workers; of other data, when it is iterated.
+        """
+        self._leave_parent()
+        worker = _worker()
+        if state.get("version") != STATE_VERSION:
+            raise ConfigError(f"state of version {state.get('version')!r}, not {STATE_VERSION}: is it a dataset's?")
+        ours = (0, 1) if worker is None else (worker.number, worker.workers_count)
+        if (state["worker"], state["workers"]) != ours:
+            raise ConfigError(
+                f"state of worker {state['worker']} of {state['workers']}, loaded in {ours[0]} of {ours[1]}",
+                hint="resume with the same num_workers, or use ps.Loader, whose state has no workers",
+            )
+        self._epochs.set_next(state["epoch"] + 1, worker=worker)
+        self._current = None
+        self._pending = None if state["finished"] and worker is None else dict(state)
 
     def statistics(self) -> LoaderStatistics:
-        """The loader's; see there."""
-        return (self._loader or self._made()).statistics()
+        """The loader's, of this process; see there."""
+        return (self._loader or self._made(None)).statistics()
 
     def close(self) -> None:
         """End the loader's threads; idempotent. The next ``iter`` begins with epoch 0."""
+        self._current = self._pending = None
+        self._epochs.set_next(0)
         loader, self._loader = self._loader, None
         if loader is not None:
             loader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loader": None}  # threads stay here; a copy makes its own
+        """As configuration. What is pickled for a worker knows this process's rank: a worker is in no group."""
+        options = self._options.copy()
+        if get_spawning_popen() is not None:
+            mesh = options.pop("mesh", None)
+            found = rank_and_world_size(options.get("rank"), options.get("world_size"), mesh=mesh)
+            options["rank"], options["world_size"] = found
+        return {**self.__dict__, "_options": options, "_loader": None, "_current": None, "_pending": None}
 
-    def _made(self) -> Loader:
-        rank, world_size = self._rank, self._world_size
-        if rank is None and world_size is None and (ours := rank_and_world_size()) is not None:
-            rank, world_size = ours
-        return Loader(
-            self.pipeline,
-            lanes=self._lanes,
-            threads=self._threads,
-            rank=rank,
-            world_size=world_size,
-            prefetch_batches=self._prefetch_batches,
-            fetch=self._fetch,
-        )
+    def _leave_parent(self) -> None:
+        """In a forked child: what was inherited belongs to the parent."""
+        if self._process_id != os.getpid():
+            self._process_id = os.getpid()
+            self._loader = self._current = self._pending = None
 
-    @staticmethod
-    def _check_only_here() -> None:
-        worker = torch.utils.data.get_worker_info()
+    def _made(self, worker: Worker | None) -> Loader:
+        options = self._options.copy()
         if worker is not None:
-            raise ConfigError(
-                f"worker {worker.id} of {worker.num_workers} would read every batch again",
-                hint="DataLoader(dataset, batch_size=None, num_workers=0): the dataset decodes in threads of its own",
+            options.pop("agree", None)  # a collective of ranks, and a worker is none
+            options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // worker.workers_count))
+            options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
+        return Loader(self.pipeline, **options)
+
+
+class _Iteration:
+    """One epoch, or what is left of it. Reading begins with the first batch asked for."""
+
+    def __init__(
+        self, dataset: IterableDataset, epoch: int, worker: Worker | None, state: dict[str, Any] | None
+    ) -> None:
+        self._dataset = dataset
+        self._worker = worker
+        self._state = state
+        self._batches: Iterator[dict[str, Any]] | None = None
+        self.epoch = epoch
+        self.resumed = state is not None
+        self.batches_count = 0 if state is None else state["batches"]  # of the rank, those of other workers included
+        self.finished = state is not None and state["finished"]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self.finished:
+            raise StopIteration
+        if self._dataset._current is not self:
+            raise ClosedError(
+                "a later iteration of this dataset has begun", hint="one at a time; make a second dataset"
             )
+        if self._batches is None:
+            self._batches = self._begun()
+        index, count = (0, 1) if self._worker is None else (self._worker.number, self._worker.workers_count)
+        for batch in self._batches:
+            self.batches_count += 1
+            if (self.batches_count - 1) % count == index:
+                return tensors(batch)
+        self.finished = True
+        raise StopIteration
+
+    def state_dict(self) -> dict[str, Any]:
+        index, count = (0, 1) if self._worker is None else (self._worker.number, self._worker.workers_count)
+        loader = self._dataset._loader
+        state = None if loader is None or self._batches is None else loader.state_dict()
+        if self._batches is None and self._state is not None:
+            state = self._state["loader"]
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "batches": self.batches_count,
+            "finished": self.finished,
+            "worker": index,
+            "workers": count,
+            "loader": state,
+        }
+
+    def _begun(self) -> Iterator[dict[str, Any]]:
+        dataset = self._dataset
+        if dataset._loader is None:
+            dataset._loader = dataset._made(self._worker)
+        if self._state is None or self._state["loader"] is None:
+            dataset._loader.restart(epoch=self.epoch)
+        else:
+            dataset._loader.load_state_dict(self._state["loader"])
+        return iter(dataset._loader)
+
+
+def _worker() -> Worker | None:
+    info = torch.utils.data.get_worker_info()
+    return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from penstock.errors import ConfigError
-from penstock.torch.batches import tensors
+from penstock.torch.batches import Stateful, stateful, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,8 @@ class Prefetch:
 
     With CUDA, copies go through pinned memory on a stream of their own, while the step before computes; a batch is
     handed out once the stream of the training loop is told to wait for it, so the host never does. On the CPU, tensors
-    are passed on as they are: the same loop runs everywhere. Each ``iter`` is one of the iterable's.
+    are passed on as they are: the same loop runs everywhere. Each ``iter`` is one of the iterable's. The state is that
+    of the batch handed out last, not of those on their way.
 
     Args:
         batches: Of arrays or tensors by name: a ``Loader``, a ``DataLoader``. Lists stay lists.
@@ -49,14 +50,38 @@ class Prefetch:
             raise ConfigError(f"device={device!r}: {error}") from None
         self.batches = batches
         self.ahead = ahead
+        self._running: _CudaIterator | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self.device.type == "cuda":
-            return _CudaIterator(iter(self.batches), self.device, self.ahead)
+            self._running = _CudaIterator(self.batches, self.device, self.ahead)
+            return self._running
         return _PlainIterator(iter(self.batches), self.device)
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]  # TypeError where they do not know, as with any iterable
+
+    def __bool__(self) -> bool:
+        return True  # also where the length is not known
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's, as it was when it gave the batch that was handed out last.
+
+        Raises:
+            ConfigError: what was given has no state.
+        """
+        if self._running is not None and self._running.state is not None:
+            return self._running.state
+        return stateful(self.batches).state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken: the loader's; see there.
+
+        Raises:
+            ConfigError: what was given has no state.
+        """
+        self._running = None
+        stateful(self.batches).load_state_dict(state)
 
 
 class _PlainIterator:
@@ -80,11 +105,14 @@ class _Copy(NamedTuple):
     batch: dict[str, Any]
     arrived: torch.cuda.Event
     sources: list[torch.Tensor]
+    state: dict[str, Any] | None
 
 
 class _CudaIterator:
-    def __init__(self, batches: Iterator[Mapping[str, Any]], device: torch.device, ahead: int) -> None:
-        self._batches: Iterator[Mapping[str, Any]] | None = batches
+    def __init__(self, batches: Iterable[Mapping[str, Any]], device: torch.device, ahead: int) -> None:
+        self._stateful = batches if isinstance(batches, Stateful) else None
+        self.state = None if self._stateful is None else self._stateful.state_dict()
+        self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
         self._device = device
         self._ahead = ahead
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
@@ -100,8 +128,10 @@ class _CudaIterator:
             pass
         if not self._copies:
             self._release(wait=True)
+            self.state = None  # the epoch is over for the loader too
             raise StopIteration
         copy = self._copies.popleft()
+        self.state = copy.state
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copy.arrived)
         for value in copy.batch.values():
@@ -120,6 +150,7 @@ class _CudaIterator:
         if found is None:
             self._batches = None
             return False
+        state = None if self._stateful is None else self._stateful.state_dict()
         batch, sources = tensors(found), []
         with torch.cuda.stream(self._stream):
             for name, value in batch.items():
@@ -128,7 +159,7 @@ class _CudaIterator:
                     sources.append(pinned)
                     batch[name] = pinned.to(self._device, non_blocking=True)
             arrived = self._stream.record_event()
-        self._copies.append(_Copy(batch, arrived, sources))
+        self._copies.append(_Copy(batch, arrived, sources, state))
         return True
 
     def _release(self, *, wait: bool) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from loading import pipeline, write_counted
+from loading import numbers, pipeline, write_counted
+from penstock.errors import ConfigError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -36,6 +37,25 @@ def test_tensors_of_a_loader(tmp_path: Path) -> None:
                 assert tensors["txt"] == arrays["txt"]
                 seen += len(tensors["cls"])
             assert seen == total
+
+
+def test_what_is_no_number_stays() -> None:
+    """Arrays of strings have no tensor and pass through."""
+    batch = {"name": np.array(["a", "b"])}
+    assert ps.torch.tensors(batch)["name"] is batch["name"]
+
+
+def test_tensors_have_the_loaders_state(tmp_path: Path) -> None:
+    """Saved and restored through the wrapper, the loader continues where it was."""
+    write_counted(tmp_path, (9, 4, 7))
+    with ps.Loader(pipeline(tmp_path)) as one, ps.Loader(pipeline(tmp_path)) as two:
+        first = ps.torch.Tensors(one)
+        next(batches := iter(first))
+        second = ps.torch.Tensors(two)
+        second.load_state_dict(first.state_dict())
+        assert numbers(second) == numbers(batches)
+    with pytest.raises(ConfigError, match="state_dict"):
+        ps.torch.Tensors([]).state_dict()
 
 
 def test_torch_is_imported_by_its_own_door_only() -> None:

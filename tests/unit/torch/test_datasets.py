@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import pickle
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,12 @@ import pytest
 
 import penstock as ps
 from loading import numbers, pipeline, write_counted
-from penstock.errors import ConfigError
+from penstock.errors import ClosedError, ConfigError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
+
+METHODS = ["fork", "forkserver", "spawn"]
 
 
 @pytest.fixture
@@ -21,12 +25,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def expected(folder: Path) -> list[list[int]]:
+    """The batches of epochs 0 to 3 as a Loader gives them, all in one list per epoch."""
+    with ps.Loader(pipeline(folder, batch=3)) as loader:
+        return [numbers(loader) for _ in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_others() -> Any:
+    """Python warns of fork in a process with threads, torch of more workers than cores."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*worker processes in total.*")
+        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
+        yield
+
+
+def loader_of(dataset: Any, **options: Any) -> Any:
+    return torch.utils.data.DataLoader(dataset, batch_size=None, **options)
+
+
 def test_in_a_dataloader(folder: Path) -> None:
     """DataLoader(dataset, batch_size=None) passes the loader's batches on, epoch after epoch."""
     dataset = ps.torch.IterableDataset(pipeline(folder), threads=1)
     with ps.Loader(pipeline(folder)) as loader:
         for _ in range(2):
-            batches: list[Any] = list(torch.utils.data.DataLoader(dataset, batch_size=None))
+            batches: list[Any] = list(loader_of(dataset))
             assert numbers(batches) == numbers(loader)
             assert isinstance(batches[0]["cls"], torch.Tensor)
     assert dataset.statistics().samples == 40
@@ -35,12 +59,98 @@ def test_in_a_dataloader(folder: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-read")]
 
 
-def test_workers_are_refused(folder: Path) -> None:
-    """In worker processes every batch would come several times: an error that says what to do."""
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_share_the_batches_in_the_loaders_order(folder: Path, expected: list[list[int]], method: str) -> None:
+    """However workers are started, an epoch is the Loader's: each batch once, in its order; the next one differs."""
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=3), threads=1)
+    workers = loader_of(dataset, num_workers=2, multiprocessing_context=method)
+    assert [numbers(workers) for _ in range(2)] == expected[:2]
+    dataset.close()
+
+
+def test_persistent_workers_go_through_the_epochs(folder: Path, expected: list[list[int]]) -> None:
+    """Workers that live on give epoch after epoch, as those that are started anew do."""
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=3), threads=1)
+    workers = loader_of(dataset, num_workers=2, persistent_workers=True)
+    assert [numbers(workers) for _ in range(3)] == expected[:3]
+    dataset.close()
+
+
+def test_more_workers_than_batches(folder: Path) -> None:
+    """Workers for which no batch is left end without one; nothing hangs, nothing is lost."""
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=16), threads=1)
+    with ps.Loader(pipeline(folder, batch=16)) as loader:
+        assert numbers(loader_of(dataset, num_workers=4)) == numbers(loader)
+    dataset.close()
+
+
+def test_an_epoch_left_early_is_over(folder: Path, expected: list[list[int]]) -> None:
+    """After break the next iteration is the whole next epoch, with and without workers."""
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=3), threads=1)
+    for options in ({}, {"num_workers": 1}):
+        dataset.set_epoch(0)
+        batches = loader_of(dataset, **options)
+        next(iter(batches))
+        assert numbers(batches) == expected[1]
+    dataset.close()
+
+
+def test_an_iteration_that_never_began_costs_no_epoch(folder: Path, expected: list[list[int]]) -> None:
+    """iter() without a batch taken does not skip one."""
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=3))
+    iter(dataset)
+    assert numbers(dataset) == expected[0]
+    dataset.close()
+
+
+def test_the_epoch_can_be_set(folder: Path, expected: list[list[int]]) -> None:
+    """set_epoch decides the next iteration, in workers too."""
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=3), threads=1)
+    dataset.set_epoch(2)
+    assert numbers(dataset) == expected[2]
+    dataset.set_epoch(1)
+    assert numbers(loader_of(dataset, num_workers=2)) == expected[1]
+    with pytest.raises(ConfigError, match="negative"):
+        dataset.set_epoch(-1)
+    dataset.close()
+
+
+def test_an_older_iteration_does_not_end_in_silence(folder: Path) -> None:
+    """Two iterations of one dataset at once: the first raises, instead of ending as if its epoch were over."""
     dataset = ps.torch.IterableDataset(pipeline(folder))
-    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    with pytest.raises(ConfigError, match="num_workers=0"):
-        next(iter(loader))
+    first = iter(dataset)
+    next(first)
+    next(iter(dataset))
+    with pytest.raises(ClosedError, match="later iteration"):
+        next(first)
+    dataset.close()
+
+
+def test_the_state_continues_behind_every_batch(folder: Path, expected: list[list[int]]) -> None:
+    """Restored from the state after any batch, the rest of the epoch and the next epoch come as they would have."""
+    whole = expected[0] + expected[1]
+    for taken in range(8):
+        dataset = ps.torch.IterableDataset(pipeline(folder, batch=3))
+        batches = iter(dataset)
+        seen = [number for _ in range(taken) for number in numbers([next(batches)])]
+        state = json.loads(json.dumps(dataset.state_dict()))
+        dataset.close()
+        copy = ps.torch.IterableDataset(pipeline(folder, batch=3))
+        copy.load_state_dict(state)
+        rest = numbers(copy)
+        rest += numbers(copy) if len(seen) + len(rest) < len(whole) else []
+        assert seen + rest == whole
+        copy.close()
+
+
+def test_foreign_states_are_refused(folder: Path) -> None:
+    """A state of another kind, or of another number of workers, is an error and never a guess."""
+    dataset = ps.torch.IterableDataset(pipeline(folder))
+    with pytest.raises(ConfigError, match="version"):
+        dataset.load_state_dict({"epoch": 1})
+    with pytest.raises(ConfigError, match="worker 1 of 2"):
+        dataset.load_state_dict({**dataset.state_dict(), "worker": 1, "workers": 2})
+    dataset.close()
 
 
 def test_bad_options_are_refused_when_it_is_made(folder: Path) -> None:

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from loading import numbers, pipeline, write_counted
+
+pytest.importorskip("torch")
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _warnings_of_others() -> Any:
+    """Python warns of fork in a process with threads, torch of what torchdata calls."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*set_vital.*")
+        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
+        yield
+
+
+def loader_of(folder: Path, workers: int, *, persistent: bool = False) -> Any:
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=3), threads=1)
+    return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persistent)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_restored_loader_continues(tmp_path: Path, workers: int, persistent: bool) -> None:
+    """Stopped and restored several times, also at an epoch's end, the sequence is the one without a stop."""
+    total = write_counted(tmp_path, (9, 4, 7))
+    loader = loader_of(tmp_path, workers, persistent=persistent)
+    whole = [number for _ in range(3) for number in numbers(loader)]
+    seen: list[int] = []
+    state: Any = None
+    for taken in (2, 3, 2, 1):  # in the middle, in the middle again, to the last batch, into the next epoch
+        loader = loader_of(tmp_path, workers, persistent=persistent)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        for _ in range(taken):
+            batch = next(batches, None)
+            seen += [] if batch is None else numbers([batch])
+        if len(seen) == total:
+            assert next(batches, None) is None
+        state = copy.deepcopy(loader.state_dict())
+        assert seen == whole[: len(seen)]
+    assert seen + numbers(batches) + numbers(loader) == whole
