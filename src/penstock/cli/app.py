@@ -12,8 +12,10 @@ import typer
 import penstock
 from penstock.cli.cat import cat
 from penstock.cli.cp import cp
+from penstock.cli.index import index
 from penstock.cli.info import info
 from penstock.cli.ls import ls
+from penstock.cli.manifest import manifest
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def _root(
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 
 
-for _command in (ls, cat, cp, info):
+for _command in (ls, cat, cp, index, manifest, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 
 

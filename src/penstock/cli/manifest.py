@@ -1,0 +1,75 @@
+"""``penstock manifest``: a listing that is kept, so that jobs need none."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
+
+import typer
+
+from penstock.cli.options import Anonymous, Connection, EndpointUrl, Place, Profile, Region
+from penstock.errors import ConfigError, ObjectMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.types import ObjectInfo
+
+
+def manifest(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, or a directory.")],
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="A path or URL; .parquet gives Parquet, - is stdout.")
+    ],
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """Write key, size and ETag of everything below URL, in key order: JSON lines, or Parquet.
+
+    A job that is given the manifest in the place of the URL lists nothing, and reads the versions that it names. What
+    lies under .penstock/ is left out. FILE appears whole or not at all.
+
+    For example:
+
+        penstock manifest s3://bucket/train/ -o train.manifest.jsonl
+        penstock manifest s3://bucket/train/ -o s3://bucket/train.manifest.parquet
+    """
+    from penstock.index.manifest import write_manifest
+
+    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    with connection:
+        place = connection.place(url if url.endswith("/") else url + "/")
+        kind = "parquet" if output.lower().endswith(".parquet") else "jsonl"
+        base_url = place.store.describe(place.key)
+        infos = _infos(place)
+        if output == "-":
+            write_manifest(infos, sys.stdout.buffer, base_url=base_url, format=kind)
+            return
+        target = connection.place(output)
+        if target.is_folder:
+            raise ConfigError(f"{output!r} is a folder", hint="-o takes the name of a file")
+        with target.store.writer(target.key) as writer:
+            count = write_manifest(infos, cast("BinaryIO", writer), base_url=base_url, format=kind)
+    print(f"{count} objects: {output}", file=sys.stderr)
+
+
+def _infos(place: Place) -> Iterator[ObjectInfo]:
+    """What is below the place, keys relative to it.
+
+    Raises:
+        ObjectMissingError: nothing is.
+    """
+    from penstock.index import FOLDER
+
+    count = 0
+    for info in place.store.list(place.key):
+        key = info.key[len(place.key) :]
+        if not key or f"/{FOLDER}" in f"/{key}":
+            continue
+        count += 1
+        yield info._replace(key=key)
+    if not count:
+        raise ObjectMissingError("there is nothing below this", operation="LIST", url=place.url)

@@ -1,0 +1,38 @@
+"""Indexes of data sets, and manifests: see README.md in this folder.
+
+``lookup`` says what is known of some shards, ``build`` indexes what is not, ``IndexBuilder`` does so as a by-product of
+a pass that is made anyway, ``Verifier`` holds bytes read by range against their checksums.
+"""
+
+from penstock.index.build import Built, Listener, build
+from penstock.index.dataset_index import DatasetIndex
+from penstock.index.lookup import Lookup, lookup
+from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
+from penstock.index.place import FOLDER, Found, IndexPlace, ShardLike, beside, in_directory, resolve
+from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
+from penstock.index.shard_index import ShardIndex, ShardRow
+
+__all__ = [
+    "FOLDER",
+    "Built",
+    "DatasetIndex",
+    "Found",
+    "IndexBuilder",
+    "IndexPlace",
+    "Listener",
+    "Lookup",
+    "ManifestEntry",
+    "ShardIndex",
+    "ShardLike",
+    "ShardRecorder",
+    "ShardRow",
+    "Verifier",
+    "beside",
+    "build",
+    "in_directory",
+    "is_manifest_name",
+    "lookup",
+    "read_manifest",
+    "resolve",
+    "write_manifest",
+]

@@ -1,0 +1,168 @@
+"""Indexes that other tools left beside the shards: they say where samples lie, so nobody has to read the shards.
+
+| file | written by | what it holds |
+|---|---|---|
+| ``x.tfrecord.idx``, ``x.idx`` | tfrecord2idx, DALI | text: ``offset size`` of each record, framing included |
+| ``x.tar.idx`` | Megatron-Energon | uint64 little endian: where each sample begins; some end with the end of the last |
+| ``x.idx`` of a tar | DALI's wds2idx | text: ``v1.1`` or ``v1.2``, a count, and per sample extensions, offsets, sizes |
+| ``x.idx`` of a RecordIO file | MXNet's im2rec | text: ``number<tab>offset`` of each record |
+
+None of them names the version of its shard. So each is held against the shard: bounds must ascend and end where it
+does, and the file must not be older. They bring no checksums and no keys; ``penstock index --again`` reads the shards.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from penstock.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from penstock.types import Buffer, Key
+
+SUFFIX = ".idx"
+
+_BLOCK_BYTES = 512  # of a tar
+
+
+class Bounds(NamedTuple):
+    """What such a file says.
+
+    Attributes:
+        offsets: int64[n], ascending.
+        last_is_end: Whether the last of them ends the last sample; None: the shard's bytes there have to say.
+    """
+
+    offsets: NDArray[np.int64]
+    last_is_end: bool | None
+
+
+def candidates(key: Key) -> tuple[Key, ...]:
+    """Keys at which an index of the shard `key` may lie: its name and ``.idx``, or that in the place of its suffix."""
+    folder, _, name = key.rpartition("/")
+    stem = name.rpartition(".")[0]
+    with_stem = f"{folder}/{stem}{SUFFIX}" if folder else f"{stem}{SUFFIX}"
+    return (key + SUFFIX, with_stem) if stem else (key + SUFFIX,)
+
+
+def parse(data: Buffer, *, format_name: str, size_bytes: int, name: str) -> Bounds:
+    """The bounds that the index `data` of a shard gives.
+
+    Args:
+        data: uint8[n], the file.
+        format_name: Of the shard.
+        size_bytes: Of the shard.
+        name: For errors.
+
+    Raises:
+        DataError: it is none of the kinds above, or not of this shard.
+    """
+    raw = bytes(data)
+    reader = _READERS.get(format_name)
+    if reader is None:
+        raise DataError(f"no index beside a shard of format {format_name} is known", shard=name)
+    try:
+        bounds = reader(raw, size_bytes)
+    except (ValueError, IndexError) as error:
+        raise DataError(f"it is no index of a {format_name} shard ({error})", shard=name) from error
+    offsets = bounds.offsets
+    if len(offsets) and (int(offsets[0]) < 0 or int(offsets[-1]) > size_bytes or bool((np.diff(offsets) <= 0).any())):
+        raise DataError(f"its offsets do not ascend within the {size_bytes} bytes of the shard", shard=name)
+    return bounds
+
+
+def _tfrecord(raw: bytes, size_bytes: int) -> Bounds:
+    table = _table(raw, 2)
+    starts, sizes = table[:, 0], table[:, 1]
+    if len(starts) and (starts[0] != 0 or bool((starts[1:] != (starts + sizes)[:-1]).any())):
+        raise ValueError("its records do not follow each other")
+    end = int(starts[-1] + sizes[-1]) if len(starts) else 0
+    if end != size_bytes:
+        raise ValueError(f"its records end at byte {end} of {size_bytes}")
+    return Bounds(np.append(starts, end), last_is_end=True)
+
+
+def _recordio(raw: bytes, size_bytes: int) -> Bounds:
+    starts = np.sort(_table(raw, 2)[:, 1])
+    if len(starts) and starts[0] != 0:
+        raise ValueError(f"its first record begins at byte {starts[0]}")
+    return Bounds(np.append(starts, size_bytes), last_is_end=True)
+
+
+def _tar(raw: bytes, size_bytes: int) -> Bounds:
+    if raw[:2] == b"v1":
+        return _wds2idx(raw)
+    if len(raw) % 8:
+        raise ValueError(f"{len(raw)} bytes are no table of uint64")
+    offsets = np.frombuffer(raw, "<u8").astype(np.int64)
+    if bool((offsets % _BLOCK_BYTES).any()):
+        raise ValueError("an offset is no multiple of 512")
+    if len(offsets) and offsets[0] != 0:
+        raise ValueError(f"its first sample begins at byte {offsets[0]}")
+    return Bounds(offsets, last_is_end=True if len(offsets) and offsets[-1] == size_bytes else None)
+
+
+def _wds2idx(raw: bytes) -> Bounds:
+    """It says where the members' data lie; a sample's extent ends with the block that ends its last member."""
+    head, *lines = raw.decode().splitlines()
+    version, count = head.split()
+    fields = {"v1.1": 3, "v1.2": 4}.get(version)
+    if fields is None or len(lines) != int(count):
+        raise ValueError(f"{version} with {len(lines)} of {count} samples")
+    ends = [0]
+    for line in lines:
+        words = line.split()
+        if not words or len(words) % fields:
+            raise ValueError(f"{line[:60]!r} is not made of {fields} words per member")
+        data_ends = [int(words[at + 1]) + int(words[at + 2]) for at in range(0, len(words), fields)]
+        ends.append(-(-max(data_ends) // _BLOCK_BYTES) * _BLOCK_BYTES)
+    return Bounds(np.array(ends, np.int64), last_is_end=True)
+
+
+def _table(raw: bytes, columns: int) -> NDArray[np.int64]:
+    words = raw.split()
+    if len(words) % columns or len(words) != columns * len(raw.splitlines()):
+        raise ValueError(f"{len(words)} words are no lines of {columns}")
+    return np.array([int(word) for word in words], np.int64).reshape(-1, columns)
+
+
+_READERS: dict[str, Callable[[bytes, int], Bounds]] = {
+    "tar": _tar,
+    "tfrecord": _tfrecord,
+    "tfrecord-raw": _tfrecord,
+    "recordio": _recordio,
+}
+
+
+def samples_of_wids(data: Buffer, name: str) -> dict[str, tuple[int, int | None]]:
+    """Samples and, where it says so, bytes of each shard, from a WebDataset ``wids`` index.
+
+    Args:
+        data: uint8[n], the JSON file: ``{"__kind__": "wids-shard-index-v1", "shardlist": [{"url", "nsamples"}, ...]}``.
+        name: For errors.
+
+    Returns:
+        (samples_count, size_bytes or None) by the shard's URL as written there.
+
+    Raises:
+        DataError: it is no such file.
+    """
+    try:
+        document = json.loads(bytes(data))
+        if not str(document["__kind__"]).startswith("wids-shard-index"):
+            raise DataError(f"it is a {document['__kind__']!r}", shard=name)
+        return {
+            str(entry["url"]): (int(entry["nsamples"]), int(entry["filesize"]) if "filesize" in entry else None)
+            for entry in document["shardlist"]
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"it is no wids index ({type(error).__name__}: {error})", shard=name) from error

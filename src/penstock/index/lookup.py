@@ -1,0 +1,73 @@
+"""Looking up: what is known of the shards of a job, before it starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import ConfigError, StoreError
+from penstock.index.place import beside, in_directory, resolve
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from penstock.index.place import Found, IndexPlace, ShardLike
+    from penstock.index.shard_index import ShardRow
+
+
+class Lookup(NamedTuple):
+    """What an index says of some shards.
+
+    Attributes:
+        place: Where it lies.
+        found: The shards with their versions, in the order given.
+        rows: What is known of each, in the same order; None: nothing, or it is of another version.
+    """
+
+    place: IndexPlace
+    found: list[Found]
+    rows: list[ShardRow | None]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every shard is known."""
+        return None not in self.rows
+
+    @property
+    def samples_count(self) -> int:
+        """Of the shards that are known."""
+        return sum(row.samples_count for row in self.rows if row is not None)
+
+
+def lookup(shards: Sequence[ShardLike], *, index_dir: str | os.PathLike[str] | None = None) -> Lookup:
+    """The index of `shards`: the one beside them, else the one in `index_dir`; of two incomplete ones, the fuller.
+
+    Args:
+        shards: As a listing gave them.
+        index_dir: Default: ``$XDG_CACHE_HOME/penstock/index``.
+
+    Raises:
+        ConfigError: no shards, or they have no folder in common.
+        StoreError: a shard whose version the listing did not say is missing, or cannot be asked for.
+
+    Cost: one read beside the shards, and one here where that is missing or incomplete; a request for each shard whose
+    version is not known from a listing.
+    """
+    if not shards:
+        raise ConfigError("an index needs at least one shard")
+    local = in_directory(shards, index_dir)
+    found = resolve(shards, local.base_url)
+    best = Lookup(local, found, [None] * len(found))
+    places: tuple[Callable[[], IndexPlace], ...] = (lambda: beside(shards), lambda: local)
+    for place_of in places:
+        try:
+            place = place_of()
+            index = place.load()
+        except (ConfigError, StoreError):  # nobody may look there; the job streams, or indexes elsewhere
+            continue
+        rows = [index.row_of(each.key, size_bytes=each.size_bytes, etag=each.etag) for each in found]
+        if best.rows.count(None) > rows.count(None):
+            best = Lookup(place, found, rows)
+        if best.is_complete:
+            break
+    return best

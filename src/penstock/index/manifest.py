@@ -1,0 +1,250 @@
+"""Manifests: a listing that was kept, so that a job needs none.
+
+Written as JSON lines or Parquet: ``key``, ``size_bytes``, ``etag`` of each object; JSON lines begin with a header that
+says what the keys are relative to. Read as well: JSON lines and Parquet of others (``url`` or ``key`` or ``path``,
+``size`` or ``size_bytes``, ``etag``), SageMaker's manifests (``[{"prefix": ...}, "relative", ...]``) and its augmented
+ones (JSON lines whose ``NAME-ref`` attributes are URLs).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import BinaryIO
+
+    from penstock.types import Buffer, ObjectInfo
+
+VERSION = 1
+PARQUET_MAGIC = b"PAR1"
+ROWS_PER_GROUP = 100_000
+
+_URL_NAMES = ("url", "key", "path", "uri", "file")
+_SIZE_NAMES = ("size_bytes", "size", "filesize")
+_ETAG_NAMES = ("etag", "ETag", "e_tag")
+_REF = "-ref"
+
+
+class ManifestEntry(NamedTuple):
+    """One object.
+
+    Attributes:
+        url: Of the object.
+        size_bytes: None where the manifest does not say.
+        etag: None where the manifest does not say; with it, a job reads this version or fails.
+        attributes: Of a line of an augmented manifest, those that are no references.
+    """
+
+    url: str
+    size_bytes: int | None = None
+    etag: str | None = None
+    attributes: Mapping[str, Any] | None = None
+
+
+class ManifestWriter:
+    """Writes JSON lines or Parquet, a row at a time.
+
+    Args:
+        file: Open for writing bytes; stays open.
+        base_url: What the keys are relative to; ends with a slash.
+        format: ``"jsonl"`` or ``"parquet"``.
+
+    Raises:
+        ConfigError: another format, or Parquet without pyarrow.
+    """
+
+    def __init__(self, file: BinaryIO, *, base_url: str, format: str) -> None:  # noqa: A002 - as elsewhere
+        if format not in ("jsonl", "parquet"):
+            raise ConfigError(f"format {format!r} must be 'jsonl' or 'parquet'")
+        self._file = file
+        self._parquet = _ParquetRows(file, base_url) if format == "parquet" else None
+        self.count = 0
+        if self._parquet is None:
+            file.write(_line({"penstock_manifest": VERSION, "base_url": base_url}))
+
+    def add(self, info: ObjectInfo) -> None:
+        """One object, its key relative to the base URL."""
+        self.count += 1
+        if self._parquet is not None:
+            self._parquet.add(info)
+        else:
+            self._file.write(_line({"key": info.key, "size_bytes": info.size_bytes, "etag": info.etag}))
+
+    def finish(self) -> None:
+        """Write what is left."""
+        if self._parquet is not None:
+            self._parquet.finish()
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+class _ParquetRows:
+    def __init__(self, file: BinaryIO, base_url: str) -> None:
+        pyarrow, parquet = _pyarrow()
+        self._pyarrow = pyarrow
+        self._schema = pyarrow.schema(
+            [("key", pyarrow.string()), ("size_bytes", pyarrow.int64()), ("etag", pyarrow.string())],
+            metadata={b"penstock_manifest": b"%d" % VERSION, b"base_url": base_url.encode()},
+        )
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+
+    def add(self, info: ObjectInfo) -> None:
+        for column, value in zip(self._columns, (info.key, info.size_bytes, info.etag), strict=True):
+            column.append(value)
+        if len(self._columns[0]) >= ROWS_PER_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(self._pyarrow.table(list(self._columns), schema=self._schema))
+        for column in self._columns:
+            column.clear()
+
+    def finish(self) -> None:
+        self._flush()
+        self._writer.close()
+
+
+def write_manifest(
+    infos: Iterable[ObjectInfo],
+    file: BinaryIO,
+    *,
+    base_url: str,
+    format: str = "jsonl",  # noqa: A002
+) -> int:
+    """Write a manifest of `infos`, as a listing gives them; how many there were.
+
+    Args:
+        infos: Keys relative to `base_url`, sizes in bytes, ETags.
+        file: Open for writing bytes; stays open.
+        base_url: What the keys are relative to; ends with a slash.
+        format: ``"jsonl"`` or ``"parquet"`` (needs pyarrow).
+
+    Raises:
+        ConfigError: another format, or Parquet without pyarrow.
+    """
+    writer = ManifestWriter(file, base_url=base_url, format=format)
+    for info in infos:
+        writer.add(info)
+    writer.finish()
+    return writer.count
+
+
+def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) -> list[ManifestEntry]:
+    """The objects of a manifest, in its order; its kind is found from its bytes.
+
+    Args:
+        data: uint8[n], the manifest.
+        url: Of the manifest: for errors, and what relative keys are relative to where the manifest does not say.
+        refs: Of an augmented manifest, the attributes whose objects are wanted (``["image-ref"]``); default all, in
+            the order of each line.
+
+    Raises:
+        DataError: it is none of the kinds in this module's description; names the line.
+        ConfigError: Parquet, and there is no pyarrow.
+    """
+    raw = bytes(data)
+    base = url[: url.rfind("/") + 1]
+    if raw[:4] == PARQUET_MAGIC:
+        return list(_read_parquet(raw, base, url))
+    text = raw.lstrip()
+    if text[:1] == b"[":
+        return list(_read_sagemaker(text, url))
+    return list(_read_lines(raw, base, url, tuple(refs) if refs is not None else None))
+
+
+def is_manifest_name(name: str) -> bool:
+    """Whether an object of this name is a manifest and no shard: ``manifest`` is in it, before a known suffix."""
+    lowered = name.rpartition("/")[2].lower()
+    return "manifest" in lowered and lowered.endswith((".jsonl", ".json", ".parquet", ".manifest"))
+
+
+def _joined(base: str, key: str) -> str:
+    return key if "://" in key or key.startswith("/") else base + key
+
+
+def _read_lines(raw: bytes, base: str, name: str, refs: tuple[str, ...] | None) -> Iterator[ManifestEntry]:
+    for number, line in enumerate(raw.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"line {number} of the manifest is no JSON ({error})", shard=name) from error
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} of the manifest is a {type(row).__name__}, not an object", shard=name)
+        if "penstock_manifest" in row:
+            if row["penstock_manifest"] != VERSION:
+                raise DataError(f"the manifest's version is {row['penstock_manifest']}, not {VERSION}", shard=name)
+            base = row.get("base_url", base)
+            continue
+        yield from _of_row(row, base, f"line {number} of the manifest", name, refs)
+
+
+def _of_row(
+    row: dict[str, Any], base: str, where: str, name: str, refs: tuple[str, ...] | None
+) -> Iterator[ManifestEntry]:
+    references = [field for field in row if field.endswith(_REF)] if refs is None else list(refs)
+    url = _first(row, _URL_NAMES)
+    if refs is None and isinstance(url, str) and url:
+        size = _first(row, _SIZE_NAMES)
+        if size is not None and (not isinstance(size, int) or size < 0):
+            raise DataError(f"{where} has the size {size!r}", shard=name)
+        yield ManifestEntry(_joined(base, url), size, _first(row, _ETAG_NAMES))
+        return
+    attributes = {field: value for field, value in row.items() if not field.endswith(_REF)}
+    for field in references:
+        if not isinstance(row.get(field), str):
+            raise DataError(f"{where} has no URL in {field!r}", shard=name, field=field)
+        yield ManifestEntry(_joined(base, row[field]), attributes=attributes)
+    if not references:
+        hint = f"one of {', '.join(_URL_NAMES)}, or an attribute that ends with {_REF}"
+        raise DataError(f"{where} names no object", hint=hint, shard=name)
+
+
+def _first(row: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def _read_sagemaker(text: bytes, name: str) -> Iterator[ManifestEntry]:
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"the manifest is no JSON ({error})", shard=name) from error
+    prefix = entries[0].get("prefix") if entries and isinstance(entries[0], dict) else None
+    if not isinstance(prefix, str) or not prefix:
+        raise DataError('the manifest does not begin with {"prefix": "s3://..."}', shard=name)
+    for index, entry in enumerate(entries[1:], 1):
+        if not isinstance(entry, str):
+            raise DataError(f"entry {index} of the manifest is a {type(entry).__name__}, not a name", shard=name)
+        yield ManifestEntry(prefix + entry)  # plain concatenation, as SageMaker does
+
+
+def _read_parquet(raw: bytes, base: str, name: str) -> Iterator[ManifestEntry]:
+    pyarrow, parquet = _pyarrow()
+    try:
+        file = parquet.ParquetFile(io.BytesIO(raw))
+        stored = file.schema_arrow.metadata or {}
+        base = stored.get(b"base_url", base.encode()).decode()
+        wanted = [*_URL_NAMES, *_SIZE_NAMES, *_ETAG_NAMES]
+        columns = [column for column in file.schema_arrow.names if column in wanted]
+        rows = file.read(columns=columns).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"the manifest is no Parquet file ({error})", shard=name) from error
+    for number, row in enumerate(rows):
+        yield from _of_row(row, base, f"row {number} of the manifest", name, None)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError("Parquet needs pyarrow", hint="pip install penstock[parquet], or write JSON lines") from error

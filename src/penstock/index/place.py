@@ -1,0 +1,303 @@
+"""Where an index is kept: beside the shards, or in a directory of this machine.
+
+Beside the shards it is found by every host, and needs the right to write; its objects lie under ``.penstock/``, which
+no listing of shards takes for one. Else it lies in ``index_dir``, in a folder named after the data set's URL and
+endpoint. Both have the same two kinds of files: ``dataset.index``, and ``shards/KEY.index`` for each shard. Files are
+replaced whole, so a reader sees the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreError
+from penstock.index import dataset_index, shard_index
+from penstock.index.dataset_index import DatasetIndex
+from penstock.store.inflight import InFlight
+from penstock.store.local import LocalStore
+from penstock.types import ByteRange, Head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from penstock.index.shard_index import ShardIndex, ShardRow
+    from penstock.store import Store
+    from penstock.types import Key, ObjectInfo
+
+FOLDER = ".penstock/"
+"""Of an index beside its shards. Nothing under it is a shard."""
+
+SUFFIX = ".index"
+DATASET_KEY = f"dataset{SUFFIX}"
+SHARDS_PREFIX = "shards/"
+
+HEADS_IN_FLIGHT_MAX = 64
+
+
+class ShardLike(Protocol):
+    """A shard as a listing gives it; ``penstock.loader.shards.Shard`` is one."""
+
+    @property
+    def store(self) -> Store:
+        """That it lies in."""
+
+    @property
+    def key(self) -> Key:
+        """In that store."""
+
+    @property
+    def url(self) -> str:
+        """For people."""
+
+    @property
+    def etag(self) -> str | None:
+        """Of its version; None where the listing did not say."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """None where the listing did not say."""
+
+
+class Found(NamedTuple):
+    """A shard of which the version is known.
+
+    Attributes:
+        shard: As it was given.
+        key: Relative to the data set's base URL: its name in the index.
+        size_bytes: Of the shard.
+        etag: Or the store's own pin; where it has neither, size and modification time.
+        if_match: What to read the shard with: the ETag or pin; None where it has neither.
+    """
+
+    shard: ShardLike
+    key: str
+    size_bytes: int
+    etag: str
+    if_match: str | None
+
+
+def base_url(shards: Iterable[ShardLike]) -> str:
+    """The folder that holds all `shards`; for listed ones at least the folder that was listed. Ends with a slash.
+
+    Raises:
+        ConfigError: there is none: they lie in several buckets or hosts.
+    """
+    common: list[str] | None = None
+    for folder in {_folder(shard) for shard in shards}:
+        parts = folder.split("/")
+        if common is None:
+            common = parts
+            continue
+        equal = 0
+        while equal < min(len(common), len(parts)) and common[equal] == parts[equal]:
+            equal += 1
+        common = [*common[:equal], ""] if equal < len(common) else common
+    url = "/".join(common or [])
+    if not url or (not urlsplit(url).netloc and not url.startswith("file:")):
+        raise ConfigError(
+            "the shards have no folder in common, where one index could lie", hint="index each bucket by itself"
+        )
+    return url
+
+
+def _folder(shard: ShardLike) -> str:
+    root = shard.store.describe("")
+    if root.startswith("file:") or urlsplit(root).path.strip("/"):
+        return root  # what was listed; of a single file, its directory
+    return shard.url[: shard.url.rfind("/") + 1]
+
+
+def resolve(shards: Iterable[ShardLike], base: str) -> list[Found]:
+    """`shards` with their versions. Cost: one request for each whose listing did not say it, 64 at a time.
+
+    Raises:
+        StoreError: a shard is missing, or its store cannot be asked.
+        ConfigError: a shard does not lie under `base`.
+    """
+    shards = list(shards)
+    found: list[Found] = []
+    unknown: dict[int, tuple[Store, list[tuple[int, Key]]]] = {}
+    for index, shard in enumerate(shards):
+        if not shard.url.startswith(base):
+            raise ConfigError(f"{shard.url} does not lie under {base}")
+        key = shard.url[len(base) :]
+        found.append(Found(shard, key, shard.size_bytes or 0, shard.etag or "", shard.etag))
+        if shard.size_bytes is None or shard.etag is None:
+            unknown.setdefault(id(shard.store), (shard.store, []))[1].append((index, shard.key))
+    for store, keys in unknown.values():
+        for index, info in _heads(store, keys):
+            etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
+            found[index] = found[index]._replace(size_bytes=info.size_bytes, etag=etag, if_match=info.etag)
+    return found
+
+
+def _heads(store: Store, keys: list[tuple[int, Key]]) -> Iterator[tuple[int, ObjectInfo]]:
+    in_flight: InFlight[int] = InFlight(store)
+    waiting = iter(keys)
+    try:
+        while True:
+            while len(in_flight) < HEADS_IN_FLIGHT_MAX and (item := next(waiting, None)) is not None:
+                in_flight.submit(Head(item[1]), item[0])
+            if not in_flight:
+                return
+            index, completion = in_flight.wait()
+            if completion.error is not None:
+                raise completion.error
+            assert completion.info is not None
+            yield index, completion.info
+    finally:
+        in_flight.cancel()
+
+
+class IndexPlace:
+    """The files of one data set's index.
+
+    Args:
+        store: That holds them.
+        prefix: Of their keys in it; "" or ending with a slash.
+        base: URL of the data set, which its keys are relative to.
+    """
+
+    def __init__(self, store: Store, prefix: str, *, base: str) -> None:
+        self.store = store
+        self.base_url = base
+        self._prefix = prefix
+
+    @property
+    def url(self) -> str:
+        """Of the folder that holds the files."""
+        return self.store.describe(self._prefix)
+
+    def load(self) -> DatasetIndex:
+        """The data set's index; an empty one where there is none, or it is damaged. Cost: one read.
+
+        Raises:
+            StoreError: the store cannot be asked.
+        """
+        key = self._prefix + DATASET_KEY
+        try:
+            return dataset_index.decode(self.store.read(key).data, self.store.describe(key))
+        except (ObjectMissingError, DataError):
+            return DatasetIndex(self.base_url)  # sidecars say of themselves what they describe: nothing is lost
+
+    def save(self, index: DatasetIndex) -> None:
+        """Write the data set's index, with the rows of shards that another process added meanwhile."""
+        merged = self.load()
+        merged.base_url = self.base_url
+        for row in index.rows.values():
+            merged.add(row)
+        self._make_folder()
+        self.store.write(self._prefix + DATASET_KEY, merged.encode())
+
+    def load_shard(self, row: ShardRow) -> ShardIndex:
+        """The index of one shard. Cost: one read.
+
+        Raises:
+            ObjectMissingError: there is none.
+            DataError: it is damaged, or of another version than `row`.
+        """
+        return next(self.load_shards([row]))
+
+    def load_shards(self, rows: Iterable[ShardRow]) -> Iterator[ShardIndex]:
+        """The indexes of `rows`, in order, read ahead. Cost: one request each, many at a time.
+
+        Raises:
+            ObjectMissingError: one is missing.
+            DataError: one is damaged, or of another version than its row.
+        """
+        rows = list(rows)
+        return self._iter_shards(rows, self.store.read_many(self._shard_key(row.key) for row in rows))
+
+    def _iter_shards(self, rows: list[ShardRow], blobs: Iterator[object]) -> Iterator[ShardIndex]:
+        for row, blob in zip(rows, blobs, strict=True):
+            index = shard_index.decode(blob.data, blob.key)  # type: ignore[attr-defined]
+            if index.row != row:
+                raise DataError(
+                    f"the index of the shard describes {index.row}, the data set's index {row}",
+                    hint="run penstock index: what does not agree is made anew",
+                    shard=row.key,
+                )
+            yield index
+
+    def save_shard(self, index: ShardIndex) -> None:
+        """Write the index of one shard."""
+        self._make_folder()
+        self.store.write(self._shard_key(index.row.key), index.encode())
+
+    def saved_rows(self, keys: set[str]) -> list[ShardRow]:
+        """What the shards' indexes that lie there say of `keys`; damaged ones are left out.
+
+        For a build that was killed before it wrote the data set's index. Cost: a listing, and a read of 4 KiB for each.
+        """
+        prefix = self._prefix + SHARDS_PREFIX
+        rows = []
+        try:
+            present = [info.key for info in self.store.list(prefix) if info.key[len(prefix) : -len(SUFFIX)] in keys]
+            head = ByteRange(0, shard_index.HEAD_BYTES_MAX)
+            for blob in self.store.try_read_many((key, head) for key in present):
+                if isinstance(blob, StoreError):
+                    continue
+                try:
+                    rows.append(shard_index.read_head(blob.data, blob.key))
+                except DataError:
+                    continue
+        except ObjectMissingError:  # not even the folder
+            return []
+        return [row for row in rows if row.key in keys]
+
+    def _shard_key(self, key: str) -> Key:
+        return f"{self._prefix}{SHARDS_PREFIX}{key}{SUFFIX}"
+
+    def _make_folder(self) -> None:
+        if isinstance(self.store, LocalStore) and not self._prefix:
+            self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def beside(shards: Iterable[ShardLike]) -> IndexPlace:
+    """The place beside `shards`.
+
+    Raises:
+        ConfigError: they have no folder in common.
+    """
+    shards = list(shards)
+    base = base_url(shards)
+    store = shards[0].store
+    root = store.describe("")
+    if not base.startswith(root):
+        raise ConfigError(
+            f"the shards' folder {base} is above {root}, which is what was listed", hint="name the folder itself"
+        )
+    return IndexPlace(store, base[len(root) :] + FOLDER, base=base)
+
+
+def in_directory(shards: Iterable[ShardLike], index_dir: str | os.PathLike[str] | None = None) -> IndexPlace:
+    """The place of `shards`'s index in `index_dir`; default ``$XDG_CACHE_HOME/penstock/index``.
+
+    Raises:
+        ConfigError: they have no folder in common.
+    """
+    shards = list(shards)
+    base = base_url(shards)
+    identity = f"{_endpoint(shards[0].store)}\n{base}"
+    digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", base.rstrip("/").rpartition("/")[2])[:40].strip("-")
+    folder = Path(index_dir) if index_dir is not None else default_directory()
+    return IndexPlace(LocalStore(folder / f"{name or 'data'}-{digest}"), "", base=base)
+
+
+def default_directory() -> Path:
+    """``$XDG_CACHE_HOME/penstock/index``, or ``~/.cache/penstock/index``."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "penstock" / "index"
+
+
+def _endpoint(store: Store) -> str:
+    """What tells two buckets of one name apart."""
+    while (inner := getattr(store, "inner", None)) is not None:
+        store = inner
+    return getattr(getattr(store, "site", None), "endpoint_url", None) or ""

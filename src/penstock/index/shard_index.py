@@ -1,0 +1,310 @@
+"""``ShardIndex``: where each sample of one shard lies, and what its bytes sum up to.
+
+The *extents* of a shard's samples tile it: sample i is the bytes ``[offsets[i], offsets[i + 1])``, and a parser that
+starts at its first byte gives that sample. What belongs to no sample (a tar's directories, blank lines) is at the head
+of the extent behind it, so that a run of samples is always one range, and reading one never needs another.
+
+The file is small on purpose: a data set's indexes are read at every start that needs more than counts. Extents are
+stored as differences in the largest common unit (512 bytes in a tar, so 2 bytes per sample up to 32 MiB), checksums as
+4 bytes, keys compressed: about 9 bytes per sample in all. Layout, byte for byte: README.md in this folder.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.types import Buffer
+
+MAGIC = b"\x89PSX\r\n\x1a\n"
+"""Of every shard index; as PNG's, it shows a transfer that changed line ends or the eighth bit."""
+
+VERSION = 1
+
+HEAD_BYTES_MAX = 4096
+"""Bytes from which ``read_head`` can always read: a key has at most 1 024 of them."""
+
+_FIXED = struct.Struct("<8sHHIQQQHHHH")
+_COLUMN = struct.Struct("<8sHHIQQQII")
+_RAW, _ZLIB = 0, 1
+_UNIT_MAX = (1 << 32) - 1
+_STRING_BYTES_MAX = (1 << 16) - 1
+
+
+class ShardRow(NamedTuple):
+    """What a data set's index says of one shard.
+
+    Attributes:
+        key: Relative to the data set's base URL.
+        size_bytes: Of the shard.
+        etag: Of the version that was indexed, or the store's own pin where it has none.
+        samples_count: Samples in it.
+        format: A key of ``penstock.formats.FORMATS``.
+        has_offsets: Whether its ``ShardIndex`` says where the samples lie; formats with a footer say so themselves.
+    """
+
+    key: str
+    size_bytes: int
+    etag: str
+    samples_count: int
+    format: str
+    has_offsets: bool
+
+    def is_of(self, size_bytes: int | None, etag: str | None) -> bool:
+        """Whether it describes this version."""
+        return self.size_bytes == size_bytes and self.etag == etag
+
+
+class ShardIndex:
+    """Extents, checksums and keys of one shard's samples; immutable.
+
+    Attributes:
+        row: Of the shard.
+        offsets: int64[samples_count + 1], ascending, the extents' bounds in bytes; None where only the count is known.
+        crc32c: uint32[samples_count], of each extent's bytes; None where nobody read them.
+
+    Cost: 12 bytes per sample in memory; keys are decoded when asked for.
+    """
+
+    __slots__ = ("_keys", "_stored_keys", "crc32c", "offsets", "row")
+
+    def __init__(
+        self,
+        row: ShardRow,
+        *,
+        offsets: NDArray[np.int64] | None = None,
+        crc32c: NDArray[np.uint32] | None = None,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        count = row.samples_count
+        if offsets is not None and (
+            len(offsets) != count + 1
+            or int(offsets[0]) < 0
+            or int(offsets[-1]) > row.size_bytes
+            or bool((np.diff(offsets) < 0).any())
+        ):
+            raise DataError(
+                f"{len(offsets)} bounds of {count} samples must ascend within {row.size_bytes} bytes", shard=row.key
+            )
+        if crc32c is not None and len(crc32c) != count:
+            raise DataError(f"{len(crc32c)} checksums of {count} samples", shard=row.key)
+        if keys is not None and len(keys) != count:
+            raise DataError(f"{len(keys)} keys of {count} samples", shard=row.key)
+        self.row = row._replace(has_offsets=offsets is not None)
+        self.offsets = offsets
+        self.crc32c = crc32c
+        self._keys = list(keys) if keys is not None else None
+        self._stored_keys: bytes | None = None
+
+    def __len__(self) -> int:
+        return self.row.samples_count
+
+    def __repr__(self) -> str:
+        has = [name for name in ("offsets", "crc32c", "keys") if getattr(self, name) is not None]
+        return f"<ShardIndex {self.row.key!r}: {len(self)} samples, {', '.join(has) or 'count only'}>"
+
+    @property
+    def sizes(self) -> NDArray[np.int64] | None:
+        """int64[samples_count]: bytes of each extent."""
+        return None if self.offsets is None else np.diff(self.offsets)
+
+    @property
+    def keys(self) -> list[str] | None:
+        """``__key__`` of each sample, in stored order; None where they are not known."""
+        if self._keys is None and self._stored_keys is not None:
+            self._keys = _split_keys(self._stored_keys, len(self), self.row.key)
+        return self._keys
+
+    def find(self, key: str) -> int | None:
+        """Which sample has this key, the first if several; None: no sample, or the keys are not known. Cost: O(n)."""
+        keys = self.keys
+        return keys.index(key) if keys is not None and key in keys else None
+
+    def encode(self) -> bytes:
+        """As stored: see README.md."""
+        columns = []
+        if self.offsets is not None:
+            columns.append(_offsets_column(self.offsets))
+        if self.crc32c is not None:
+            data = self.crc32c.astype("<u4").tobytes()
+            columns.append(_Column(b"crc32c", _RAW, 4, 1, data, len(data)))
+        if self.keys is not None:
+            data = _join_keys(self.keys)
+            columns.append(_Column(b"keys", _ZLIB, 1, 1, zlib.compress(data, 6), len(data)))
+        return _assemble(self.row, columns)
+
+
+class _Column(NamedTuple):
+    """A column as stored."""
+
+    name: bytes
+    coding: int
+    item_bytes: int
+    unit: int
+    data: bytes
+    decoded_bytes: int
+
+
+def _offsets_column(offsets: NDArray[np.int64]) -> _Column:
+    """First bound, then differences in their common unit."""
+    steps = np.diff(offsets)
+    unit = int(np.gcd.reduce(steps)) if len(steps) else 1
+    unit = unit if 0 < unit <= _UNIT_MAX else 1
+    steps = steps // unit
+    most = int(steps.max()) if len(steps) else 0
+    item_bytes = next(size for size in (1, 2, 4, 8) if most < 1 << (8 * size))
+    data = struct.pack("<Q", int(offsets[0])) + steps.astype(f"<u{item_bytes}").tobytes()
+    return _Column(b"offsets", _RAW, item_bytes, unit, data, len(data))
+
+
+def _join_keys(keys: Sequence[str]) -> bytes:
+    encoded = [key.encode("utf-8", "surrogateescape") for key in keys]
+    return np.array([len(key) for key in encoded], "<u4").tobytes() + b"".join(encoded)
+
+
+def _split_keys(data: bytes, count: int, shard: str) -> list[str]:
+    lengths = np.frombuffer(data, "<u4", count)
+    ends = np.cumsum(lengths, dtype=np.int64) + 4 * count
+    if count and int(ends[-1]) != len(data):
+        raise DataError(f"its keys end at byte {int(ends[-1])} of {len(data)}", shard=shard)
+    keys, start = [], 4 * count
+    for end in ends.tolist():
+        keys.append(data[start:end].decode("utf-8", "surrogateescape"))
+        start = end
+    return keys
+
+
+def _assemble(row: ShardRow, columns: list[_Column]) -> bytes:
+    strings = [text.encode("utf-8", "surrogateescape") for text in (row.key, row.etag, row.format)]
+    longest = max(map(len, strings))
+    if longest > _STRING_BYTES_MAX:
+        raise DataError(f"a key or ETag of {longest} bytes is longer than {_STRING_BYTES_MAX}", shard=row.key[:80])
+    head_bytes = _FIXED.size + sum(map(len, strings)) + _COLUMN.size * len(columns)
+    head_bytes += -(head_bytes + 4) % 8 + 4
+    at, table = head_bytes, []
+    for column in columns:
+        table.append((column, at))
+        at += len(column.data)
+    lengths = [len(text) for text in strings]
+    head = _FIXED.pack(
+        MAGIC, VERSION, len(columns), head_bytes, row.samples_count, row.size_bytes, at, *lengths, 0
+    ) + b"".join(strings)
+    for column, start in table:
+        name, coding, item_bytes, unit, data, decoded_bytes = column
+        head += _COLUMN.pack(name, coding, item_bytes, unit, start, len(data), decoded_bytes, crc32c(data), 0)
+    head += bytes(head_bytes - 4 - len(head))
+    return b"".join([head, struct.pack("<I", crc32c(head)), *(column.data for column in columns)])
+
+
+class _Head(NamedTuple):
+    """The header, taken apart."""
+
+    row: ShardRow
+    file_bytes: int
+    columns: dict[bytes, tuple[int, int, int, int, int, int, int]]  # coding, item, unit, start, stored, decoded, crc
+
+
+def _read_head(data: Buffer, name: str) -> _Head:
+    view = memoryview(data)
+    if len(view) < _FIXED.size or bytes(view[:8]) != MAGIC:
+        raise DataError("it is no shard index", shard=name)
+    _, version, columns_count, head_bytes, samples_count, size_bytes, file_bytes, *lengths, _ = _FIXED.unpack_from(view)
+    if version != VERSION:
+        raise DataError(f"its version is {version}, this penstock reads {VERSION}", hint="index anew", shard=name)
+    if not _FIXED.size + sum(lengths) + _COLUMN.size * columns_count + 4 <= head_bytes <= len(view):
+        raise DataError(f"its header of {head_bytes} bytes is cut at {len(view)}", shard=name)
+    (checksum,) = struct.unpack_from("<I", view, head_bytes - 4)
+    if checksum != crc32c(view[: head_bytes - 4]):
+        raise DataError("its header does not have its checksum", shard=name)
+    at, strings = _FIXED.size, []
+    for length in lengths:
+        strings.append(bytes(view[at : at + length]).decode("utf-8", "surrogateescape"))
+        at += length
+    columns = {}
+    for index in range(columns_count):
+        column, *rest, _ = _COLUMN.unpack_from(view, at + index * _COLUMN.size)
+        columns[column.rstrip(b"\0")] = tuple(rest)
+    key, etag, format_name = strings
+    row = ShardRow(key, size_bytes, etag, samples_count, format_name, b"offsets" in columns)
+    return _Head(row, file_bytes, columns)
+
+
+def read_head(data: Buffer, name: str) -> ShardRow:
+    """The row of a stored index, from its first bytes.
+
+    Args:
+        data: uint8[up to HEAD_BYTES_MAX], the file's first bytes.
+        name: For errors.
+
+    Raises:
+        DataError: it is no shard index, or is damaged.
+    """
+    return _read_head(data, name).row
+
+
+def decode(data: Buffer, name: str) -> ShardIndex:
+    """A stored index. Columns that this version does not know are passed over.
+
+    Args:
+        data: uint8[n], the file.
+        name: For errors.
+
+    Raises:
+        DataError: it is no shard index, or is damaged: every byte is under a checksum.
+    """
+    view = memoryview(data)
+    head = _read_head(view, name)
+    if head.file_bytes != len(view):
+        raise DataError(f"it has {len(view)} of {head.file_bytes} bytes", shard=name)
+    count = head.row.samples_count
+    stored = {column: _decoded(view, entry, name) for column, entry in head.columns.items()}
+    offsets = checksums = None
+    if b"offsets" in stored:
+        _, item_bytes, unit, *_ = head.columns[b"offsets"]
+        offsets = _decode_offsets(stored[b"offsets"], count, item_bytes, unit, name)
+    if b"crc32c" in stored:
+        if len(stored[b"crc32c"]) != 4 * count:
+            raise DataError(f"{len(stored[b'crc32c'])} bytes of checksums for {count} samples", shard=name)
+        checksums = np.frombuffer(stored[b"crc32c"], "<u4").astype(np.uint32, copy=False)
+    index = ShardIndex(head.row, offsets=offsets, crc32c=checksums)
+    if b"keys" in stored:
+        if len(stored[b"keys"]) < 4 * count:
+            raise DataError(f"{len(stored[b'keys'])} bytes of keys for {count} samples", shard=name)
+        index._stored_keys = bytes(stored[b"keys"])  # decoded when asked for
+    return index
+
+
+def _decoded(view: memoryview, entry: tuple[int, int, int, int, int, int, int], name: str) -> Buffer:
+    coding, _, _, start, stored_bytes, decoded_bytes, checksum = entry
+    if start + stored_bytes > len(view):
+        raise DataError(f"a column ends at byte {start + stored_bytes} of {len(view)}", shard=name)
+    data = view[start : start + stored_bytes]
+    if crc32c(data) != checksum:
+        raise DataError(f"the column at byte {start} does not have its checksum", shard=name, offset_bytes=start)
+    if coding == _RAW:
+        return data
+    if coding != _ZLIB:
+        raise DataError(f"the column at byte {start} has the unknown coding {coding}", shard=name)
+    return zlib.decompressobj().decompress(data, decoded_bytes)
+
+
+def _decode_offsets(data: Buffer, count: int, item_bytes: int, unit: int, name: str) -> NDArray[np.int64]:
+    if item_bytes not in (1, 2, 4, 8) or len(data) != 8 + item_bytes * count:
+        raise DataError(f"{len(data)} bytes of bounds for {count} samples of {item_bytes} bytes", shard=name)
+    offsets = np.empty(count + 1, np.int64)
+    offsets[0] = struct.unpack_from("<Q", data)[0]
+    np.cumsum(np.frombuffer(data, f"<u{item_bytes}", offset=8), dtype=np.int64, out=offsets[1:])
+    offsets[1:] *= unit
+    offsets[1:] += offsets[0]
+    return offsets

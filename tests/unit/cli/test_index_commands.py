@@ -1,0 +1,145 @@
+"""``penstock index`` and ``penstock manifest`` on directories and memory stores, in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run
+from penstock.formats import TarWriter
+from penstock.index import ManifestEntry, read_manifest
+from penstock.store.memory import MemoryStore
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore(name=f"cli-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache directory, for this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "penstock" / "index"
+
+
+def tar(count: int) -> bytes:
+    out = io.BytesIO()
+    writer = TarWriter(out.write)
+    for number in range(count):
+        writer.add({"__key__": f"{number:04d}", "cls": str(number)})
+    writer.finish()
+    return out.getvalue()
+
+
+def records(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_index_says_what_it_did(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, nothing on stdout; the second time nothing is read."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(3):
+        (data / f"{number}.tar").write_bytes(tar(5))
+    assert run(["index", f"{data}/"]) == 0
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert "15 samples in 3 shards (3 read)" in errors
+    assert str(cache) in errors
+    assert run(["index", f"{data}/"]) == 0
+    assert "15 samples in 3 shards (3 known already)" in capsys.readouterr().err
+    assert run(["index", "--again", f"{data}/"]) == 0
+    assert "(3 read)" in capsys.readouterr().err
+
+
+def test_index_beside_the_shards(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lies under .penstock/, which the next listing does not take for a shard; JSON has a line per shard."""
+    for number in range(2):
+        (tmp_path / f"{number}.tar").write_bytes(tar(4 + number))
+    for how in ("read", "known"):
+        assert run(["index", "--beside", "--json", f"{tmp_path}/"]) == 0
+        first, second, summary = records(capsys.readouterr().out)
+        assert (first["key"], first["how"], first["samples_count"]) == ("0.tar", how, 4)
+        assert second["key"] == "1.tar"
+        assert {name: summary[name] for name in ("shards", "samples", "failed", how)} == {
+            "shards": 2, "samples": 9, "failed": 0, how: 2,
+        }  # fmt: skip
+        assert summary["index"] == f"file://{tmp_path}/.penstock/"
+    assert not cache.exists()
+
+
+def test_index_of_a_corrupt_shard_fails_and_does_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shard is named with what is wrong; the exit code is 1, and the others are indexed."""
+    (tmp_path / "a.tar").write_bytes(b"no tar at all" * 99)
+    (tmp_path / "b.tar").write_bytes(tar(3))
+    folder = tmp_path / "index"
+    assert run(["index", "--index-dir", str(folder), f"{tmp_path}/"]) == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert "a.tar" in errors[0]
+    assert "3 samples in 1 shards (1 read), 1 failed" in errors[1]
+    assert run(["index", "--json", "--index-dir", str(folder), f"{tmp_path}/"]) == 1
+    failed = [line for line in records(capsys.readouterr().out) if line["action"] == "failed"]
+    assert [line["error"] for line in failed] == ["DataError"]
+
+
+def test_index_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two places at once, and a folder without shards, are one line each."""
+    assert run(["index", "--beside", "--index-dir", "x", f"{tmp_path}/"]) == 1
+    assert "excludes" in capsys.readouterr().err
+    assert run(["index", f"{tmp_path}/"]) == 1
+    assert "no shards here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_manifest_of_a_folder(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every object below the URL with size and ETag, and nothing of .penstock/; it is read back as URLs."""
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    data = tmp_path / "data"
+    for name, content in (
+        ("a/1.tar", b"xyz"),
+        ("b.jpg", b""),
+        (".penstock/dataset.index", b"i"),
+        ("c/.penstock/x", b"i"),
+    ):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_bytes(content)
+    target = tmp_path / f"out.manifest.{suffix}"
+    assert run(["manifest", str(data), "-o", str(target)]) == 0
+    assert "2 objects" in capsys.readouterr().err
+    entries = read_manifest(target.read_bytes(), url=str(target))
+    assert [(entry.url, entry.size_bytes) for entry in entries] == [
+        (f"file://{data}/a/1.tar", 3),
+        (f"file://{data}/b.jpg", 0),
+    ]
+    assert all(entry.etag for entry in entries)
+
+
+def test_manifest_to_stdout_and_to_a_store(memory: MemoryStore, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """``-o -`` prints; a URL is written in one piece, relative to the folder it lists."""
+    info = memory.write("t/1.tar", b"abc")
+    assert run(["manifest", f"memory://{memory.name}/t", "-o", "-"]) == 0
+    out = capsysbinary.readouterr().out
+    expected = [ManifestEntry(f"memory://{memory.name}/t/1.tar", 3, info.etag)]
+    assert read_manifest(out, url="x") == expected
+    assert run(["manifest", f"memory://{memory.name}/t/", "-o", f"memory://{memory.name}/lists/m.jsonl"]) == 0
+    assert bytes(memory.read("lists/m.jsonl").data) == out
+
+
+def test_manifest_of_nothing_leaves_nothing(
+    memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty folder is an error, and no file appears; so is a folder as the target."""
+    target = tmp_path / "m.jsonl"
+    assert run(["manifest", f"memory://{memory.name}/", "-o", str(target)]) == 1
+    assert "nothing below" in capsys.readouterr().err
+    assert not target.exists()
+    memory.write("x", b"")
+    assert run(["manifest", f"memory://{memory.name}/", "-o", f"{tmp_path}/"]) == 1
+    assert "is a folder" in capsys.readouterr().err

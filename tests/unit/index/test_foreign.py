@@ -1,0 +1,105 @@
+"""Indexes of other tools: what they say, and when they are not believed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from penstock.errors import DataError
+from penstock.formats import TarParser
+from penstock.index.foreign import candidates, parse, samples_of_wids
+
+
+def bounds(data: bytes, format_name: str, size_bytes: int) -> list[int]:
+    return parse(data, format_name=format_name, size_bytes=size_bytes, name="x.idx").offsets.tolist()
+
+
+def test_candidates_lie_beside_the_shard() -> None:
+    """The shard's name and .idx, or .idx in the place of its suffix; a dot in a folder's name is no suffix."""
+    assert candidates("a/b.tar") == ("a/b.tar.idx", "a/b.idx")
+    assert candidates("b.tfrecord") == ("b.tfrecord.idx", "b.idx")
+    assert candidates("v1.0/train-00000-of-00004") == ("v1.0/train-00000-of-00004.idx",)
+
+
+def test_tfrecord2idx() -> None:
+    """Offset and size of each record, framing included; they have to follow each other to the shard's end."""
+    assert bounds(b"0 20\n20 30\n50 7\n", "tfrecord", 57) == [0, 20, 50, 57]
+    assert bounds(b"", "tfrecord", 0) == [0]
+    for wrong in (
+        b"0 20\n21 30\n",
+        b"0 20\n20 31\n",
+        b"1 20\n21 29\n",
+        b"0 20 5\n20 30\n",
+        b"0\n20\n",
+        b"a b\n",
+        b"\xff",
+    ):
+        with pytest.raises(DataError, match=r"no index of a tfrecord shard"):
+            bounds(wrong, "tfrecord", 50)
+
+
+def test_energon() -> None:
+    """Where samples begin, in multiples of 512; whether the last one ends them only the shard can say."""
+    assert bounds(struct.pack("<3Q", 0, 1024, 5120), "tar", 10_240) == [0, 1024, 5120]
+    found = parse(struct.pack("<2Q", 0, 1024), format_name="tar", size_bytes=1024, name="x")
+    assert found.last_is_end
+    assert parse(struct.pack("<2Q", 0, 512), format_name="tar", size_bytes=1024, name="x").last_is_end is None
+    for wrong in ((0, 1000), (512, 1024), (0, 1024, 1024), (0, 2048, 1024), (0, 20_480)):
+        with pytest.raises(DataError):
+            bounds(struct.pack(f"<{len(wrong)}Q", *wrong), "tar", 10_240)
+    with pytest.raises(DataError, match="no table of uint64"):
+        bounds(b"\0" * 9, "tar", 10_240)
+
+
+@pytest.mark.parametrize("version", ["v1.1", "v1.2"])
+def test_wds2idx(tar: Callable[..., bytes], version: str) -> None:
+    """Extensions, data offsets and sizes of each sample's members give the same extents as the shard."""
+    data = tar(9)
+    parser = TarParser("x")
+    samples = parser.feed(data) + parser.finish()
+    lines = []
+    for sample in samples:
+        words, at = [], sample.offset_bytes
+        for field, value in sample.fields.items():
+            words += [field, str(at + 512), str(len(value))] + ([f"{sample.key}.{field}"] if version == "v1.2" else [])
+            at += 512 + -(-len(value) // 512) * 512
+        lines.append(" ".join(words))
+    text = "\n".join([f"{version} {len(samples)}", *lines, ""]).encode()
+    assert bounds(text, "tar", len(data)) == [sample.offset_bytes for sample in samples] + [at]
+    for wrong in (
+        text.replace(b" 9\n", b" 8\n", 1),
+        text.replace(version.encode(), b"v9.9"),
+        text.rpartition(b" cls ")[0] + b" cls\n",
+        b"v1.2\n",
+    ):
+        with pytest.raises(DataError):
+            bounds(wrong, "tar", len(data))
+
+
+def test_mxnet() -> None:
+    """Number and offset of each record, in any order; the last ends with the file."""
+    assert bounds(b"7\t40\n1\t0\n3\t16\n", "recordio", 100) == [0, 16, 40, 100]
+    with pytest.raises(DataError, match="first record begins at byte 16"):
+        bounds(b"1\t16\n", "recordio", 100)
+
+
+def test_other_formats_have_none() -> None:
+    """A format whose indexes nobody writes is refused by name."""
+    with pytest.raises(DataError, match="format parquet"):
+        bounds(b"", "parquet", 0)
+
+
+def test_wids() -> None:
+    """A wids index gives samples, and bytes where it says them; another JSON file is refused."""
+    document = {
+        "__kind__": "wids-shard-index-v1",
+        "wids_version": 1,
+        "shardlist": [{"url": "a.tar", "nsamples": 5, "filesize": 99}, {"url": "b.tar", "nsamples": 7}],
+    }
+    assert samples_of_wids(json.dumps(document).encode(), "x") == {"a.tar": (5, 99), "b.tar": (7, None)}
+    for wrong in (b"{}", b"[]", b"no", b'{"__kind__": "other"}', b'{"__kind__": "wids-shard-index-v1"}'):
+        with pytest.raises(DataError):
+            samples_of_wids(wrong, "x")

@@ -1,0 +1,117 @@
+"""Manifests: ours back and forth, and other people's."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from penstock.errors import ConfigError, DataError
+from penstock.index import ManifestEntry, is_manifest_name, read_manifest, write_manifest
+from penstock.index import manifest as manifest_module
+from penstock.types import ObjectInfo
+
+URL = "s3://b/lists/train.manifest"
+INFOS = [ObjectInfo("a/é.tar", 5, '"e1"'), ObjectInfo("b.tar", 0, None)]
+ENTRIES = [ManifestEntry("s3://b/train/a/é.tar", 5, '"e1"'), ManifestEntry("s3://b/train/b.tar", 0, None)]
+
+
+def written(format_name: str) -> bytes:
+    out = io.BytesIO()
+    assert write_manifest(INFOS, out, base_url="s3://b/train/", format=format_name) == 2
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("format_name", ["jsonl", "parquet"])
+def test_what_was_written_is_read(format_name: str) -> None:
+    """Keys become URLs below the base that the manifest itself names; sizes and ETags come back."""
+    pytest.importorskip("pyarrow")
+    assert read_manifest(written(format_name), url=URL) == ENTRIES
+
+
+def test_parquet_in_several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are written a group at a time, so that memory is bounded, and come back in order."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(manifest_module, "ROWS_PER_GROUP", 3)
+    out = io.BytesIO()
+    write_manifest((ObjectInfo(f"{n}", n) for n in range(10)), out, base_url="s3://b/", format="parquet")
+    assert [entry.size_bytes for entry in read_manifest(out.getvalue(), url=URL)] == list(range(10))
+
+
+def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pyarrow the error says what to install."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"penstock\[parquet\]"):
+        write_manifest([], io.BytesIO(), base_url="s3://b/", format="parquet")
+    with pytest.raises(ConfigError, match="pyarrow"):
+        read_manifest(b"PAR1....", url=URL)
+
+
+def test_another_format_is_refused() -> None:
+    """Only the two are written."""
+    with pytest.raises(ConfigError, match="'jsonl' or 'parquet'"):
+        write_manifest([], io.BytesIO(), base_url="s3://b/", format="csv")
+
+
+def test_json_lines_of_others() -> None:
+    """Other names of the columns, absolute URLs, and keys relative to the manifest's own folder."""
+    lines = [
+        {"url": "s3://other/x.tar", "size": 3},
+        {"path": "sub/y.tar", "filesize": 4, "ETag": "e"},
+        {"key": "z.tar"},
+    ]
+    assert read_manifest("\n\n".join(map(json.dumps, lines)).encode(), url=URL) == [
+        ManifestEntry("s3://other/x.tar", 3),
+        ManifestEntry("s3://b/lists/sub/y.tar", 4, "e"),
+        ManifestEntry("s3://b/lists/z.tar"),
+    ]
+
+
+def test_sagemaker() -> None:
+    """Prefix and names, by plain concatenation."""
+    text = b' [{"prefix": "s3://bucket/some/pre"}, "fix/1.tar", "-2.tar"]'
+    assert [entry.url for entry in read_manifest(text, url=URL)] == [
+        "s3://bucket/some/prefix/1.tar",
+        "s3://bucket/some/pre-2.tar",
+    ]
+    for wrong in (b"[]", b'["a"]', b'[{"prefix": ""}]', b'[{"prefix": "s3://b/"}, 3]', b"[1"):
+        with pytest.raises(DataError, match="manifest"):
+            read_manifest(wrong, url=URL)
+
+
+def test_sagemaker_augmented() -> None:
+    """References are objects; the other attributes of the line stay with them. Chosen ones come in their order."""
+    line = b'{"image-ref": "s3://m/1.jpg", "mask-ref": "s3://m/1.png", "is-a-cat": 1}\n'
+    cat = {"is-a-cat": 1}
+    image, mask = (ManifestEntry(url, attributes=cat) for url in ("s3://m/1.jpg", "s3://m/1.png"))
+    assert read_manifest(line, url=URL) == [image, mask]
+    assert read_manifest(line, url=URL, refs=["mask-ref"]) == [mask]
+    with pytest.raises(DataError, match=r"line 1 .* no URL in 'Image-ref'"):
+        read_manifest(line, url=URL, refs=["Image-ref"])
+
+
+def test_wrong_lines_are_named() -> None:
+    """The error says which line and what is wrong with it."""
+    good = b'{"key": "a"}\n'
+    for wrong, what in (
+        (b"{", "line 2 of the manifest is no JSON"),
+        (b"3", "line 2 of the manifest is a int"),
+        (b'{"size": 3}', "line 2 of the manifest names no object"),
+        (b'{"key": "a", "size": -1}', "line 2 of the manifest has the size -1"),
+        (b'{"penstock_manifest": 9}', "version is 9"),
+    ):
+        with pytest.raises(DataError, match=what):
+            read_manifest(good + wrong, url=URL)
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="no Parquet file"):
+        read_manifest(b"PAR1 and nothing else", url=URL)
+
+
+def test_names_of_manifests() -> None:
+    """By its name a manifest is told from a shard of JSON lines or Parquet."""
+    assert all(
+        map(is_manifest_name, ("train.manifest.jsonl", "s3://b/manifest.parquet", "x.manifest", "Manifest.json"))
+    )
+    assert not any(map(is_manifest_name, ("train.jsonl", "manifest/train.jsonl", "a.parquet", "manifest.tar")))
