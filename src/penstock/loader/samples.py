@@ -1,19 +1,28 @@
-"""What happens to one sample between its shard and its row of a batch: decode, map, and whose fault an error is."""
+"""What happens to one sample between its shard and its row of a batch, and whose fault an error is.
+
+``Steps`` walks the stages that see single samples. Where decoding is the last of them, it writes the batch's memory
+itself, and no array is made and copied.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import ConfigError, DecodeError, FieldMissingError, PenstockError
+from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError, PenstockError
 from penstock.formats import RESERVED_FIELDS
-from penstock.pipeline import Decode, Map
+from penstock.loader.joins import Tables
+from penstock.loader.tolerance import Tolerance
+from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from penstock.formats import Sample
-    from penstock.pipeline import Field, Pipeline
+    from penstock.loader.columns import Layout
+    from penstock.pipeline import Field, Pipeline, Spec
 
 _STREAM = 0x70656E73746F636B  # "penstock": tells these streams from others with the same seed
 
@@ -21,20 +30,22 @@ _STREAM = 0x70656E73746F636B  # "penstock": tells these streams from others with
 class SampleRandom:
     """One Philox per thread, put where a sample's own stream begins.
 
-    Its key is (seed, epoch); its counter starts at (0, 0, position, _STREAM), whose low word runs on with the numbers
-    drawn, so that streams of different samples never meet. The second word is kept for the index within ``flat_map``.
+    Its key is (seed, epoch); its counter starts at (0, index, position, _STREAM), whose low word runs on with the
+    numbers drawn, so that streams of different samples never meet. The index is that within ``flat_map``, from 1; a
+    sample before it has 0.
     """
 
     def __init__(self, *, seed: int, epoch: int) -> None:
+        self.epoch = epoch
         self._bits = np.random.Philox()
         self._generator = np.random.Generator(self._bits)
         self._key = np.array([seed, epoch], dtype=np.uint64)
 
-    def at(self, position: int) -> np.random.Generator:
-        """The generator, at the start of the stream of `position`; valid until the next call."""
+    def at(self, position: int, index: int = 0) -> np.random.Generator:
+        """The generator, at the start of the stream of `position` and `index`; valid until the next call."""
         self._bits.state = {
             "bit_generator": "Philox",
-            "state": {"counter": np.array([0, 0, position, _STREAM], dtype=np.uint64), "key": self._key},
+            "state": {"counter": np.array([0, index, position, _STREAM], dtype=np.uint64), "key": self._key},
             "buffer": np.zeros(4, dtype=np.uint64),
             "buffer_pos": 4,
             "has_uint32": 0,
@@ -43,89 +54,385 @@ class SampleRandom:
         return self._generator
 
 
+class _Step(NamedTuple):
+    """A stage and what is asked of it for every sample, looked up once."""
+
+    stage: Decode | Map | Filter | FlatMap | Select | Join
+    name: str
+    takes_rng: bool
+    errors_max: int
+    is_raw: bool  # values are members still: views of a part, which no user's function may keep
+
+
+class _Origin:
+    """A sample under way: where it is from, and its random stream, begun when it is first asked for."""
+
+    __slots__ = ("_index", "_random", "_rng", "children_count", "position", "sample", "shard")
+
+    def __init__(self, sample: Sample, shard: str, position: int, random: SampleRandom) -> None:
+        self.sample = sample
+        self.shard = shard
+        self.position = position
+        self.children_count = 0
+        self._random = random
+        self._index = 0
+        self._rng: np.random.Generator | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._random.epoch
+
+    def rng(self) -> np.random.Generator:
+        if self._rng is None:
+            self._rng = self._random.at(self.position, self._index)
+        return self._rng
+
+    def begin_child(self) -> None:
+        """The next of ``flat_map``'s samples gets a stream of its own."""
+        self.children_count += 1
+        self._index = self.children_count
+        self._rng = None
+
+
 class Steps:
-    """The stages of a pipeline that see single samples, in order.
+    """The stages of a pipeline that see single samples, in order. May be called from several threads.
+
+    Attributes:
+        is_empty: Whether there are none: samples are their members.
+        may_drop: Whether a call may give None: a sample that was filtered out, or dropped under ``max_errors``.
+        is_many: Whether a call gives a list, of any length: there is a ``flat_map``.
 
     Raises:
         ConfigError: a field needs a package that is not installed.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._steps: list[tuple[str, Decode | Map]] = []
+        self._steps: list[_Step] = []
+        is_raw = True
         for stage in pipeline.stages:
             if isinstance(stage, Decode):
                 for field in stage.fields:
                     field.require()
-                self._steps.append(("decode", stage))
-            elif isinstance(stage, Map):
-                maps_count = sum(isinstance(step, Map) for _, step in self._steps)
-                self._steps.append((f"map[{maps_count}]", stage))
+            if isinstance(stage, Decode | Map | Filter | FlatMap | Select | Join):
+                self._steps.append(_step(stage, self._steps, is_raw=is_raw))
+                is_raw = is_raw and isinstance(stage, Filter | Select | Join)
+        kinds = [type(step.stage) for step in self._steps]
+        joins = [step.stage for step in self._steps if isinstance(step.stage, Join)]
+        self.is_empty = not kinds
+        self.is_many = FlatMap in kinds
+        self.may_drop = (
+            Filter in kinds
+            or any(step.errors_max for step in self._steps)
+            or any(join.missing == "drop" for join in joins)
+        )
+        self._ends_raw = is_raw
+        self._ends_in_decode = bool(kinds) and kinds[-1] is Decode and not self.is_many
+        self._tolerance = Tolerance()
+        self._tables = Tables(pipeline, joins)
 
-    def __call__(self, sample: Sample, *, shard: str, position: int, random: SampleRandom) -> Mapping[str, Any]:
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Samples dropped for an error so far, by stage; those that a filter left out are not among them."""
+        return self._tolerance.counts()
+
+    def open(self) -> None:
+        """Load the tables that are joined, if that has not been done; the first sample does it otherwise.
+
+        Raises:
+            StoreError, DataError, ConfigError: a table cannot be read, or is none.
+        """
+        self._tables.open()
+
+    def specs(self) -> dict[str, Spec] | None:
+        """Dtype and shape of every field that comes out, where the pipeline says; None where the first sample must."""
+        specs: dict[str, Spec] | None = None
+        for step in self._steps:
+            stage = step.stage
+            if isinstance(stage, Decode):
+                found = {
+                    name: spec for field in stage.fields for name, spec in zip(field.names, field.specs, strict=True)
+                }
+                specs = {name: spec for name, spec in found.items() if spec is not None}
+                if len(specs) < len(found):
+                    specs = None
+            elif isinstance(stage, Map):
+                specs = None if stage.fields is None else dict(stage.fields)
+            elif isinstance(stage, Select) and specs is not None:
+                specs = {name: specs[name] for name in stage.names if name in specs}
+            elif isinstance(stage, FlatMap | Join):
+                specs = None
+        return specs
+
+    def __call__(self, sample: Sample, *, shard: str, position: int, random: SampleRandom) -> Any:
         """The values of one sample by name. Without stages, the members as ``bytes``.
+
+        Returns:
+            A dict; None where the sample is dropped; a list of dicts where there is a ``flat_map``.
 
         Raises:
             FieldMissingError: a member that the pipeline decodes is not there.
             DecodeError: a member or a user's function fails; ``__cause__`` is what it raised.
         """
-        values: Mapping[str, Any] | None = None
-        rng: np.random.Generator | None = None
-        for name, step in self._steps:
-            if isinstance(step, Decode):
-                members = sample.fields if values is None else values
-                values = {field.name: _decoded(field, members, sample, shard) for field in step.fields}
-                continue
-            given = dict(_copied(sample) if values is None else values)
-            given.update(__key__=sample.key, __shard__=shard, __position__=position)
-            if step.takes_rng and rng is None:
-                rng = random.at(position)
-            values = _mapped(step, name, given, rng, shard)
-        return _copied(sample) if values is None else values
+        origin = _Origin(sample, shard, position, random)
+        result = self._run(sample.fields, origin, 0, len(self._steps))
+        if self.is_many:
+            return [] if result is None else result
+        return _copied(result) if self._ends_raw and result is not None else result
+
+    def write(
+        self,
+        sample: Sample,
+        layout: Layout,
+        batch: dict[str, Any],
+        row: int,
+        *,
+        shard: str,
+        position: int,
+        random: SampleRandom,
+    ) -> bool:
+        """The same into a row of a batch, decoding straight into its memory where that is the last stage.
+
+        Args:
+            sample: As stored.
+            layout: Of `batch`.
+            batch: As ``layout.allocate`` made it; `row` of it is written, or left undefined where this gives False.
+            row: See `batch`.
+            shard: URL.
+            position: In the epoch.
+            random: The thread's.
+
+        Returns:
+            False where the sample is dropped. Not for pipelines with a ``flat_map``.
+
+        Raises:
+            FieldMissingError, DecodeError: as when called, or the sample is unlike the first one.
+        """
+        if not self._ends_in_decode:
+            values = self(sample, shard=shard, position=position, random=random)
+            if values is None:
+                return False
+            layout.put(batch, row, values, key=sample.key, shard=shard)
+            return True
+        origin = _Origin(sample, shard, position, random)
+        last = self._steps[-1]
+        values = self._run(sample.fields, origin, 0, len(self._steps) - 1)
+        if values is None:
+            return False
+        try:
+            assert isinstance(last.stage, Decode)
+            values, written = _written(last.stage, values, origin, layout, batch, row)
+        except DataError as error:
+            self._tolerance.drop(error, last.name, last.errors_max, origin.epoch)
+            return False
+        layout.put(batch, row, values, key=sample.key, shard=shard, written=written)
+        return True
+
+    def _run(self, values: Any, origin: _Origin, first: int, end: int) -> Any:
+        for number in range(first, end):
+            step = self._steps[number]
+            try:
+                values = self._applied(step, values, origin)
+            except DataError as error:
+                self._tolerance.drop(error, step.name, step.errors_max, origin.epoch)
+                return None
+            if values is None:
+                return None
+            if isinstance(step.stage, FlatMap):
+                return self._run_children(values, origin, number + 1, end)
+        return values
+
+    def _run_children(self, children: list[Any], origin: _Origin, first: int, end: int) -> list[Any]:
+        results: list[Any] = []
+        for child in children:
+            origin.begin_child()
+            result = self._run(child, origin, first, end)
+            if isinstance(result, list):
+                results += result
+            elif result is not None:
+                results.append(result)
+        return results
+
+    def _applied(self, step: _Step, values: Mapping[str, Any], origin: _Origin) -> Any:
+        """What `step` makes of `values`; None where it drops the sample."""
+        stage = step.stage
+        if isinstance(stage, Decode):
+            return _decoded(stage, values, origin)
+        if isinstance(stage, Select):
+            return _selected(stage, values, origin)
+        if isinstance(stage, Join):
+            row = self._tables.row(stage, origin.sample.key)
+            if row is None and stage.missing == "drop":
+                self._tolerance.count(step.name)
+                return None
+            return _joined(stage, step.name, values, row, origin)
+        given = _copied(values) if step.is_raw else dict(values)
+        given.update(__key__=origin.sample.key, __shard__=origin.shard, __position__=origin.position)
+        return _called(step, given, values, origin)
 
 
-def _copied(sample: Sample) -> dict[str, bytes]:
+def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
+    number = sum(type(step.stage) is type(stage) for step in before)
+    kind = {Decode: "decode", Map: "map", Filter: "filter", FlatMap: "flat_map", Select: "select", Join: "join"}
+    name = kind[type(stage)] if isinstance(stage, Decode | Select) else f"{kind[type(stage)]}[{number}]"
+    takes_rng = getattr(stage, "takes_rng", False)
+    return _Step(stage, name, takes_rng, getattr(stage, "errors_max", 0), is_raw)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     """The members as bytes of their own: nothing handed to a user pins a part."""
-    return {name: bytes(value) for name, value in sample.fields.items()}
+    return {name: bytes(value) if type(value) is memoryview else value for name, value in values.items()}
 
 
-def _decoded(field: Field, members: Mapping[str, Any], sample: Sample, shard: str) -> Any:
-    data = members.get(field.name)
-    if data is None:
-        raise FieldMissingError(
-            f"{field!r}: the sample has {', '.join(map(repr, members)) or 'no members'}",
-            stage="decode",
-            field=field.name,
-            sample_key=sample.key,
-            shard=shard,
-        )
-    try:
-        return field.decode(memoryview(data))
-    except PenstockError:
-        raise
-    except Exception as error:
-        raise DecodeError(
-            f"{field!r} cannot read these {len(data)} bytes: {error or type(error).__name__}",
-            stage="decode",
-            field=field.name,
-            sample_key=sample.key,
-            offset_bytes=sample.offset_bytes,
-            shard=shard,
-        ) from error
+# ── decode ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _mapped(
-    step: Map, name: str, given: dict[str, Any], rng: np.random.Generator | None, shard: str
-) -> Mapping[str, Any]:
-    key = given["__key__"]
-    try:
-        result = step.fn(given, rng) if step.takes_rng else step.fn(given)
-        if not isinstance(result, Mapping):
-            raise ConfigError(
-                f"{step.name} returned {type(result).__name__}, not a dict of values",
-                hint="return the sample, also where it was changed in place",
+def _decoded(stage: Decode, members: Mapping[str, Any], origin: _Origin) -> dict[str, Any]:
+    values = _kept_beside(stage, members)
+    for field in stage.fields:
+        data = _members_of(field, members, origin)
+        try:
+            found = field.decode_members(data, origin.rng() if field.takes_rng else None)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise _decode_error(field, data, origin, error) from error
+        values.update(zip(field.names, found, strict=True))
+    return values
+
+
+def _written(
+    stage: Decode,
+    members: Mapping[str, Any],
+    origin: _Origin,
+    layout: Layout,
+    batch: dict[str, Any],
+    row: int,
+) -> tuple[dict[str, Any], list[str]]:
+    """Decode into the row what is an array of known shape; the values of the other fields, and what is written."""
+    values = _kept_beside(stage, members)
+    written: list[str] = []
+    for field in stage.fields:
+        data = _members_of(field, members, origin)
+        rng = origin.rng() if field.takes_rng else None
+        try:
+            if all(map(layout.holds, field.names, field.specs)):
+                field.write_members(data, [batch[name][row] for name in field.names], rng)
+                written += field.names
+            else:
+                values.update(zip(field.names, field.decode_members(data, rng), strict=True))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise _decode_error(field, data, origin, error) from error
+    return values, written
+
+
+def _kept_beside(stage: Decode, members: Mapping[str, Any]) -> dict[str, Any]:
+    """What was joined before: values, not members."""
+    names = stage.names
+    return {
+        name: value
+        for name, value in members.items()
+        if not isinstance(value, memoryview | bytes) and name not in names
+    }
+
+
+def _members_of(field: Field, members: Mapping[str, Any], origin: _Origin) -> list[memoryview]:
+    found = []
+    for name in field.names:
+        data = members.get(name)
+        if data is None:
+            raise FieldMissingError(
+                f"{field!r}: the sample has {', '.join(map(repr, members)) or 'no members'}",
+                stage="decode",
+                field=name,
+                sample_key=origin.sample.key,
+                shard=origin.shard,
             )
+        if isinstance(data, str):  # from a table
+            data = data.encode()
+        try:
+            found.append(memoryview(data))
+        except TypeError as error:
+            raise _decode_error(field, [], origin, error) from error
+    return found
+
+
+def _decode_error(field: Field, data: Sequence[memoryview], origin: _Origin, error: Exception) -> DecodeError:
+    return DecodeError(
+        f"{field!r} cannot read these {sum(map(len, data))} bytes: {error or type(error).__name__}",
+        stage="decode",
+        field=field.name,
+        sample_key=origin.sample.key,
+        offset_bytes=origin.sample.offset_bytes,
+        shard=origin.shard,
+    )
+
+
+# ── the others ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _selected(stage: Select, values: Mapping[str, Any], origin: _Origin) -> dict[str, Any]:
+    try:
+        return {name: values[name] for name in stage.names}
+    except KeyError as error:
+        raise FieldMissingError(
+            f"{stage!r}: the sample has {', '.join(map(repr, values)) or 'no fields'}",
+            stage="select",
+            field=error.args[0],
+            sample_key=origin.sample.key,
+            shard=origin.shard,
+        ) from None
+
+
+def _joined(
+    stage: Join, name: str, values: Mapping[str, Any], row: Mapping[str, Any] | None, origin: _Origin
+) -> dict[str, Any]:
+    where = {"stage": name, "sample_key": origin.sample.key, "shard": origin.shard}
+    if row is None:
+        raise FieldMissingError(f"{stage!r} has no row for this key", hint="missing='drop' leaves them out", **where)
+    if twice := row.keys() & values.keys():
+        raise DecodeError(
+            f"{stage!r}: the sample has {', '.join(sorted(twice))} already",
+            hint="say which columns to take: join(..., fields=[...])",
+            **where,
+        )
+    return {**values, **row}
+
+
+def _called(step: _Step, given: dict[str, Any], values: Mapping[str, Any], origin: _Origin) -> Any:
+    """What a user's function makes of a sample, without the names that are the loader's."""
+    stage = step.stage
+    assert isinstance(stage, Map | Filter | FlatMap)
+    try:
+        result = stage.fn(given, origin.rng()) if step.takes_rng else stage.fn(given)
+        if isinstance(stage, Filter):
+            return values if result else None
+        if isinstance(stage, FlatMap):
+            return [_own(each, stage.name) for each in _listed(result, stage.name)]
+        return _own(result, stage.name)
     except Exception as error:
         raise DecodeError(
-            f"{step.name} failed: {type(error).__name__}: {error}", stage=name, sample_key=key, shard=shard
+            f"{stage.name} failed: {type(error).__name__}: {error}",
+            stage=step.name,
+            sample_key=origin.sample.key,
+            shard=origin.shard,
         ) from error
+
+
+def _listed(result: Any, name: str) -> Iterable[Any]:
+    if isinstance(result, Mapping) or not hasattr(result, "__iter__"):
+        raise ConfigError(
+            f"{name} returned {type(result).__name__}, not an iterable of samples", hint="return a list, or yield"
+        )
+    samples: Iterable[Any] = result
+    return samples
+
+
+def _own(result: Any, name: str) -> dict[str, Any]:
+    if not isinstance(result, Mapping):
+        raise ConfigError(
+            f"{name} returned {type(result).__name__}, not a dict of values",
+            hint="return the sample, also where it was changed in place",
+        )
     return {field: value for field, value in result.items() if field not in RESERVED_FIELDS}

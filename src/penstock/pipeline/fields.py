@@ -25,10 +25,16 @@ _INT64_MAX = 2**63 - 1
 
 
 class Spec(NamedTuple):
-    """What all values of a field are alike in: an array ``dtype[*shape]``; a number where the shape is ()."""
+    """What all values of a field are alike in: an array ``dtype[*shape]``; a number where the shape is ().
+
+    The dtype ``"object"`` is anything else; a batch has a list of them.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+
+
+OBJECT = Spec("object", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,11 @@ class Float(Field):
 class Text(Field):
     """UTF-8 text. Gives a list of ``str`` per batch."""
 
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """A list per batch."""
+        return (OBJECT,)
+
     def decode(self, data: memoryview) -> str:
         """The text, unchanged: a trailing newline stays."""
         return str(data, "utf-8")
@@ -168,6 +179,11 @@ class Json(Field):
 @dataclass(frozen=True, slots=True, repr=False)
 class Bytes(Field):
     """The member as it is. Gives a list of ``bytes`` per batch."""
+
+    @property
+    def specs(self) -> tuple[Spec | None, ...]:
+        """A list per batch."""
+        return (OBJECT,)
 
     def decode(self, data: memoryview) -> bytes:
         """A copy of `data`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize
-from penstock.pipeline.fields import Field, Spec
+from penstock.pipeline.fields import OBJECT, Field, Spec
 from penstock.pipeline.functions import check_function, function_name, takes_rng
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ class Map:
 
     Attributes:
         fn: The function.
-        fields: What it gives, in its order, where that was said: arrays and numbers by their spec, other things by None.
+        fields: What it gives, in its order, where that was said.
         errors_max: Samples that may be dropped, per epoch, because it fails.
     """
 
     fn: Callable[..., Sample]
-    fields: tuple[tuple[str, Spec | None], ...] | None = None
+    fields: tuple[tuple[str, Spec], ...] | None = None
     errors_max: int = 0
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Map:
     def __repr__(self) -> str:
         shown = ""
         if self.fields is not None:
-            entries = (f"{name!r}: {tuple(spec) if spec else 'object'}" for name, spec in self.fields)
+            entries = (f"{name!r}: {'object' if spec == OBJECT else tuple(spec)}" for name, spec in self.fields)
             shown = f", fields={{{', '.join(entries)}}}"
         return f".map({self.name}{shown}{_errors_shown(self.errors_max)})"
 
@@ -256,7 +256,7 @@ class Evaluate:
 Stage: TypeAlias = Shuffle | Decode | Map | Filter | FlatMap | Select | Take | Join | Evaluate | Batch | BatchBySize
 
 
-def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec | None], ...] | None:
+def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec], ...] | None:
     """What a user says a function gives, as records: ``("uint8", (224, 224, 3))``, ``"int64"``, ``int``, ``str``.
 
     Raises:
@@ -267,14 +267,14 @@ def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec | Non
     return tuple((name, _spec(name, entry)) for name, entry in fields.items())
 
 
-def _spec(name: str, entry: object) -> Spec | None:
+def _spec(name: str, entry: object) -> Spec:
     dtype, shape = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, ())
     if dtype in _SCALARS:
         dtype = _SCALARS[dtype]
     elif isinstance(dtype, type) and dtype.__module__ == "numpy":
         dtype = dtype.__name__
     elif dtype in (str, bytes, object, list, dict):
-        return None
+        dtype = OBJECT.dtype
     else:
         dtype = getattr(dtype, "name", dtype)  # numpy.dtype
     if not isinstance(dtype, str) or not all(isinstance(side, int) and side >= 0 for side in shape):

@@ -1,0 +1,153 @@
+"""Tables that are joined to samples by key: read once, held in memory, looked up by every thread."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock import compose
+from penstock.errors import ConfigError, DecodeError
+from penstock.pipeline import Mix, Pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from penstock.pipeline import Join
+
+_ROWS_BATCH = 256
+_NUMBERS = (
+    (int, re.compile(r"[+-]?[0-9]{1,18}")),
+    (float, re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|-inf")),
+)
+
+
+class Tables:
+    """The tables of some joins.
+
+    Args:
+        pipeline: Whose source's connection reads tables on the same kind of store.
+        joins: Of it.
+    """
+
+    def __init__(self, pipeline: Pipeline, joins: Sequence[Join]) -> None:
+        self._pipeline = pipeline
+        self._joins = joins
+        self._lock = threading.Lock()
+        self._tables: dict[Join, dict[str, dict[str, Any]]] = {}
+
+    def open(self) -> None:
+        """Read those that were not read yet.
+
+        Raises:
+            StoreError: a table cannot be read.
+            ConfigError: it is larger than its bound, or lacks a column.
+            DecodeError: it is no table, or has a key twice.
+        """
+        with self._lock:
+            for join in self._joins:
+                if join not in self._tables:
+                    self._tables[join] = _loaded(join, self._pipeline)
+
+    def row(self, join: Join, key: str) -> Mapping[str, Any] | None:
+        """The columns of the row for `key`; None where there is none."""
+        if join not in self._tables:
+            self.open()
+        return self._tables[join].get(key)
+
+
+def _loaded(join: Join, pipeline: Pipeline) -> dict[str, dict[str, Any]]:
+    if isinstance(join.other, Pipeline):
+        rows: Iterable[dict[str, Any]] = _rows_of_pipeline(join.other)
+        on = "__key__"
+    else:
+        rows, on = _rows_of_table(join, _read(join, pipeline)), join.on
+    table: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if on not in row:
+            raise ConfigError(f"{join!r}: the table has no column {on!r}, but {', '.join(row)}")
+        key = str(row.pop(on))
+        if key in table:
+            raise DecodeError(f"{join!r}: the table has two rows for one key", stage="join", sample_key=key)
+        if join.fields is not None:
+            if missing := [name for name in join.fields if name not in row]:
+                raise ConfigError(f"{join!r}: a row lacks {missing[0]!r}; it has {', '.join(row)}")
+            row = {name: row[name] for name in join.fields}  # noqa: PLW2901 - the columns that were asked for
+        table[key] = row
+    return table
+
+
+def _read(join: Join, pipeline: Pipeline) -> bytes:
+    url = join.other
+    assert isinstance(url, str)
+    root, key = compose.split(url)
+    source = pipeline.source
+    beside = "" if isinstance(source, Mix) else next(iter(source.urls), "")
+    options = source.connection.given() if beside and _scheme(beside) == _scheme(url) else {}  # type: ignore[union-attr]
+    with compose.connect(root, **options) as store:
+        size_bytes = store.stat(key).size_bytes
+        if size_bytes is not None and size_bytes > join.bytes_max:
+            raise ConfigError(
+                f"{join!r}: the table has {size_bytes} bytes, more than bytes_max={join.bytes_max}",
+                hint="raise the bound, or put the fields into the shards",
+            )
+        return bytes(store.read(key).data)
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0] if "://" in url else "file"
+
+
+def _rows_of_table(join: Join, data: bytes) -> Iterable[dict[str, Any]]:
+    url = str(join.other)
+    name = url.partition("?")[0].lower()
+    try:
+        if name.endswith(".parquet"):
+            return _rows_of_parquet(data)
+        if name.endswith((".jsonl", ".ndjson")):
+            rows: list[dict[str, Any]] = [json.loads(line) for line in data.splitlines() if line.strip()]
+            if bad := [row for row in rows if not isinstance(row, dict)]:
+                raise ValueError(f"{bad[0]!r:.40} is a row, and not an object")
+            return rows
+        return _rows_of_csv(data, "\t" if name.endswith(".tsv") else ",", text=join.on)
+    except (ValueError, csv.Error) as error:
+        raise DecodeError(f"the table cannot be read: {error}", stage="join", shard=url) from error
+
+
+def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise ConfigError(
+            "a Parquet table needs pyarrow, which is not installed", hint="pip install 'penstock[parquet]'"
+        ) from None
+    rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(data)).to_pylist()
+    return rows
+
+
+def _rows_of_csv(data: bytes, delimiter: str, *, text: str) -> list[dict[str, Any]]:
+    """Rows whose columns are numbers where all of a column are, as CSV itself does not say; but never the key's."""
+    reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter, strict=True)
+    rows: list[dict[str, Any]] = list(reader)
+    if any(None in row or None in row.values() for row in rows):
+        raise ValueError("a row has more or fewer columns than the first")
+    for name in reader.fieldnames or ():
+        values = [row[name] for row in rows]
+        kind = next((kind for kind, pattern in _NUMBERS if all(map(pattern.fullmatch, values))), None)
+        if name != text and kind is not None:
+            for row in rows:
+                row[name] = kind(row[name])
+    return rows
+
+
+def _rows_of_pipeline(pipeline: Pipeline) -> Iterable[dict[str, Any]]:
+    from penstock.loader.loader import Loader  # it imports the module that imports this one
+
+    with Loader(pipeline.batch(_ROWS_BATCH), rank=0, world_size=1) as loader:
+        for batch in loader:
+            names = [name for name in batch if name not in ("__shard__", "__position__", "__valid__")]
+            for values in zip(*(batch[name] for name in names), strict=True):
+                yield dict(zip(names, values, strict=True))
