@@ -105,7 +105,7 @@ class ShardIndex:
         self.offsets = offsets
         self.crc32c = crc32c
         self._keys = list(keys) if keys is not None else None
-        self._stored_keys: bytes | None = None
+        self._stored_keys: tuple[memoryview, _Entry] | None = None
 
     def __len__(self) -> int:
         return self.row.samples_count
@@ -121,9 +121,13 @@ class ShardIndex:
 
     @property
     def keys(self) -> list[str] | None:
-        """``__key__`` of each sample, in stored order; None where they are not known."""
+        """``__key__`` of each sample, in stored order; None where they are not known.
+
+        Raises:
+            DataError: what is stored, though it has its checksum, are no keys.
+        """
         if self._keys is None and self._stored_keys is not None:
-            self._keys = _split_keys(self._stored_keys, len(self), self.row.key)
+            self._keys = _split_keys(_expanded(*self._stored_keys, self.row.key), len(self), self.row.key)
         return self._keys
 
     def find(self, key: str) -> int | None:
@@ -173,7 +177,10 @@ def _join_keys(keys: Sequence[str]) -> bytes:
     return np.array([len(key) for key in encoded], "<u4").tobytes() + b"".join(encoded)
 
 
-def _split_keys(data: bytes, count: int, shard: str) -> list[str]:
+def _split_keys(data: Buffer, count: int, shard: str) -> list[str]:
+    if len(data) < 4 * count:
+        raise DataError(f"{len(data)} bytes of keys for {count} samples", shard=shard)
+    data = bytes(data)
     lengths = np.frombuffer(data, "<u4", count)
     ends = np.cumsum(lengths, dtype=np.int64) + 4 * count
     if count and int(ends[-1]) != len(data):
@@ -207,12 +214,24 @@ def _assemble(row: ShardRow, columns: list[_Column]) -> bytes:
     return b"".join([head, struct.pack("<I", crc32c(head)), *(column.data for column in columns)])
 
 
+class _Entry(NamedTuple):
+    """A column's entry in the header."""
+
+    coding: int
+    item_bytes: int
+    unit: int
+    start: int
+    stored_bytes: int
+    decoded_bytes: int
+    checksum: int
+
+
 class _Head(NamedTuple):
     """The header, taken apart."""
 
     row: ShardRow
     file_bytes: int
-    columns: dict[bytes, tuple[int, int, int, int, int, int, int]]  # coding, item, unit, start, stored, decoded, crc
+    columns: dict[bytes, _Entry]
 
 
 def _read_head(data: Buffer, name: str) -> _Head:
@@ -234,7 +253,7 @@ def _read_head(data: Buffer, name: str) -> _Head:
     columns = {}
     for index in range(columns_count):
         column, *rest, _ = _COLUMN.unpack_from(view, at + index * _COLUMN.size)
-        columns[column.rstrip(b"\0")] = tuple(rest)
+        columns[column.rstrip(b"\0")] = _Entry(*rest)
     key, etag, format_name = strings
     row = ShardRow(key, size_bytes, etag, samples_count, format_name, b"offsets" in columns)
     return _Head(row, file_bytes, columns)
@@ -268,35 +287,43 @@ def decode(data: Buffer, name: str) -> ShardIndex:
     if head.file_bytes != len(view):
         raise DataError(f"it has {len(view)} of {head.file_bytes} bytes", shard=name)
     count = head.row.samples_count
-    stored = {column: _decoded(view, entry, name) for column, entry in head.columns.items()}
+    stored = {column: _checked(view, entry, name) for column, entry in head.columns.items()}
     offsets = checksums = None
-    if b"offsets" in stored:
-        _, item_bytes, unit, *_ = head.columns[b"offsets"]
-        offsets = _decode_offsets(stored[b"offsets"], count, item_bytes, unit, name)
-    if b"crc32c" in stored:
-        if len(stored[b"crc32c"]) != 4 * count:
-            raise DataError(f"{len(stored[b'crc32c'])} bytes of checksums for {count} samples", shard=name)
-        checksums = np.frombuffer(stored[b"crc32c"], "<u4").astype(np.uint32, copy=False)
+    if (entry := head.columns.get(b"offsets")) is not None:
+        data = _expanded(stored[b"offsets"], entry, name)
+        offsets = _decode_offsets(data, count, entry.item_bytes, entry.unit, name)
+    if (entry := head.columns.get(b"crc32c")) is not None:
+        data = _expanded(stored[b"crc32c"], entry, name)
+        if len(data) != 4 * count:
+            raise DataError(f"{len(data)} bytes of checksums for {count} samples", shard=name)
+        checksums = np.frombuffer(data, "<u4").astype(np.uint32, copy=False)
     index = ShardIndex(head.row, offsets=offsets, crc32c=checksums)
-    if b"keys" in stored:
-        if len(stored[b"keys"]) < 4 * count:
-            raise DataError(f"{len(stored[b'keys'])} bytes of keys for {count} samples", shard=name)
-        index._stored_keys = bytes(stored[b"keys"])  # decoded when asked for
+    if (entry := head.columns.get(b"keys")) is not None:
+        index._stored_keys = stored[b"keys"], entry  # expanded when asked for: they are most of what is held
     return index
 
 
-def _decoded(view: memoryview, entry: tuple[int, int, int, int, int, int, int], name: str) -> Buffer:
-    coding, _, _, start, stored_bytes, decoded_bytes, checksum = entry
-    if start + stored_bytes > len(view):
-        raise DataError(f"a column ends at byte {start + stored_bytes} of {len(view)}", shard=name)
-    data = view[start : start + stored_bytes]
-    if crc32c(data) != checksum:
-        raise DataError(f"the column at byte {start} does not have its checksum", shard=name, offset_bytes=start)
-    if coding == _RAW:
+def _checked(view: memoryview, entry: _Entry, name: str) -> memoryview:
+    """A column's bytes as stored."""
+    end = entry.start + entry.stored_bytes
+    if end > len(view):
+        raise DataError(f"a column ends at byte {end} of {len(view)}", shard=name)
+    data = view[entry.start : end]
+    if crc32c(data) != entry.checksum:
+        what = f"the column at byte {entry.start} does not have its checksum"
+        raise DataError(what, shard=name, offset_bytes=entry.start)
+    return data
+
+
+def _expanded(data: memoryview, entry: _Entry, name: str) -> Buffer:
+    if entry.coding == _RAW:
         return data
-    if coding != _ZLIB:
-        raise DataError(f"the column at byte {start} has the unknown coding {coding}", shard=name)
-    return zlib.decompressobj().decompress(data, decoded_bytes)
+    if entry.coding != _ZLIB:
+        raise DataError(f"the column at byte {entry.start} has the unknown coding {entry.coding}", shard=name)
+    try:
+        return zlib.decompressobj().decompress(data, entry.decoded_bytes)
+    except zlib.error as error:
+        raise DataError(f"the column at byte {entry.start} does not expand ({error})", shard=name) from error
 
 
 def _decode_offsets(data: Buffer, count: int, item_bytes: int, unit: int, name: str) -> NDArray[np.int64]:
