@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from penstock.errors import CorruptShardError
     from penstock.types import Buffer
 
 RESERVED_FIELDS = frozenset({"__key__", "__shard__", "__position__", "__valid__"})
@@ -29,17 +30,25 @@ class Sample:
     """One sample as stored: named slices of the shard.
 
     Attributes:
-        key: Path of its members up to the first dot of the basename.
-        fields: uint8[length] by field name, in stored order; slices of the chunk that was fed, where they lay in one.
-        offset_bytes: Of its first header in the shard; a parser can start there.
+        key: As stored: in tar and zip, the path of its members up to the first dot of the basename; else from its offset.
+        fields: By name, in stored order; slices of the chunk that was fed, where they lay in one. uint8[length], or, for
+            what the format itself says are numbers, a typed view with their shape (``np.asarray(value)``): so count
+            bytes by ``value.nbytes``.
+        offset_bytes: Of its first byte in the shard; a parser can start there, where the format's unit is the sample.
+            In a compressed shard, of the decompressed bytes.
+        size_bytes: Of what is stored of it from there on: parsed alone, this gives the sample. None where its unit is
+            larger.
     """
 
-    __slots__ = ("fields", "key", "offset_bytes")
+    __slots__ = ("fields", "key", "offset_bytes", "size_bytes")
 
-    def __init__(self, key: str, fields: dict[str, memoryview], offset_bytes: int) -> None:
+    def __init__(
+        self, key: str, fields: dict[str, memoryview], offset_bytes: int, size_bytes: int | None = None
+    ) -> None:
         self.key = key
         self.fields = fields
         self.offset_bytes = offset_bytes
+        self.size_bytes = size_bytes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sample):
@@ -49,7 +58,7 @@ class Sample:
     __hash__ = None  # type: ignore[assignment]  # its values are mutable views
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{name} {len(value)}" for name, value in self.fields.items())
+        sizes = ", ".join(f"{name} {value.nbytes}" for name, value in self.fields.items())
         return f"<Sample {self.key!r} at {self.offset_bytes}: {sizes} bytes>"
 
 
@@ -57,7 +66,20 @@ class Parser(Protocol):
     """Bytes of one shard in, samples out; pure. Chunks may be cut at any byte.
 
     A format that has no such entry (gzip) refuses a ``start_offset_bytes`` other than 0 when the parser is made.
+
+    Attributes:
+        skipped_samples: Left out, where the policy is to skip what is corrupt.
+        skipped_bytes: Passed over for that.
+        skipped_error: Why, the first time.
     """
+
+    skipped_samples: int
+    skipped_bytes: int
+    skipped_error: CorruptShardError | None
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of the last chunk wait for ``feed(b"")``: compressed shards grow a bounded piece at a time."""
 
     @property
     def offset_bytes(self) -> int:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from penstock.errors import ClosedError, CorruptShardError, PenstockError
 from penstock.formats.magic import look
 from penstock.formats.sample import RESERVED_FIELDS, Sample, decode_name, is_metadata
 from penstock.formats.tar_header import (
@@ -40,9 +39,11 @@ from penstock.formats.tar_header import (
     read_header,
     read_sum,
 )
+from penstock.formats.tar_recovery import RecoveringParser
 
 if TYPE_CHECKING:
-    from penstock.types import Buffer
+    from penstock.errors import CorruptShardError
+    from penstock.formats.parsing import OnCorrupt
 
 META_BYTES_MAX = 1 << 20
 """Bytes of one long-name or PAX header; paths end at 4 KiB, so this is generous, and bounds what garbage can claim."""
@@ -54,21 +55,19 @@ SUMS_KNOWN_MAX = 16384
 """Checksums kept parsed; those of a shard lie in a few hundred numbers."""
 
 
-class TarParser:
+class TarParser(RecoveringParser):
     """Samples of one tar shard.
 
     Args:
         shard: URL or key, for errors.
         start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: See ``parsing.py`` and ``tar_recovery.py``.
 
     Cost: holds one incomplete sample; slices of a chunk keep that chunk alive.
     """
 
-    def __init__(self, shard: str, *, start_offset_bytes: int = 0) -> None:
-        self._shard = shard
-        self._start_offset_bytes = start_offset_bytes
-        self._offset_bytes = start_offset_bytes  # in the shard, of the byte after the last chunk
-        self._refusal: PenstockError | None = None  # what every further call gets
+    def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._ended = False  # the end-of-archive mark was seen
         # the sample being collected
         self._sample: Sample | None = None
@@ -92,24 +91,9 @@ class TarParser:
         self._pax: dict[bytes, bytes] | None = None
         self._member_offset_bytes: int | None = None  # of the first of them
 
-    @property
-    def offset_bytes(self) -> int:
-        """Bytes of the shard that were fed, those before the start included."""
-        return self._offset_bytes
-
-    def feed(self, data: Buffer) -> list[Sample]:
-        """Take the next bytes; give the samples that are complete now, as slices of `data` where they lie in it.
-
-        Raises:
-            CorruptShardError: Not a tar from some offset on; every later call raises it again.
-        """
-        if self._refusal is not None:
-            raise self._refusal
-        view = memoryview(data)
-        if view.format != "B" or view.ndim != 1:
-            view = view.cast("B")
-        samples: list[Sample] = []
-        at = self._resume(view, samples)
+    def _go_on(self, view: memoryview, at: int, samples: list[Sample]) -> None:
+        if not at:
+            at = self._resume(view, samples)
         if not self._ended:
             at = self._scan(view, at, samples)
         if self._ended:
@@ -118,25 +102,25 @@ class TarParser:
             self._tail = bytes(view[at:])
         else:
             self._skip_bytes = at - len(view)
-        self._offset_bytes += len(view)
-        return samples
 
-    def finish(self) -> list[Sample]:
-        """The shard ended: give the last sample.
-
-        Raises:
-            CorruptShardError: It ended inside a member.
-        """
-        if self._refusal is not None:
-            raise self._refusal
+    def _end(self, samples: list[Sample]) -> None:
+        if self._lost_offset_bytes is not None:
+            self.skipped_bytes += self._offset_bytes - self._lost_offset_bytes
+            return
         cut_bytes = self._missing_bytes or self._skip_bytes or (BLOCK_BYTES - len(self._tail) if self._tail else 0)
         if cut_bytes or self._member_offset_bytes is not None:
             missing = f"{cut_bytes} bytes" if cut_bytes else "the member that a long-name or PAX header describes"
             raise self._corrupt(f"the shard is cut off: {missing} missing", self._offset_bytes)
-        self._refusal = ClosedError(f"the parser of {self._shard} is finished")
-        samples: list[Sample] = []
-        self._close_sample(samples)
-        return samples
+        self._close_sample(samples, self._offset_bytes)
+        self._settle(samples, 0)
+
+    def _forget(self) -> int | None:
+        begin_bytes = self._sample.offset_bytes if self._sample is not None else None
+        self._sample, self._fields, self._key, self._prefix = None, {}, b"", b"\0"
+        self._tail, self._skip_bytes, self._joined, self._missing_bytes = b"", 0, None, 0
+        self._field, self._meta_kind, self._long_name, self._pax = "", b"", None, None
+        self._member_offset_bytes, self._ended = None, False
+        return begin_bytes
 
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> int:  # noqa: C901
         """Parse from view[at] while headers are whole; where it stopped, past the end where bytes are to be skipped.
@@ -246,6 +230,7 @@ class TarParser:
                 raise self._duplicate(field, offset_bytes)
             return field
         else:
+            self._sample.size_bytes = offset_bytes - self._sample.offset_bytes
             samples.append(self._sample)
         self._fields = {}
         self._sample = Sample(decode_name(key), self._fields, offset_bytes)
@@ -262,8 +247,9 @@ class TarParser:
             self._fields_known[suffix] = field
         return field
 
-    def _close_sample(self, samples: list[Sample]) -> None:
+    def _close_sample(self, samples: list[Sample], end_bytes: int) -> None:
         if self._sample is not None:
+            self._sample.size_bytes = end_bytes - self._sample.offset_bytes
             samples.append(self._sample)
             self._sample = None
             self._prefix = b"\0"
@@ -275,7 +261,7 @@ class TarParser:
             if self._member_offset_bytes is not None:
                 raise self._corrupt("the archive ends where a described member should begin", offset_bytes)
             self._ended = True
-            self._close_sample(samples)
+            self._close_sample(samples, offset_bytes)
             return start
         try:
             header = read_header(block)
@@ -394,7 +380,6 @@ class TarParser:
         return self._corrupt(f"a second field {field!r} in one sample (names in lower case)", offset_bytes)
 
     def _corrupt(self, what: str, offset_bytes: int | None, *, hint: str | None = None) -> CorruptShardError:
-        key = self._sample.key if self._sample is not None else None
-        error = CorruptShardError(what, hint=hint, shard=self._shard, offset_bytes=offset_bytes, sample_key=key)
-        self._refusal = error
+        error = super()._corrupt(what, offset_bytes, hint=hint)
+        error.sample_key = self._sample.key if self._sample is not None else None
         return error

@@ -68,7 +68,7 @@ class TarWriter:
         if key == self._key_last:
             raise ConfigError(f"__key__ {key!r} twice in a row: the two would be read as one sample")
         values = [
-            (f"{key}.{check_field(field)}", _bytes_of(field, value))
+            (f"{key}.{check_field(field)}", bytes_of(field, value))
             for field, value in sorted(sample.items())
             if field not in RESERVED_FIELDS
         ]
@@ -128,7 +128,12 @@ def _record(keyword: bytes, value: bytes) -> bytes:
     return b"%d" % length + body
 
 
-def _bytes_of(field: str, value: object) -> Buffer:
+def bytes_of(field: str, value: object) -> Buffer:
+    """`value` as bytes, a text as UTF-8.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if isinstance(value, str):
         return value.encode("utf-8")
     if isinstance(value, bytes | bytearray):

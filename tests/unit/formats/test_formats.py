@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import gzip
+import struct
+
 import pytest
 
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS, HEAD_BYTES, TarParser, TarWriter, detect, format_of_name, parser_of
+
+TFRECORD = struct.pack("<Q", 0) + bytes.fromhex("29039807 d8ea82a2")  # an empty record; both CRCs are known ones
 
 
 def tar() -> bytes:
@@ -25,8 +30,6 @@ def test_the_content_decides():
 @pytest.mark.parametrize(
     ("head", "seems"),
     [
-        (b"\x1f\x8b\x08\0", "gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
         (b"PK\x03\x04", "zip"),
         (b"PAR1", "Parquet"),
         (b"\xff\xd8\xff\xe0", "a JPEG image"),
@@ -48,15 +51,59 @@ def test_what_nobody_knows_is_refused():
 
 def test_names_alone():
     """A listing can be sifted without reading: what is no shard by its name has no format."""
-    assert [format_of_name(name) for name in ("a.tar", "a.tar.gz", "index.json", "tar", "")] == ["tar", *[None] * 4]
+    assert [format_of_name(name) for name in ("index.json", "tar", "", "a.tar.idx", "a.gz", "README.md")] == [None] * 6
+    names = {
+        "a.tar": "tar",
+        "a.TGZ": "tar.gz",
+        "a.tar.zst": "tar.zst",
+        "c4-train.00000-of-01024.json.gz": "jsonl.gz",
+        "x.jsonl.zst": "jsonl.zst",
+        "x.ndjson": "jsonl",
+        "x.rec": "recordio",
+        "shard.00000.mds.zstd": "mds.zst",
+        "train.tfrecord-00003-of-00100": "tfrecord",
+        "train-00003-of-00100.tfrecord.gz": "tfrecord.gz",
+    }
+    assert {name: format_of_name(name) for name in names} == names
+
+
+@pytest.mark.parametrize("inner", ["tar", "jsonl", "tfrecord", "recordio"])
+def test_what_is_inside_of_gzip_is_found(inner):
+    """gzip says nothing of what it holds, its first bytes do; where they are too few, the name does."""
+    data = {
+        "tar": tar(),
+        "jsonl": b'{"a": 1}\n',
+        "tfrecord": TFRECORD,
+        "recordio": b"\x0a\x23\xd7\xce\0\0\0\0",
+    }[inner]
+    assert detect("x", gzip.compress(data)[:HEAD_BYTES]) == f"{inner}.gz"
+    assert detect("x.tgz", b"\x1f\x8b\x08\0") == "tar.gz"
+    assert detect("x.tar.zst", b"\x28\xb5\x2f\xfd") == "tar.zst"
+    for head in (b"\x1f\x8b\x08\0", b"\x28\xb5\x2f\xfd"):
+        with pytest.raises(DataError, match="neither its name nor its first bytes"):
+            detect("x.tar", head)
+
+
+def test_content_is_found_whatever_the_name_is():
+    """Each format has first bytes that no other takes for its own."""
+    mds = struct.pack("<3I", 1, 14, 14) + b"{}"
+    heads = {"tfrecord": TFRECORD, "jsonl": b'{"a"', "mds": mds, "tar": tar()}
+    assert {name: detect("x.bin", head[:HEAD_BYTES]) for name, head in heads.items()} == {name: name for name in heads}
+    assert detect("x", bytes(512)) == "tar"
 
 
 def test_every_format_has_a_parser():
     """Each row makes a parser that answers the protocol; an unknown name is refused with the known ones."""
-    for name in FORMATS:
-        parser = parser_of(name, shard="s", start_offset_bytes=512)
-        assert parser.offset_bytes == 512
+    for name, row in FORMATS.items():
+        start = 512 if row.unit == "sample" and not row.head else 0
+        parser = parser_of(name, shard="s", start_offset_bytes=start)
+        assert (parser.offset_bytes, parser.pending, parser.skipped_samples) == (start, False, 0)
+        if name.endswith((".gz", ".zst")):
+            with pytest.raises(ConfigError, match="compressed"):
+                parser_of(name, shard="s", start_offset_bytes=512)
         assert parser.finish() == []
+        with pytest.raises(ConfigError, match="on_corrupt='ignore' is not one of raise"):
+            parser_of(name, shard="s", on_corrupt="ignore")
     assert isinstance(parser_of("tar", shard="s"), TarParser)
     with pytest.raises(ConfigError, match="'rar' is not one of tar"):
         parser_of("rar", shard="s")

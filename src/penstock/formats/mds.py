@@ -1,0 +1,241 @@
+"""MosaicML's MDS shards, by their own header; ``index.json`` beside them is not needed.
+
+Little endian: ``uint32 count, uint32[count + 1] offsets`` in the file, a JSON object that describes the columns up to
+the first of them, then the samples. A sample is ``uint32`` sizes of the columns that have no fixed one, then the values
+of all columns. Compressed shards are that, compressed whole (``.mds.zstd``, ``.mds.gz``).
+
+Numbers and arrays become typed views; everything else is bytes as stored: ``jpeg`` and ``png`` are files, ``str`` and
+``json`` are UTF-8, ``str_int`` and the like are text, ``pil`` is a header of three ``uint32`` (width, height, length of
+the mode's name), the mode and the pixels. ``pkl`` stays bytes: nothing here loads a pickle. A sample's key is where it
+begins, twelve digits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from bisect import bisect_left
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import ConfigError
+from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt, byte_view
+from penstock.formats.sample import RESERVED_FIELDS, Sample
+from penstock.formats.typed import ITEM_BYTES, typed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.types import Buffer
+
+HEADER_BYTES_MAX = 64 << 20
+"""Of offsets and description: 16 million samples a shard, whose samples end at 4 GiB."""
+DESCRIPTION_BYTES_MAX = 1 << 20
+
+_SCALARS = {
+    "int": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "int8": "b", "int16": "h", "int32": "i",
+    "int64": "q", "float16": "e", "float32": "f", "float64": "d",
+}  # fmt: skip
+_DTYPES = {
+    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
+    64: "uint64", 65: "int64", 66: "float64",
+}  # fmt: skip
+_SHAPE_FORMATS = "BHIQ"
+_NDARRAY = re.compile(r"ndarray(?::(?P<dtype>[a-z0-9]+)(?::(?P<shape>\d+(?:,\d+)*))?)?").fullmatch
+
+
+class Column(NamedTuple):
+    """One column: its name, its encoding as MosaicML calls it, and the bytes of its values where all have as many."""
+
+    name: str
+    encoding: str
+    size_bytes: int | None
+
+
+def is_mds(head: bytes) -> bool:
+    """Whether `head` begins as a shard does: MDS has no magic, but its numbers have to fit each other."""
+    if len(head) < 12:
+        return False
+    count, first = struct.unpack_from("<II", head)
+    description = first - 8 - 4 * count
+    if not count or not 2 <= description <= DESCRIPTION_BYTES_MAX:
+        return False
+    offsets = struct.unpack_from(f"<{min(count + 1, len(head) // 4 - 1)}I", head, 4)
+    if any(later < earlier for earlier, later in pairwise(offsets)):
+        return False
+    rest = head[8 + 4 * count :]
+    return rest.startswith(b"{") or not rest
+
+
+def read_columns(description: bytes) -> tuple[Column, ...]:
+    """The columns that a shard's own description names.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        config = json.loads(description)
+        columns = tuple(
+            Column(str(name), str(encoding), size)
+            for name, encoding, size in zip(
+                config["column_names"], config["column_encodings"], config["column_sizes"], strict=True
+            )
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"its description of columns cannot be read: {error!r}") from None
+    for column in columns:
+        if column.size_bytes is not None and (not isinstance(column.size_bytes, int) or column.size_bytes < 0):
+            raise ValueError(f"column {column.name!r} has a size of {column.size_bytes!r}")
+        if column.name in RESERVED_FIELDS:
+            raise ValueError(f"a column is called {column.name!r}, a name that penstock adds itself")
+    if len({column.name for column in columns}) < len(columns):
+        raise ValueError("two columns have one name")
+    return columns
+
+
+def read_sample(view: memoryview, columns: Sequence[Column]) -> dict[str, memoryview]:
+    """The values in `view`, one whole sample.
+
+    Raises:
+        ValueError: Its sizes do not fit.
+    """
+    open_count = sum(not column.size_bytes for column in columns)  # a fixed size of 0 is stored as a size too
+    at = 4 * open_count
+    if at > len(view):
+        raise ValueError(f"a sample of {len(view)} bytes is too short for {open_count} sizes")
+    sizes = iter(struct.unpack_from(f"<{open_count}I", view))
+    fields: dict[str, memoryview] = {}
+    for column in columns:
+        end = at + (column.size_bytes or next(sizes))
+        if end > len(view):
+            raise ValueError(f"column {column.name!r} ends {end - len(view)} bytes after its sample")
+        fields[column.name] = decode(view[at:end], column.encoding)
+        at = end
+    if at != len(view):
+        raise ValueError(f"its columns end {len(view) - at} bytes before the sample does")
+    return fields
+
+
+def decode(value: memoryview, encoding: str) -> memoryview:
+    """`value` with the type and shape that its encoding gives it; as it is where that is bytes or text.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    form = _SCALARS.get(encoding)
+    if form is not None:
+        return typed(value, form, (1,))
+    match = _NDARRAY(encoding)
+    return _array(value, match) if match else value
+
+
+def _array(value: memoryview, match: re.Match[str]) -> memoryview:
+    dtype, shape_text = match["dtype"], match["shape"]
+    at = 0
+    try:
+        if dtype is None:
+            dtype = _DTYPES[value[0]]
+            at = 1
+        form = _SCALARS[dtype]
+        if shape_text is not None:
+            shape = tuple(map(int, shape_text.split(",")))
+        else:
+            shape_form, count = _SHAPE_FORMATS[value[at] & 3], value[at] >> 2
+            end = at + 1 + count * ITEM_BYTES[shape_form]
+            shape = struct.unpack(f"<{count}{shape_form}", value[at + 1 : end])
+            at = end
+    except (IndexError, KeyError, struct.error):
+        raise ValueError(f"an array of {len(value)} bytes has no head that can be read") from None
+    return typed(value[at:], form, shape)
+
+
+class MdsParser(FramedParser):
+    """Samples of one MDS shard.
+
+    Args:
+        shard: URL or key, for errors.
+        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``, then with
+        head: uint8[at least as many as lie before the first sample], the first bytes of the shard.
+        on_corrupt: See ``parsing.py``.
+
+    Cost: holds the header's offsets (8 bytes a sample) and one incomplete sample.
+    """
+
+    RECORD = "sample"
+
+    def __init__(
+        self,
+        shard: str,
+        *,
+        start_offset_bytes: int = 0,
+        on_corrupt: OnCorrupt = "raise",
+        head: Buffer | None = None,
+    ) -> None:
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
+        self._offsets: tuple[int, ...] = ()
+        self._index = 0  # of the next sample
+        self.columns: tuple[Column, ...] = ()
+        if start_offset_bytes:
+            self._enter(start_offset_bytes, byte_view(head or b""))
+
+    def _enter(self, offset_bytes: int, head: memoryview) -> None:
+        if not head or self._read_header(head) > len(head):
+            raise ConfigError(
+                f"{self._shard}: entering MDS at byte {offset_bytes} needs its header, not {len(head)} bytes of it"
+            )
+        self._index = bisect_left(self._offsets, offset_bytes)
+        if self._index == len(self._offsets) or self._offsets[self._index] != offset_bytes:
+            raise self._corrupt("no sample begins here", offset_bytes, hint="is this the same version of the shard?")
+
+    def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
+        base, length = self._view_offset_bytes, len(view)
+        if not self._offsets:
+            need_bytes = self._read_header(view)
+            if need_bytes > length:
+                return 0, need_bytes
+            at = need_bytes
+        offsets, columns = self._offsets, self.columns
+        while self._index < len(offsets) - 1:
+            end = offsets[self._index + 1] - base
+            if end > length:
+                return at, end - at
+            offset_bytes = base + at
+            try:
+                fields = read_sample(view[at:end], columns)
+                samples.append(Sample(f"{offset_bytes:012d}", fields, offset_bytes, end - at))
+            except ValueError as error:
+                self._skip_sample(str(error), offset_bytes, end - at)
+            self._index += 1
+            at = end
+        if at < length:
+            raise self._corrupt("data after the last sample", base + at)
+        return at, 1
+
+    def _read_header(self, view: memoryview) -> int:
+        """Read what is there of the header; its length, or what is needed to know it."""
+        length = len(view)
+        if length < 8:
+            return 8
+        count, first = struct.unpack_from("<II", view)
+        start = 8 + 4 * count
+        if not start <= first <= min(start + DESCRIPTION_BYTES_MAX, HEADER_BYTES_MAX):
+            raise self._corrupt(f"no MDS: {count} samples that begin at byte {first}", 0)
+        if length < first:
+            return int(first)
+        offsets = struct.unpack_from(f"<{count + 1}I", view, 4)
+        sizes = [later - earlier for earlier, later in pairwise(offsets)]
+        if sizes and (min(sizes) < 0 or max(sizes) > RECORD_BYTES_MAX):
+            raise self._corrupt("no MDS: the offsets of its samples do not ascend", 0)
+        try:
+            self.columns = read_columns(bytes(view[start:first]))
+        except ValueError as error:
+            raise self._corrupt(f"no MDS: {error}", 0) from None
+        self._offsets = offsets
+        return int(first)
+
+    def _end(self, samples: list[Sample]) -> None:
+        super()._end(samples)
+        missing = max(len(self._offsets) - 1, 0) - self._index
+        if missing or (not self._offsets and self._offset_bytes):
+            raise self._corrupt(f"the shard is cut off: {missing} samples missing", self._offset_bytes)

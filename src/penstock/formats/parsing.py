@@ -1,0 +1,245 @@
+"""What all parsers of streamed formats share: the offset, the policy for corrupt bytes, and what spans two chunks.
+
+The policy, the same for every format:
+
+- ``raise``: the first corrupt byte is a ``CorruptShardError``; the parser is of no further use.
+- ``skip_sample``: the sample is left out and counted, and parsing goes on after it. Where nobody can say where the next
+  one begins (a wrong length, a broken gzip stream), the rest of the shard is passed over, as with
+- ``skip_shard``: the rest of the shard is passed over and counted.
+
+Nothing is skipped silently: ``skipped_samples`` (at least so many; of a rest that is passed over nobody knows how many
+it holds, it counts as one), ``skipped_bytes``, and ``skipped_error``, the first of the errors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from penstock.errors import ClosedError, ConfigError, CorruptShardError, PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.formats.sample import Parser, Sample
+    from penstock.types import Buffer
+
+OnCorrupt: TypeAlias = Literal["raise", "skip_sample", "skip_shard"]
+
+RECORD_BYTES_MAX = 1 << 31
+"""Bytes of one record, line or member that a parser believes; protobuf ends there, and so do all writers known."""
+
+
+def byte_view(data: Buffer) -> memoryview:
+    """uint8[length]: `data`, whatever it was typed as."""
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def feed_in_pieces(parser: Parser, data: Buffer) -> Iterator[list[Sample]]:
+    """Feed `data` and what the parser left pending of it: the way to read compressed shards in bounded memory."""
+    yield parser.feed(data)
+    while parser.pending:
+        yield parser.feed(b"")
+
+
+class Skipping:
+    """The policy and its counts.
+
+    Attributes:
+        skipped_samples: Left out so far.
+        skipped_bytes: Passed over so far, as stored; of a compressed shard, decompressed.
+        skipped_error: Why, the first time.
+    """
+
+    def __init__(self, shard: str, on_corrupt: OnCorrupt) -> None:
+        if on_corrupt not in get_args(OnCorrupt):
+            raise ConfigError(f"on_corrupt={on_corrupt!r} is not one of {', '.join(get_args(OnCorrupt))}")
+        self._shard = shard
+        self._on_corrupt = on_corrupt
+        self.skipped_samples = 0
+        self.skipped_bytes = 0
+        self.skipped_error: CorruptShardError | None = None
+
+    def _note(self, error: CorruptShardError, size_bytes: int) -> None:
+        self.skipped_samples += 1
+        self.skipped_bytes += size_bytes
+        self.skipped_error = self.skipped_error or error
+
+    def _skip_sample(self, what: str, offset_bytes: int, size_bytes: int, *, hint: str | None = None) -> None:
+        """Pass over one sample whose end is known.
+
+        Raises:
+            CorruptShardError: The policy says so.
+        """
+        error = CorruptShardError(what, hint=hint, shard=self._shard, offset_bytes=offset_bytes)
+        if self._on_corrupt != "skip_sample":
+            raise error
+        self._note(error, size_bytes)
+
+
+class ShardParser(Skipping, ABC):
+    """Base of the parsers of this package: a subclass has ``_parse`` and ``_end``.
+
+    Args:
+        shard: URL or key, for errors.
+        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: See the module.
+    """
+
+    def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
+        super().__init__(shard, on_corrupt)
+        self._start_offset_bytes = start_offset_bytes
+        self._offset_bytes = start_offset_bytes  # in the shard, of the byte after the last chunk
+        self._refusal: PenstockError | None = None  # what every further call gets
+        self._passing = False  # over the rest of the shard
+
+    @property
+    def offset_bytes(self) -> int:
+        """Bytes of the shard that were fed, those before the start included."""
+        return self._offset_bytes
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of the last chunk wait for ``feed(b"")``."""
+        return False
+
+    def feed(self, data: Buffer) -> list[Sample]:
+        """Take the next bytes; give the samples that are complete now, as slices of `data` where they lie in it.
+
+        Raises:
+            CorruptShardError: Not of the format from some offset on; every later call raises it again.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        view = byte_view(data)
+        samples: list[Sample] = []
+        if self._passing:
+            self.skipped_bytes += len(view)
+        else:
+            try:
+                self._parse(view, samples)
+            except CorruptShardError as error:
+                self._give_up(error, self._offset_bytes + len(view))
+        self._offset_bytes += len(view)
+        return samples
+
+    def finish(self) -> list[Sample]:
+        """The shard ended: give the last samples.
+
+        Raises:
+            CorruptShardError: It ended inside a sample.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        samples: list[Sample] = []
+        if not self._passing:
+            try:
+                self._end(samples)
+            except CorruptShardError as error:
+                self._give_up(error, self._offset_bytes)
+        self._refusal = ClosedError(f"the parser of {self._shard} is finished")
+        return samples
+
+    @abstractmethod
+    def _parse(self, view: memoryview, samples: list[Sample]) -> None:
+        """Parse `view`, which begins at ``self._offset_bytes``; append what is complete to `samples`."""
+
+    @abstractmethod
+    def _end(self, samples: list[Sample]) -> None:
+        """The shard ended: append what is left, or raise ``CorruptShardError``."""
+
+    @abstractmethod
+    def _drop(self) -> int | None:
+        """Let go of what is held of an incomplete sample; where in the shard it began, None where nothing is held."""
+
+    def _give_up(self, error: CorruptShardError, end_bytes: int) -> None:
+        """Raise `error`, or pass over everything from it on; `end_bytes`: where what was fed ends."""
+        if self._on_corrupt == "raise":
+            self._refusal = error
+            raise error
+        self._passing = True
+        begins_bytes = [at for at in (self._drop(), error.offset_bytes) if at is not None]
+        self._note(error, end_bytes - min(begins_bytes, default=end_bytes))
+
+    def _corrupt(self, what: str, offset_bytes: int | None, *, hint: str | None = None) -> CorruptShardError:
+        return CorruptShardError(what, hint=hint, shard=self._shard, offset_bytes=offset_bytes)
+
+
+class FramedParser(ShardParser):
+    """Base for formats whose records say how long they are. A subclass has ``_scan`` and ``RECORD``.
+
+    A record that spans chunks is collected in memory of its own: no chunk is pinned while the next ones arrive.
+    """
+
+    RECORD = "record"
+
+    def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
+        self._tail: bytearray | None = None  # of a record that is not whole yet
+        self._tail_offset_bytes = 0  # in the shard
+        self._need_bytes = 0  # of the tail, until it is worth another look
+        self._view_offset_bytes = start_offset_bytes  # in the shard, of what `_scan` is given
+
+    @abstractmethod
+    def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
+        """Parse whole records from view[at] on.
+
+        Returns:
+            Where the first incomplete record begins, or len(view), and how many bytes of it (more than are there) the
+            next look needs.
+        """
+
+    def _parse(self, view: memoryview, samples: list[Sample]) -> None:
+        at = 0
+        if self._tail is not None:
+            at = self._fill(self._tail, view, samples)
+            if self._tail is not None:
+                return
+        self._view_offset_bytes = self._offset_bytes
+        at, need_bytes = self._scan(view, at, samples)
+        if at < len(view):
+            self._tail, self._need_bytes = bytearray(view[at:]), need_bytes
+            self._tail_offset_bytes = self._offset_bytes + at
+
+    def _fill(self, tail: bytearray, view: memoryview, samples: list[Sample]) -> int:
+        """Complete the record in `tail`; where in `view` to go on."""
+        at = 0
+        while True:
+            piece = view[at : at + self._need_bytes - len(tail)]
+            tail += piece
+            at += len(piece)
+            if len(tail) < self._need_bytes:
+                return at
+            self._view_offset_bytes = self._tail_offset_bytes
+            joined = memoryview(tail)
+            done, need_bytes = self._scan(joined, 0, samples)
+            if done == len(tail):
+                self._tail = None
+                return at
+            if done:
+                self._tail = tail = bytearray(joined[done:])
+                self._tail_offset_bytes += done
+            else:
+                joined.release()  # nothing of it was taken, and it has to grow
+            self._need_bytes = need_bytes
+
+    def _end(self, samples: list[Sample]) -> None:
+        del samples
+        if self._tail is not None:
+            missing = self._need_bytes - len(self._tail)
+            raise self._corrupt(
+                f"the shard is cut off inside a {self.RECORD}: at least {missing} bytes missing",
+                self._tail_offset_bytes,
+            )
+
+    def _drop(self) -> int | None:
+        begin_bytes = None if self._tail is None else self._tail_offset_bytes
+        self._tail = None
+        return begin_bytes
+
+    def _start_hint(self, offset_bytes: int) -> str | None:
+        """For an error at the very start of a reading that began inside the shard."""
+        if offset_bytes == self._start_offset_bytes and offset_bytes:
+            return "reading began there: is it a sample's offset in this version of the shard?"
+        return None

@@ -1,0 +1,187 @@
+"""RecordIO shards, as MXNet and SageMaker write them: magic, length, bytes, zeros to a multiple of four. No checksum.
+
+Little endian: ``uint32 0xced7230a, uint32 flag << 29 | length, uint8[length]``. A record that holds the magic at a
+multiple of four bytes is stored in parts (flags 1 first, 2 middle, 3 last; 0: whole), cut there, without those four
+bytes; readers put them back. So the magic at a multiple of four is always a head, and ``skip_sample`` can go on at the
+next one.
+
+A record is the field ``record``; or, where MXNet's ``IRHeader`` precedes the data, ``label`` (float32[count], one or as
+many as its flag says), ``id`` (uint64[2]) and ``data``. Nothing in the shard says which: ``auto`` takes the first record
+for one with a header where what would be its data begins as an image or an array does. SageMaker's protobuf records
+are left as they are, in ``record``. A sample's key is where its record begins, twelve digits.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from penstock.formats.magic import look
+from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt
+from penstock.formats.sample import Sample
+from penstock.formats.typed import typed
+
+if TYPE_CHECKING:
+    from penstock.types import Buffer
+
+Content: TypeAlias = Literal["auto", "record", "mxnet"]
+
+MAGIC = b"\x0a\x23\xd7\xce"
+HEAD_BYTES = 8
+PART_BYTES_MAX = (1 << 29) - 1
+WHOLE, FIRST, MIDDLE, LAST = range(4)
+
+_UNPACK = struct.Struct("<4sI").unpack_from
+_UNPACK_IR = struct.Struct("<I4sQQ").unpack_from  # flag, label, id, id2
+_IR_BYTES = 24
+_DATA = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|\x93NUMPY|BM|GIF8", re.DOTALL).match
+_FIND = re.compile(re.escape(MAGIC)).finditer
+
+
+def is_recordio(head: bytes) -> bool:
+    """Whether `head` begins with a record, or the first part of one."""
+    return len(head) >= HEAD_BYTES and head.startswith(MAGIC) and head[7] >> 5 in {WHOLE, FIRST}
+
+
+class RecordIOParser(FramedParser):
+    """Samples of one RecordIO shard.
+
+    Args:
+        shard: URL or key, for errors.
+        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: See ``parsing.py``. A damaged length can swallow records: there is no checksum to notice it.
+        content: ``record``: one field of that name; ``mxnet``: with an ``IRHeader``; ``auto``: as the first record is.
+
+    Cost: holds one incomplete record; slices of a chunk keep that chunk alive. Records of several parts are copied.
+    """
+
+    def __init__(
+        self,
+        shard: str,
+        *,
+        start_offset_bytes: int = 0,
+        on_corrupt: OnCorrupt = "raise",
+        content: Content = "auto",
+    ) -> None:
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
+        self._content = content
+        self._parts: bytearray | None = None  # of a record that is not whole yet
+        self._record_offset_bytes = 0  # where its first part begins
+        self._lost_offset_bytes: int | None = None  # from where on no head was found yet
+
+    def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
+        base, length = self._view_offset_bytes, len(view)
+        while at + HEAD_BYTES <= length:
+            if self._lost_offset_bytes is not None:
+                at = self._search(view, at)
+                continue
+            magic, word = _UNPACK(view, at)
+            flag, size_bytes = word >> 29, word & PART_BYTES_MAX
+            expected = flag in {WHOLE, FIRST} if self._parts is None else flag in {MIDDLE, LAST}
+            if magic != MAGIC or not expected:
+                self._lose(bytes(view[at : at + HEAD_BYTES]), base + at)
+                continue
+            end = at + HEAD_BYTES + size_bytes + -size_bytes % 4
+            if end > length:
+                return at, end - at
+            part = view[at + HEAD_BYTES : at + HEAD_BYTES + size_bytes]
+            if flag == WHOLE:
+                self._give(part, base + at, end - at, samples)
+            elif flag == FIRST:
+                self._parts, self._record_offset_bytes = bytearray(part), base + at
+            else:
+                self._join(part, flag, base + end, samples)
+            at = end
+        return at, HEAD_BYTES
+
+    def _join(self, part: memoryview, flag: int, end_bytes: int, samples: list[Sample]) -> None:
+        assert self._parts is not None
+        if len(self._parts) + len(part) > RECORD_BYTES_MAX:
+            what = f"a record of several parts of more than {RECORD_BYTES_MAX} bytes"
+            raise self._corrupt(what, self._record_offset_bytes)
+        self._parts += MAGIC
+        self._parts += part
+        if flag == LAST:
+            record, self._parts = memoryview(self._parts), None
+            self._give(record, self._record_offset_bytes, end_bytes - self._record_offset_bytes, samples)
+
+    def _give(self, record: memoryview, offset_bytes: int, size_bytes: int, samples: list[Sample]) -> None:
+        if self._content == "auto":
+            self._content = content_of(record)
+        if self._content == "record":
+            fields = {"record": record}
+        else:
+            try:
+                fields = read_ir(record)
+            except ValueError as error:
+                hint = "format='recordio-raw' gives the bytes of each record"
+                self._skip_sample(str(error), offset_bytes, size_bytes, hint=hint)
+                return
+        samples.append(Sample(f"{offset_bytes:012d}", fields, offset_bytes, size_bytes))
+
+    def _lose(self, found: bytes, offset_bytes: int) -> None:
+        """No record, or no further part of one, begins where one must."""
+        if self._parts is not None:
+            self._parts = None
+            size_bytes = offset_bytes - self._record_offset_bytes
+            self._skip_sample("a record of several parts lacks its last", self._record_offset_bytes, size_bytes)
+            return
+        seems = None if offset_bytes else look(found)
+        hint = f"the object seems to be {seems}" if seems else self._start_hint(offset_bytes)
+        self._skip_sample(f"no RecordIO: {found!r} is no head of a record", offset_bytes, 0, hint=hint)
+        self._lost_offset_bytes = offset_bytes
+
+    def _search(self, view: memoryview, at: int) -> int:
+        """The next head in view[at:], a multiple of four bytes on; while there is none, where to look further."""
+        assert self._lost_offset_bytes is not None
+        for match in _FIND(view, at):
+            start = match.start()
+            if start + HEAD_BYTES > len(view):
+                break
+            if (start - at) % 4 == 0 and view[start + 7] >> 5 in {WHOLE, FIRST}:
+                self.skipped_bytes += self._view_offset_bytes + start - self._lost_offset_bytes
+                self._lost_offset_bytes = None
+                return start
+        return at + (len(view) - at - HEAD_BYTES) // 4 * 4 + 4
+
+    def _end(self, samples: list[Sample]) -> None:
+        if self._lost_offset_bytes is not None:
+            self.skipped_bytes += self._offset_bytes - self._lost_offset_bytes
+            return
+        super()._end(samples)
+        if self._parts is not None:
+            raise self._corrupt("the shard is cut off inside a record of several parts", self._record_offset_bytes)
+
+    def _drop(self) -> int | None:
+        begin_bytes = super()._drop()
+        if self._parts is not None:
+            self._parts, begin_bytes = None, self._record_offset_bytes
+        return begin_bytes
+
+
+def read_ir(record: memoryview) -> dict[str, memoryview]:
+    """``label`` float32[count], ``id`` uint64[2] and ``data`` of a record with MXNet's ``IRHeader``.
+
+    Raises:
+        ValueError: It is too short for one.
+    """
+    if len(record) < _IR_BYTES:
+        raise ValueError(f"a record of {len(record)} bytes is too short for an IRHeader, {_IR_BYTES} bytes")
+    count, label, _, _ = _UNPACK_IR(record)
+    data = record[_IR_BYTES:]
+    labels = memoryview(label)
+    if count:
+        labels, data = data[: 4 * count], data[4 * count :]
+        if len(labels) < 4 * count:
+            raise ValueError(f"an IRHeader claims {count} labels, more than the record holds")
+    return {"label": typed(labels, "f"), "id": typed(record[8:_IR_BYTES], "Q"), "data": data}
+
+
+def content_of(record: Buffer) -> Content:
+    """What `record`, the first that is read, says of all."""
+    try:
+        fields = read_ir(memoryview(record))
+    except ValueError:
+        return "record"
+    return "mxnet" if _DATA(fields["data"]) else "record"

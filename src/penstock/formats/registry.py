@@ -1,0 +1,205 @@
+"""The table of formats, and how a shard's format is found: from its first bytes, else from its name."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from penstock.errors import ConfigError, DataError
+from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
+from penstock.formats.jsonl import JsonLinesParser, is_jsonl
+from penstock.formats.magic import look
+from penstock.formats.mds import MdsParser, is_mds
+from penstock.formats.recordio import RecordIOParser, is_recordio
+from penstock.formats.tar import TarParser
+from penstock.formats.tar_header import BLOCK_BYTES, ZERO_BLOCK, read_header
+from penstock.formats.tfrecord import TFRecordParser, is_tfrecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.formats.parsing import OnCorrupt
+    from penstock.formats.sample import Parser
+    from penstock.types import Buffer
+
+HEAD_BYTES = BLOCK_BYTES
+"""First bytes of an object that ``detect`` needs to be certain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format of shards.
+
+    Attributes:
+        name: As in ``detect``'s answer.
+        suffixes: Of object names, lower case; none where the format has to be said.
+        unit: The smallest entry; starting inside it costs reading it from its start.
+        recognise: Whether the first ``HEAD_BYTES`` (fewer, where the object is shorter) are of this format.
+        parser: ``parser(shard, start_offset_bytes=, on_corrupt=)``.
+        head: Whether entering it inside takes ``head=``, the shard's first bytes, too.
+        extra: The optional dependency of penstock that it needs, if any.
+    """
+
+    name: str
+    suffixes: tuple[str, ...] = ()
+    unit: Literal["sample", "block", "shard"]
+    recognise: Callable[[bytes], bool] | None = None
+    parser: Callable[..., Parser]
+    head: bool = False
+    extra: str | None = None
+
+
+def _is_tar(head: bytes) -> bool:
+    block = head[:BLOCK_BYTES]
+    if block == ZERO_BLOCK:
+        return True
+    try:
+        read_header(block)
+    except ValueError:
+        return False
+    return len(block) == BLOCK_BYTES
+
+
+def _compressed(inner: Format) -> list[Format]:
+    """`inner`, compressed whole."""
+    gz, zst = [suffix + ".gz" for suffix in inner.suffixes], []
+    for suffix in inner.suffixes:
+        zst += [suffix + ".zst", suffix + ".zstd"]
+    gz += {"tar": [".tgz"], "jsonl": [".json.gz"]}.get(inner.name, [])
+    zst += {"tar": [".tzst"], "jsonl": [".json.zst"]}.get(inner.name, [])
+    parser = partial(CompressedParser, inner=inner.parser)
+    return [
+        Format(
+            name=f"{inner.name}.gz", suffixes=tuple(gz), unit="shard", parser=partial(parser, decompressor=Gunzip)
+        ),
+        Format(
+            name=f"{inner.name}.zst",
+            suffixes=tuple(zst),
+            unit="shard",
+            parser=partial(parser, decompressor=Unzstd),
+            extra="zstd",
+        ),
+    ]  # fmt: skip
+
+
+_STREAMED = (
+    Format(name="tar", suffixes=(".tar",), unit="sample", recognise=_is_tar, parser=TarParser),
+    Format(
+        name="recordio",
+        suffixes=(".rec", ".recordio"),
+        unit="sample",
+        recognise=is_recordio,
+        parser=RecordIOParser,
+    ),
+    Format(
+        name="tfrecord",
+        suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
+        unit="sample",
+        recognise=is_tfrecord,
+        parser=TFRecordParser,
+    ),
+    Format(
+        name="jsonl",
+        suffixes=(".jsonl", ".ndjson", ".jsonlines"),
+        unit="sample",
+        recognise=is_jsonl,
+        parser=JsonLinesParser,
+    ),
+    Format(name="mds", suffixes=(".mds",), unit="sample", recognise=is_mds, parser=MdsParser, head=True),
+    Format(name="recordio-raw", unit="sample", parser=partial(RecordIOParser, content="record")),
+    Format(name="recordio-mxnet", unit="sample", parser=partial(RecordIOParser, content="mxnet")),
+    Format(name="tfrecord-raw", unit="sample", parser=partial(TFRecordParser, content="record")),
+    Format(name="tfrecord-example", unit="sample", parser=partial(TFRecordParser, content="example")),
+)
+
+FORMATS: dict[str, Format] = {
+    row.name: row for row in [*_STREAMED, *(compressed for inner in _STREAMED for compressed in _compressed(inner))]
+}
+"""Every format by name, in the order in which `detect` tries them."""
+
+_OF = re.compile(r"-\d+-of-\d+(?=\.[a-z0-9]+$|$)")
+"""``data.tfrecord-00003-of-00100``: what TensorFlow's and Beam's writers put after or before the suffix."""
+
+
+def format_of_name(name: str) -> str | None:
+    """The format that an object of this `name` should have; None: no shard, by its name (``README.md``)."""
+    lowered = _OF.sub("", name.lower())
+    return next((row.name for row in FORMATS.values() if row.suffixes and lowered.endswith(row.suffixes)), None)
+
+
+def detect(name: str, head: Buffer = b"") -> str:
+    """The format of the shard called `name` that begins with `head`; the content decides where it is given.
+
+    Args:
+        name: URL or key.
+        head: uint8[up to 512], the object's first bytes; empty: go by the name.
+
+    Returns:
+        A key of ``FORMATS``.
+
+    Raises:
+        DataError: It is of no supported format; says what it seems to be.
+    """
+    start = bytes(head[:HEAD_BYTES])
+    found = _of_head(name, start) if start else format_of_name(name)
+    if found is not None:
+        return found
+    supported = ", ".join(f"{row.name} ({', '.join(row.suffixes)})" for row in FORMATS.values() if row.suffixes)
+    seems = look(start) if start else None
+    what = f"it seems to be {seems}, which is not supported" if seems else "its format is not known"
+    if seems in {"gzip", "zstd"}:
+        what = f"it is {seems}, and neither its name nor its first bytes say of what"
+    raise DataError(what, hint=f"supported: {supported}", shard=name)
+
+
+def _of_head(name: str, start: bytes) -> str | None:
+    if start.startswith(b"\x1f\x8b"):
+        suffix = ".gz"
+        try:
+            inside = zlib.decompressobj(31).decompress(start, HEAD_BYTES)
+        except zlib.error:
+            inside = b""
+        inner = _of_head("", inside) if inside and inside[:2] != b"\x1f\x8b" else None
+        if inner is not None and inner + suffix in FORMATS:
+            return inner + suffix
+    elif start.startswith(b"\x28\xb5\x2f\xfd"):
+        suffix = ".zst"  # the head of a block says nothing until all of it is there
+    else:
+        return next((row.name for row in FORMATS.values() if row.recognise and row.recognise(start)), None)
+    by_name = format_of_name(name)
+    return by_name if by_name is not None and by_name.endswith(suffix) else None
+
+
+def parser_of(
+    format_name: str,
+    *,
+    shard: str,
+    start_offset_bytes: int = 0,
+    on_corrupt: OnCorrupt = "raise",
+    head: Buffer | None = None,
+) -> Parser:
+    """A parser for one shard.
+
+    Args:
+        format_name: A key of ``FORMATS``.
+        shard: URL or key, for errors.
+        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: ``raise``; ``skip_sample``: leave out the sample; ``skip_shard``: leave out the rest of the shard.
+        head: The shard's first bytes, up to its first sample; for formats whose row says so, to start inside.
+
+    Raises:
+        ConfigError: There is no such format, or it cannot be read from there.
+        CorruptShardError: `head` is none.
+    """
+    row = _row(format_name)
+    options = {"head": head} if row.head else {}
+    return row.parser(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt, **options)
+
+
+def _row(format_name: str) -> Format:
+    if format_name not in FORMATS:
+        raise ConfigError(f"format {format_name!r} is not one of {', '.join(FORMATS)}")
+    return FORMATS[format_name]

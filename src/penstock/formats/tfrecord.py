@@ -1,0 +1,127 @@
+"""TFRecord shards: length, CRC of the length, bytes, CRC of the bytes; both verified.
+
+Little endian: ``uint64 length, uint32 masked CRC32C of it, uint8[length], uint32 masked CRC32C of those``. A record is a
+``tf.train.Example``, whose features become fields, or anything, then the sample has one field, ``record``. Nothing in
+the shard says which: ``auto`` goes by the first record read. A sample's key is where its record begins, twelve digits,
+so that it does not depend on where reading began.
+
+A shard whose bytes do not have their CRC loses that record; one whose length does not have it, the rest: nobody knows
+where the next begins.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from crc32c import crc32c
+
+from penstock.formats.example import parse_example
+from penstock.formats.magic import look
+from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt
+from penstock.formats.sample import Sample
+
+if TYPE_CHECKING:
+    from penstock.types import Buffer
+
+Content: TypeAlias = Literal["auto", "example", "record"]
+
+HEAD_BYTES = 12
+FOOT_BYTES = 4
+_UNPACK = struct.Struct("<QI").unpack_from
+_UNPACK_CRC = struct.Struct("<I").unpack_from
+
+HEADS_KNOWN_MAX = 16384
+"""Heads kept verified; the lengths of a shard's records lie in a few thousand numbers."""
+
+
+def masked_crc(data: Buffer) -> int:
+    """CRC32C as TFRecord stores it: rotated and offset, so that a CRC of data that holds CRCs stays a good one."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def is_tfrecord(head: bytes) -> bool:
+    """Whether `head` begins with a length and its CRC: wrong once in four billion."""
+    return len(head) >= HEAD_BYTES and _UNPACK(head)[1] == masked_crc(head[:8])
+
+
+class TFRecordParser(FramedParser):
+    """Samples of one TFRecord shard.
+
+    Args:
+        shard: URL or key, for errors.
+        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: See ``parsing.py``.
+        content: ``example``: features as fields; ``record``: one field of that name; ``auto``: as the first record is.
+
+    Cost: holds one incomplete record; slices of a chunk keep that chunk alive.
+    """
+
+    def __init__(
+        self,
+        shard: str,
+        *,
+        start_offset_bytes: int = 0,
+        on_corrupt: OnCorrupt = "raise",
+        content: Content = "auto",
+    ) -> None:
+        super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
+        self._content = content
+        self._heads_known: dict[bytes, int] = {}  # as stored: the record's whole size
+
+    def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
+        base, length = self._view_offset_bytes, len(view)
+        known, content = self._heads_known, self._content
+        while at + HEAD_BYTES + FOOT_BYTES <= length:
+            head = bytes(view[at : at + HEAD_BYTES])
+            size_bytes = known.get(head) or self._read_head(head, base + at)
+            end = at + size_bytes
+            if end > length:
+                return at, size_bytes
+            offset_bytes = base + at
+            record = view[at + HEAD_BYTES : end - FOOT_BYTES]
+            crc = crc32c(record)
+            if ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF != _UNPACK_CRC(view, end - FOOT_BYTES)[0]:
+                what = f"a record of {len(record)} bytes does not have its CRC32C"
+                self._skip_sample(what, offset_bytes, size_bytes)
+            elif content == "record":
+                samples.append(Sample(f"{offset_bytes:012d}", {"record": record}, offset_bytes, size_bytes))
+            elif content == "auto":
+                content = self._content = content_of(record)
+                continue
+            else:
+                try:
+                    samples.append(Sample(f"{offset_bytes:012d}", parse_example(record), offset_bytes, size_bytes))
+                except ValueError as error:
+                    hint = "format='tfrecord-raw' gives the bytes of each record"
+                    self._skip_sample(str(error), offset_bytes, size_bytes, hint=hint)
+            at = end
+        return at, HEAD_BYTES + FOOT_BYTES
+
+    def _read_head(self, head: bytes, offset_bytes: int) -> int:
+        size_bytes, crc = _UNPACK(head)
+        if masked_crc(head[:8]) != crc:
+            raise self._corrupt(
+                f"no TFRecord: the length of a record ({size_bytes}) does not have its CRC32C",
+                offset_bytes,
+                hint=self._hint(head, offset_bytes),
+            )
+        if size_bytes > RECORD_BYTES_MAX:
+            raise self._corrupt(f"a record claims {size_bytes} bytes, more than {RECORD_BYTES_MAX}", offset_bytes)
+        whole_bytes: int = size_bytes + HEAD_BYTES + FOOT_BYTES
+        if len(self._heads_known) < HEADS_KNOWN_MAX:
+            self._heads_known[head] = whole_bytes
+        return whole_bytes
+
+    def _hint(self, head: bytes, offset_bytes: int) -> str | None:
+        seems = None if offset_bytes else look(head)
+        return f"the object seems to be {seems}" if seems else self._start_hint(offset_bytes)
+
+
+def content_of(record: memoryview) -> Content:
+    """What `record`, the first that is read, says of all: an Example has at least one feature."""
+    try:
+        return "example" if parse_example(record) else "record"
+    except ValueError:
+        return "record"
