@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ORDER_VERSION = 1
 """Of every definition in this package that decides which sample comes when; part of a saved state."""
 
+SHARDS, RUN, LANES, SOURCE, PASS = range(1, 6)  # what a key is for: the first word, so that no two uses share keys
+
 GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

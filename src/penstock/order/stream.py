@@ -28,12 +28,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from penstock.errors import ConfigError
-from penstock.order.permutation import key_of, permutation
+from penstock.order.bounds import LANES_MAX, RANKS_MAX, WINDOW_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
+from penstock.order.permutation import RUN, SHARDS, key_of, permutation
 
 LANES_DEFAULT = 64
 """Divisible by the usual world sizes; each lane holds a run and keeps a shard open, which bounds it from above."""
-
-_SHARDS, _RUN = 1, 2  # what a key is for: the first word, so that no two uses share keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +66,24 @@ class StreamOrder:
     _shards: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        _check_ranges(self)
-        world_size, lanes = self.world_size, self.lanes_configured
-        if lanes % world_size:
-            below = lanes // world_size * world_size
-            above = below + world_size
-            nearest = below if below and lanes - below <= above - lanes else above
-            raise ConfigError(f"world_size {world_size} does not divide lanes {lanes}", hint=f"use lanes={nearest}")
+        check_ranges(
+            ("shards_count", self.shards_count, 1, 1 << 40),
+            ("seed", self.seed, 0, WORD_MAX),
+            ("epoch", self.epoch, 0, WORD_MAX),
+            ("window", self.window, 1, WINDOW_MAX),
+            ("world_size", self.world_size, 1, RANKS_MAX),
+            ("rank", self.rank, 0, self.world_size - 1),
+            ("lanes", self.lanes_configured, 1, LANES_MAX),
+        )
+        world_size = self.world_size
+        check_lanes(self.lanes_configured, world_size)
         if self.shards_count < world_size:
             raise ConfigError(
                 f"{self.shards_count} shards are fewer than {world_size} ranks: some rank would have no data",
                 hint=f"write the data as at least {world_size} shards, a multiple of it at best, or use fewer ranks",
             )
         if self.shuffled:
-            shards = permutation(self.shards_count, key_of(_SHARDS, self.seed, self.epoch)).tolist()
+            shards = permutation(self.shards_count, key_of(SHARDS, self.seed, self.epoch)).tolist()
         else:
             shards = range(self.shards_count)
         object.__setattr__(self, "_shards", tuple(shards))
@@ -104,12 +107,12 @@ class StreamOrder:
 
     def shards_of(self, lane: int) -> list[int]:
         """Indices of the lane's shards in the listing, in the order in which they are read."""
-        self._check_lane(lane)
+        check_lane(lane, self.lanes_count)
         return list(self._shards[lane :: self.lanes_count])
 
     def run_length(self, lane: int, run_index: int) -> int:
         """Samples of a run, at least 1; the lane's last run may be shorter. 1 where nothing is shuffled."""
-        self._check_lane(lane)
+        check_lane(lane, self.lanes_count)
         if not self.shuffled:
             return 1
         run = max(1, self.window // self.lanes_count)
@@ -125,7 +128,7 @@ class StreamOrder:
         """
         if not self.shuffled:
             return list(range(count))
-        order: list[int] = permutation(count, key_of(_RUN, self.seed, self.epoch, lane, run_index)).tolist()
+        order: list[int] = permutation(count, key_of(RUN, self.seed, self.epoch, lane, run_index)).tolist()
         return order
 
     def position(self, lane: int, index: int) -> int:
@@ -135,25 +138,6 @@ class StreamOrder:
     def at_epoch(self, epoch: int) -> StreamOrder:
         """The same order, of another epoch."""
         return replace(self, epoch=epoch)
-
-    def _check_lane(self, lane: int) -> None:
-        if not 0 <= lane < self.lanes_count:
-            raise ConfigError(f"lane {lane} must be in [0, {self.lanes_count})")
-
-
-def _check_ranges(order: StreamOrder) -> None:
-    bounds = (
-        ("shards_count", order.shards_count, 1, 1 << 40),
-        ("seed", order.seed, 0, (1 << 64) - 1),
-        ("epoch", order.epoch, 0, (1 << 64) - 1),
-        ("window", order.window, 1, 1 << 48),
-        ("world_size", order.world_size, 1, 1 << 32),
-        ("rank", order.rank, 0, order.world_size - 1),
-        ("lanes", order.lanes_configured, 1, 1 << 32),
-    )
-    for name, value, low, high in bounds:
-        if not low <= value <= high:
-            raise ConfigError(f"{name} {value} must be in [{low}, {high}]")
 
 
 class RoundRobin:

@@ -1,0 +1,122 @@
+"""Weights of a mix: numbers, nested where a mix holds a mix, and changed at positions of an epoch.
+
+An entry is a number, or ``(number, entries)`` for a mix inside the mix: ``(0.5, (0.5, (1, 3)))`` gives sources 0, 1, 2
+the shares 1/2, 1/8, 3/8. Sources are numbered from left to right. A nested mix is flattened to products, not run by a
+mix of its own: one circle holds all proportions exactly, and the arcs of a nested mix are neighbours, so that its own
+share holds as exactly. Two circles would each round, and one lane's inner circle would have to count the outer one.
+The tree is kept for what is renormalised: when a source has ended, its share goes to its own mix first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from penstock.errors import ConfigError
+from penstock.order.bounds import WORD_MAX, check_ranges
+
+Entries: TypeAlias = Sequence[Any]
+"""Of numbers and ``(number, Entries)``; lists where they come from JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights that hold from a position of an epoch on.
+
+    Attributes:
+        entries: See the module's text. Tuples once constructed.
+        epoch: From 0.
+        position: In that epoch; they hold from the next multiple of L on.
+
+    Raises:
+        ConfigError: An entry is not a finite number of at least 0, or all entries of a mix are 0.
+    """
+
+    entries: Entries
+    epoch: int = 0
+    position: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", _checked(self.entries))
+        check_ranges(("epoch", self.epoch, 0, WORD_MAX), ("position", self.position, 0, WORD_MAX))
+
+    @property
+    def sources_count(self) -> int:
+        """Leaves of the tree."""
+        return _leaves(self.entries)
+
+    def shares(self, active: Sequence[bool]) -> list[Fraction]:
+        """The share of each source, adding up to 1; sources that are not active have none.
+
+        Where all active sources of a mix weigh 0 they share equally: whoever is left has to come.
+        """
+        shares = [Fraction(0)] * len(active)
+        if any(active):
+            _share(self.entries, active, 0, Fraction(1), shares)
+        return shares
+
+    def as_json(self) -> list[Any]:
+        """``[epoch, position, entries]``, for a state."""
+        return [self.epoch, self.position, _listed(self.entries)]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Weights:
+        """The inverse of ``as_json``.
+
+        Raises:
+            ConfigError: It is none of its results.
+        """
+        if not isinstance(value, Sequence) or len(value) != 3 or not all(type(part) is int for part in value[:2]):
+            raise ConfigError(f"weights {value!r:.80} of a state must be [epoch, position, entries]")
+        return cls(value[2], value[0], value[1])
+
+
+def _checked(entries: Any) -> tuple[Any, ...]:
+    if isinstance(entries, str) or not isinstance(entries, Sequence) or not entries:
+        raise ConfigError(f"weights {entries!r} must be a list of numbers", hint="e.g. (0.7, 0.3)")
+    checked = tuple((_number(entry[0]), _checked(entry[1])) if _is_mix(entry) else _number(entry) for entry in entries)
+    if not any(_own(entry) for entry in checked):
+        raise ConfigError(f"weights {entries!r} must not all be 0")
+    return checked
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"weight {value!r} must be a finite number of at least 0")
+    return value
+
+
+def _is_mix(entry: Any) -> bool:
+    return isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2
+
+
+def _own(entry: Any) -> float:
+    weight: float = entry[0] if isinstance(entry, tuple) else entry
+    return weight
+
+
+def _leaves(entries: Entries) -> int:
+    return sum(_leaves(entry[1]) if isinstance(entry, tuple) else 1 for entry in entries)
+
+
+def _share(entries: Entries, active: Sequence[bool], first: int, share: Fraction, shares: list[Fraction]) -> None:
+    alive = []  # (weight, first leaf, entry) of what still has an active source
+    for entry in entries:
+        leaves = _leaves(entry[1]) if isinstance(entry, tuple) else 1
+        if any(active[first : first + leaves]):
+            alive.append((Fraction(_own(entry)), first, entry))
+        first += leaves
+    total = sum(weight for weight, _, _ in alive)
+    for weight, leaf, entry in alive:
+        part = share * weight / total if total else share / len(alive)
+        if isinstance(entry, tuple):
+            _share(entry[1], active, leaf, part, shares)
+        else:
+            shares[leaf] = part
+
+
+def _listed(entries: Entries) -> list[Any]:
+    return [[entry[0], _listed(entry[1])] if isinstance(entry, tuple) else entry for entry in entries]

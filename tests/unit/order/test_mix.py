@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.order import IndexedOrder, Mix, Source, Weights, key_of
+
+TWO = (Source(samples=[7, 0, 5], window=8), Source(samples=[4, 2], window=8))
+
+
+def mixed(weights=(2, 1), **job):
+    return Mix(**{"sources": TWO, "history": (Weights(weights),), "lanes": 4, **job})
+
+
+def places(order):
+    return [tuple(order.locate(p)) for p in range(order.samples_count)]
+
+
+def test_a_small_mix_is_pinned():
+    """The whole epoch of two sources on 4 lanes: source, shard, sample, position by position."""
+    assert places(mixed(seed=42, epoch=1)) == GOLDEN_STOP
+    assert places(mixed(seed=42, epoch=1, at_end="first")) == GOLDEN_FIRST
+    assert places(mixed((1, 3), seed=42, epoch=1, at_end="repeat", epoch_samples=18)) == GOLDEN_REPEAT
+
+
+GOLDEN_STOP = [
+    (0, 2, 0),
+    (1, 0, 2),
+    (0, 0, 1),
+    (0, 2, 3),
+    (0, 2, 1),
+    (0, 0, 5),
+    (1, 0, 0),
+    (0, 2, 4),
+    (1, 1, 0),
+    (0, 0, 4),
+    (0, 0, 2),
+    (1, 1, 1),
+    (0, 2, 2),
+    (1, 0, 1),
+    (0, 0, 3),
+    (0, 0, 0),
+    (1, 0, 3),
+    (0, 0, 6),
+]
+GOLDEN_FIRST = [
+    (0, 2, 0),
+    (1, 0, 2),
+    (0, 0, 1),
+    (0, 2, 3),
+    (0, 2, 1),
+    (0, 0, 5),
+    (1, 0, 0),
+    (0, 2, 4),
+    (1, 1, 0),
+    (0, 0, 4),
+    (0, 0, 2),
+    (1, 1, 1),
+    (0, 2, 2),
+    (1, 0, 1),
+    (0, 0, 3),
+    (0, 0, 0),
+]
+GOLDEN_REPEAT = [
+    (0, 2, 0),
+    (1, 0, 2),
+    (1, 0, 0),
+    (1, 1, 1),
+    (1, 1, 0),
+    (0, 0, 5),
+    (1, 0, 3),
+    (1, 0, 0),
+    (1, 0, 3),
+    (1, 0, 1),
+    (0, 0, 1),
+    (1, 1, 0),
+    (0, 2, 1),
+    (1, 0, 1),
+    (1, 0, 3),
+    (1, 0, 1),
+    (1, 1, 1),
+    (0, 0, 4),
+]
+
+
+def test_a_large_mix_is_pinned():
+    """Positions far into a mix of large sources, nested, with weights that change."""
+    sources = tuple(Source(samples=[1000] * n, window=1 << 14) for n in (3000, 500, 2000))
+    history = (Weights((5, (2, (1, 3)))), Weights((1, (2, (3, 1))), 0, 1_000_000))
+    order = Mix(sources=sources, history=history, seed=3)
+    assert order.samples_count == 5_500_000
+    assert [tuple(order.locate(p)) for p in (0, 999_999, 1_000_000, 3_333_333, 5_499_999)] == GOLDEN_PLACES
+    assert [order.taken(lane, 20_000) for lane in (0, 63)] == GOLDEN_TAKEN
+
+
+GOLDEN_PLACES = [(0, 571, 793), (0, 702, 614), (1, 368, 302), (2, 1854, 505), (0, 142, 107)]
+GOLDEN_TAKEN = [(12621, 3307, 4072), (12620, 3304, 4076)]
+
+
+def test_a_mix_of_one_is_its_source():
+    """One source gives the order that it has alone, under the seed that the mix derives for it."""
+    for at_end in ("stop", "repeat"):
+        order = mixed((3,), sources=TWO[:1], seed=9, epoch=2, at_end=at_end)
+        alone = IndexedOrder(samples=[7, 0, 5], window=8, lanes=4, seed=key_of(4, 9, 0), epoch=2)
+        assert places(order) == [tuple(alone.locate(p)) for p in range(12)]
+
+
+@pytest.mark.parametrize("at_end", ["stop", "repeat"])
+def test_epochs_have_every_sample(at_end):
+    """Stopping: each once. Repeating: each at least once, and an epoch ends at a multiple of L."""
+    order = mixed(at_end=at_end)
+    every = {(s, shard, k) for s, source in enumerate(TWO) for shard, n in enumerate(source.samples) for k in range(n)}
+    seen = Counter(places(order))
+    assert set(seen) == every
+    assert (max(seen.values()) == 1) == (at_end == "stop")
+    assert at_end == "stop" or order.samples_count % 4 == 0
+
+
+def test_first_ends_before_a_source_lacks_a_sample():
+    """The epoch is a multiple of L, no sample comes twice, and one more row would need one that is not there."""
+    order = mixed(sources=(Source(samples=[64 * 50]), Source(samples=[64 * 10])), at_end="first", lanes=64)
+    assert order.samples_count % 64 == 0
+    assert max(Counter(places(order)).values()) == 1
+    assert 64 * 10 * 3 - 64 * 6 < order.samples_count <= 64 * 10 * 3
+
+
+def test_a_source_smaller_than_the_lanes_repeats_in_all_of_them():
+    """Every lane needs one of its samples: it is laid out several times, each sample equally often."""
+    order = mixed(sources=(Source(samples=[3]), Source(samples=[40])), at_end="repeat", epoch_samples=400, lanes=8)
+    seen = Counter(place for place in places(order) if place[0] == 0)
+    assert sum(seen.values()) == pytest.approx(400 * 2 / 3, abs=6)
+    assert max(seen.values()) - min(seen.values()) < 12
+
+
+def test_a_source_without_weight_comes_when_it_is_alone():
+    """Stopping leaves nothing out: what weighs nothing comes when the others have ended."""
+    order = [place[0] for place in places(mixed((1, 0)))]
+    assert order == [0] * 12 + [1] * 6
+    repeated = [place[0] for place in places(mixed((1, 0), at_end="repeat"))]
+    assert repeated == [0] * 12
+
+
+def test_weights_of_an_earlier_epoch_hold():
+    """A change belongs to its epoch and position: later epochs begin with it, earlier ones do not know it."""
+    history = (Weights((1, 0)), Weights((0, 1), 1, 6))
+    orders = [mixed(history=history, epoch=epoch) for epoch in range(3)]
+    assert [[place[0] for place in places(order)][:9] for order in orders] == [
+        [0] * 9, [0] * 8 + [1], [1] * 6 + [0] * 3,
+    ]  # fmt: skip
+
+
+def test_a_later_change_replaces_the_schedule():
+    """with_weights drops what was to come after it, and keeps what was before."""
+    order = mixed(history=(Weights((1, 1)), Weights((1, 0), 0, 4), Weights((0, 1), 0, 8)))
+    changed = order.with_weights((1, 2), position=6)
+    assert changed.history == (Weights((1, 1)), Weights((1, 0), 0, 4), Weights((1, 2), 0, 6))
+    assert changed.with_weights((3, 3), position=6).history[2:] == (Weights((3, 3), 0, 6),)
+
+
+def test_mixes_pickle():
+    """A mix crosses to a worker process and says the same there."""
+    order = mixed(seed=8, epoch=1)
+    assert places(pickle.loads(pickle.dumps(order))) == places(order)
+
+
+def test_lanes_follow_shuffling():
+    """64 lanes when a source is shuffled, else as many as ranks."""
+    stored = tuple(Source(samples=source.samples, shuffled=False) for source in TWO)
+    assert mixed(lanes=None).lanes_count == 64
+    assert mixed(lanes=None, sources=stored, world_size=2).lanes_count == 2
+    assert [place[1:] for place in places(mixed(lanes=None, sources=stored)) if place[0] == 0] == [
+        (shard, k) for shard, n in enumerate(TWO[0].samples) for k in range(n)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sources": ()}, "at least one source"),
+        ({"history": ()}, "at least one source and its weights"),
+        ({"history": (Weights((1, 1, 1)),)}, "3 weights for 2 sources"),
+        ({"history": (Weights((1, 1), 0, 4),)}, "must ascend, from"),
+        ({"history": (Weights((1, 1)), Weights((1, 2)))}, "must ascend, from"),
+        ({"at_end": "never"}, "at_end 'never' must be"),
+        ({"epoch_samples": 10}, "needs at_end='repeat', not 'stop'"),
+        ({"epoch_samples": 0, "at_end": "repeat"}, "epoch_samples 0 must be in"),
+        ({"world_size": 3}, r"world_size 3 does not divide lanes 4"),
+        ({"sources": (TWO[0], Source(samples=[0]))}, r"samples 0 must be in \[1,"),
+        ({"history": (Weights((1, 9)),), "at_end": "first", "lanes": 16}, "too few samples for 16 lanes"),
+        ({"lanes": 1 << 17}, "lanes 131072 must be in"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(wrong, message):
+    """Each error names the value and the bound."""
+    with pytest.raises(ConfigError, match=message):
+        mixed(**wrong)
+
+
+def test_places_that_do_not_exist_are_refused():
+    """Positions, lanes and sources beyond the mix are the caller's mistake."""
+    order = mixed()
+    with pytest.raises(ConfigError, match=r"position 18 must be in \[0, 17\]"):
+        order.locate(18)
+    with pytest.raises(ConfigError, match=r"lane 4 must be in"):
+        order.taken(4, 0)
+    with pytest.raises(ConfigError, match=r"source 2 must be in"):
+        order.source_at(2, 0, 0)
