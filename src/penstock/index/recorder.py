@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 TAIL_BYTES = 64 * 1024
 """Kept of each chunk: more than the headers that a parser may read before it knows that a sample is complete."""
 
-WRITES_MAX = 64
-"""Shards' indexes waiting to be written: some 100 KB each."""
+WRITERS_MAX = 4
+"""Threads that write shards' indexes: 30 ms each in a store, so some 130 shards a second."""
+
+WRITES_MAX = 16
+"""Shards' indexes waiting to be written, some 100 KB each: what a killed build has to do again."""
 
 
 class ShardRecorder:
@@ -188,13 +191,13 @@ class IndexBuilder:
         place: Where they are kept.
         index: The data set's index so far; default: as it lies there.
 
-    Cost: one thread while it is open; one write per shard, and one of the data set's index at the end.
+    Cost: up to four threads while it is open; one write per shard, and one of the data set's index at the end.
     """
 
     def __init__(self, place: IndexPlace, *, index: DatasetIndex | None = None) -> None:
         self.place = place
         self.index = index if index is not None else place.load()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="penstock-index")
+        self._pool = ThreadPoolExecutor(WRITERS_MAX, thread_name_prefix="penstock-index")
         self._writes: list[Future[None]] = []
         self._changed = False
         self._closed = False
