@@ -26,8 +26,8 @@ class TransportConfig:
         total_s_max: Seconds for one attempt, whatever its size.
         connections_max: Open connections kept in the pool of one event loop.
         threads_count: Event-loop threads. More than one only where a core cannot fill the network card.
-        receive_buffer_bytes: libcurl's receive buffer for plain HTTP. Source: docs/LOG.md, 2026-11-21, large objects.
-        receive_buffer_tls_bytes: The same for TLS, where records are 16 KiB and small buffers stay in the L1 cache.
+        receive_buffer_bytes: libcurl's receive buffer, used over TLS and through proxies. TLS records are 16 KiB, and a small
+            buffer stays in the cache. Source: docs/LOG.md, 2026-11-21, large objects.
         ca_bundle: PEM file of the authorities to trust; None means ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the system's.
         verify_tls: False accepts any certificate; for tests only.
         proxy: Proxy URL; None follows ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``.
@@ -40,8 +40,7 @@ class TransportConfig:
     total_s_max: float = 3600.0
     connections_max: int = 1024
     threads_count: int = 1
-    receive_buffer_bytes: int = 512 * KIB
-    receive_buffer_tls_bytes: int = 64 * KIB
+    receive_buffer_bytes: int = 64 * KIB
     ca_bundle: str | None = None
     verify_tls: bool = True
     proxy: str | None = None
@@ -57,9 +56,10 @@ class TransportConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be more than 0")
-        for name in ("receive_buffer_bytes", "receive_buffer_tls_bytes"):
-            if not 1 * KIB <= getattr(self, name) <= 10 * MIB:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must lie in [1 KiB, 10 MiB], libcurl's limits")
+        if not 1 * KIB <= self.receive_buffer_bytes <= 10 * MIB:
+            raise ConfigError(
+                f"receive_buffer_bytes={self.receive_buffer_bytes!r} must lie in [1 KiB, 10 MiB], libcurl's limits"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

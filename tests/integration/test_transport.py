@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import socket
 import threading
 import time
 from typing import Any
 
+import pycurl
 import pytest
 
 from exchanges import Heard, RawServer, ask, start
@@ -237,6 +239,25 @@ def test_closing_leaves_nothing(server: FaultyServer, nothing_left: Any) -> None
     assert ask(url(server))[1] == BODY
 
 
+def test_who_is_told_of_the_end_does_not_start_the_engine_again(server: FaultyServer, nothing_left: Any) -> None:
+    """A sink that asks for more when its exchange ends by ``close()`` is told the same again; no new thread begins."""
+    server.fail("stall", times=None, match="big", after_bytes=10)
+    more: list[Heard] = []
+
+    class Insistent(Heard):
+        def on_end(self, answer: Any) -> None:
+            super().on_end(answer)
+            if len(more) < 100:
+                more.append(start(url(server, "big"), sink=Insistent())[1])
+
+    with nothing_left():
+        first = start(url(server, "big"), sink=Insistent())[1]
+        assert first.begun.wait(10)
+        engine.close()
+        assert first.wait(1).curl_error == CLOSED
+        assert [sink.wait(1).curl_error for sink in more] == [CLOSED] * 100
+
+
 def test_an_idle_handle_keeps_nothing_alive(server: FaultyServer) -> None:
     """What a finished exchange wrote to, and who heard of it, are free although the connection stays open."""
     import gc
@@ -336,6 +357,36 @@ def test_a_body_of_unknown_length(server: FaultyServer, key: str) -> None:
     assert (answer.curl_error, body) == (0, server.objects[key])
     server.fail("chunked_cut", times=1)
     assert ask(url(server, key))[0].curl_error > 0
+
+
+def test_a_body_that_ends_with_its_connection() -> None:
+    """Without a length and without chunks, the body is all that comes until the server closes."""
+    with RawServer(b"HTTP/1.0 200 OK\r\nServer: old\r\n\r\n" + BODY * 20) as server:
+        answer, body = ask(server.url)
+    assert (answer.curl_error, body) == (0, BODY * 20)
+
+
+def test_a_name_is_looked_up(server: FaultyServer) -> None:
+    """A host name becomes addresses on a thread of its own; one that does not exist is an error that says so."""
+    assert ask(url(server).replace("127.0.0.1", "localhost"))[1] == BODY
+    answer, _ = ask("http://no-such-host.invalid/x")
+    assert answer.curl_error == pycurl.E_COULDNT_RESOLVE_HOST
+    assert "no-such-host.invalid" in answer.reason
+
+
+def test_the_next_address_is_tried(server: FaultyServer, monkeypatch: Any) -> None:
+    """Of a name with several addresses, those that refuse are passed over. The name service is a stand-in."""
+    port = int(server.endpoint_url.rpartition(":")[2])
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (9, 8, 1)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: found)
+    assert ask(f"http://three.test:{port}/bucket/a")[1] == BODY
+
+
+def test_a_head_in_many_pieces() -> None:
+    """A head larger than one read is put together."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Long: " + b"x" * 40_000 + b"\r\n\r\nhello"
+    with RawServer(head) as raw:
+        assert ask(raw.url)[1] == b"hello"
 
 
 @pytest.mark.parametrize("direct", [False, True])

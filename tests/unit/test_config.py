@@ -42,7 +42,6 @@ def test_every_field_is_documented(kind: Any) -> None:
         (TransportConfig, "connections_max", 0),
         (TransportConfig, "threads_count", 0),
         (TransportConfig, "receive_buffer_bytes", 1000),
-        (TransportConfig, "receive_buffer_tls_bytes", 11 * 2**20),
         (RetryConfig, "attempts_max", 0),
         (HedgeConfig, "quantile", 1.0),
         (HedgeConfig, "quantile", 0.4),

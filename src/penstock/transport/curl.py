@@ -99,7 +99,7 @@ def configure(config: TransportConfig, url: str, opened: Callable[[int, int], in
     setopt = curl.setopt
     setopt(pycurl.NOSIGNAL, 1)
     setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-    setopt(pycurl.BUFFERSIZE, config.receive_buffer_tls_bytes if tls else config.receive_buffer_bytes)
+    setopt(pycurl.BUFFERSIZE, config.receive_buffer_bytes)
     setopt(pycurl.CONNECTTIMEOUT_MS, max(1, int(config.connect_s_max * 1000)))
     setopt(pycurl.TCP_KEEPALIVE, 1)
     setopt(pycurl.SOCKOPTFUNCTION, opened)

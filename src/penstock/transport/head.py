@@ -7,9 +7,9 @@ import re
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _CHUNK_LINE_BYTES_MAX = 8192
-_known_lines: dict[bytes, tuple[bytes, bytes]] = {}
-"""Header lines seen first in this process, parsed: half of the lines of every answer of a store are always the same."""
-_KNOWN_LINES_MAX = 256
+_names: dict[bytes, bytes] = {}
+"""Header names as they came, checked, to lower case. A store uses some twenty."""
+_NAMES_MAX = 256
 
 
 def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
@@ -23,25 +23,30 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
     status = 0
     headers: dict[bytes, bytes] = {}
     for line in lines:
-        known = _known_lines.get(line)
-        if known is not None:
-            headers[known[0]] = known[1]
-            continue
-        name, colon, value = line.partition(b":")
-        if line[:5] == b"HTTP/":
-            status = _status(line)
-            headers = {}
-        elif colon and _NAME.fullmatch(name):
-            name, value = name.lower(), value.strip()
-            if name == b"content-length":
-                if headers.get(name, value) != value:
-                    raise ValueError("the head has two content lengths")
-            elif len(_known_lines) < _KNOWN_LINES_MAX:
-                _known_lines[line] = (name, value)
-            headers[name] = value
-        elif line.strip():
-            raise ValueError(f"not a header line: {line[:80]!r}")
+        raw, colon, value = line.partition(b":")
+        name = _names.get(raw)
+        if name is None:
+            if line[:5] == b"HTTP/":
+                status = _status(line)
+                headers = {}
+                continue
+            if not colon and not line.strip():  # the end of a head, as libcurl tells it
+                continue
+            name = _checked_name(raw, line)
+        value = value.strip()
+        if name in headers and name == b"content-length" and headers[name] != value:
+            raise ValueError("the head has two content lengths")
+        headers[name] = value
     return status, headers
+
+
+def _checked_name(raw: bytes, line: bytes) -> bytes:
+    if len(raw) == len(line) or not _NAME.fullmatch(raw):
+        raise ValueError(f"not a header line: {line[:80]!r}")
+    name = raw.lower()
+    if len(_names) < _NAMES_MAX:
+        _names[raw] = name
+    return name
 
 
 def _status(line: bytes) -> int:
