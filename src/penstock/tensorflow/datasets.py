@@ -1,0 +1,134 @@
+"""``dataset``: a loader's batches as a ``tf.data.Dataset``, whole batches at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+import tensorflow as tf  # type: ignore[import-untyped]
+
+from penstock.errors import ConfigError
+from penstock.loader import Loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from penstock.loader.options import LoaderOptions
+    from penstock.pipeline import Pipeline
+
+
+def dataset(
+    source: Pipeline | Loader,
+    *,
+    signature: Mapping[str, tf.TensorSpec] | None = None,
+    **options: Unpack[LoaderOptions],
+) -> tf.data.Dataset:
+    """A ``tf.data.Dataset`` of dicts of tensors, one element per batch, in the ``Loader``'s order.
+
+    Each iteration is one whole epoch; the next one, also after one that was left early, is the next epoch. Batches
+    cross into TensorFlow as arrays, never sample by sample: numbers as they lie, text and bytes as ``tf.string[B]``.
+    Raw TFRecords are such a column: ``.map(lambda batch: tf.io.parse_example(batch["record"], features))``.
+
+    Args:
+        source: A pipeline that ends with ``.batch(n)``; or a ``Loader``, which stays yours to close, and to ask for
+            ``statistics()`` and ``state_dict()``.
+        signature: Dtype and shape of each column. Default: the first batch's, with the batch size left open.
+        **options: As for ``Loader``, where `source` is a pipeline.
+
+    Returns:
+        Its ``element_spec`` is the signature, ``{"jpg": uint8[None, H, W, 3], "cls": int64[None], "__key__":
+        string[None], ...}``; its cardinality is known where the loader knows its length. It prefetches by itself;
+        ``.prefetch()`` on top only makes a saved state run ahead.
+
+    Raises:
+        ConfigError: a column cannot be a tensor; there is no batch to look at; options for a loader made already.
+
+    Cost: as ``Loader``. Without `signature` reading begins at once, and what was read is the first epoch's beginning.
+    """
+    if isinstance(source, Loader):
+        if options:
+            raise ConfigError(f"{', '.join(options)}: the loader is made already", hint="give them to ps.Loader")
+        loader = source
+    else:
+        loader = Loader(source, **options)
+    epochs = _Epochs(loader)
+    batches_count = None
+    if signature is None:
+        signature = signature_of(epochs.first_batch())
+        batches_count = _length_of(loader) if loader is not source else None  # yours may go on inside an epoch
+    made = tf.data.Dataset.from_generator(_flat(epochs, signature), output_signature=dict(signature))
+    if batches_count is not None:
+        made = made.apply(tf.data.experimental.assert_cardinality(batches_count))
+    return made
+
+
+def signature_of(batch: Mapping[str, Any]) -> dict[str, tf.TensorSpec]:
+    """What ``tf.data`` must know of batches like this one: dtype and shape of each column, the batch size left open.
+
+    Raises:
+        ConfigError: a column is neither an array nor a list of ``str`` or ``bytes``.
+    """
+    signature = {}
+    for name, column in batch.items():
+        if isinstance(column, np.ndarray) and column.dtype != object:
+            signature[name] = tf.TensorSpec((None, *column.shape[1:]), column.dtype)
+        elif all(isinstance(value, str | bytes) for value in column):
+            signature[name] = tf.TensorSpec((None,), tf.string)
+        else:
+            raise ConfigError(
+                f"the column {name!r} holds {type(column[0]).__name__} objects, which no tensor holds",
+                hint="turn them into arrays, numbers or text in .map(), or leave them out",
+            )
+    return signature
+
+
+def _length_of(loader: Loader) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+class _Epochs:
+    """Makes each iteration an epoch of its own. A first batch that was looked at is not lost."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._begun: tuple[dict[str, Any], Iterator[dict[str, Any]]] | None = None
+        self._epoch = -1  # of the last iteration
+
+    def first_batch(self) -> dict[str, Any]:
+        batches = self._next_epoch()
+        first = next(batches, None)
+        if first is None:
+            raise ConfigError("there is no batch to tell dtypes and shapes by", hint="give signature=")
+        self._begun = (first, batches)
+        return first
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._begun is None:
+            yield from self._next_epoch()
+            return
+        (first, batches), self._begun = self._begun, None
+        yield first
+        yield from batches
+
+    def _next_epoch(self) -> Iterator[dict[str, Any]]:
+        if self._loader.epoch == self._epoch:  # it was left early
+            self._loader.restart(epoch=self._epoch + 1)
+        self._epoch = self._loader.epoch
+        return iter(self._loader)
+
+
+def _flat(epochs: _Epochs, signature: Mapping[str, tf.TensorSpec]) -> Callable[[], Iterator[dict[str, Any]]]:
+    """A function as ``from_generator`` wants it."""
+    strings = [name for name, spec in signature.items() if spec.dtype == tf.string]
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for batch in epochs:
+            given = {name: batch[name] for name in signature}
+            for name in strings:
+                given[name] = np.array(given[name], dtype=object)  # one conversion of all, in C
+            yield given
+
+    return batches
