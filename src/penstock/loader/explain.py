@@ -1,0 +1,333 @@
+"""``explain``: looks at the data of a pipeline, and says what a loader would do: its plan, requests and memory."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from penstock.config import FetchConfig, default_budget_bytes
+from penstock.errors import ConfigError
+from penstock.formats import FORMATS, format_of_name
+from penstock.index import lookup
+from penstock.loader.peek import peek
+from penstock.loader.ranks import rank_and_world_size
+from penstock.loader.reading import PARTS_PER_REQUEST, read_ahead
+from penstock.loader.samples import Steps
+from penstock.loader.shards import ShardFinder
+from penstock.pipeline import Batch, FlatMap, Pipeline, Shards, Shuffle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.index import Lookup
+    from penstock.loader.shards import Shard
+
+LISTED_PER_REQUEST = 1000
+LANES_SHUFFLED = 64
+PEEKED = 8  # samples from which sizes are estimated, where no index tells
+_ENTRY = {
+    "sample": "any sample can be read by itself",
+    "block": "entering inside costs the head of a block",
+    "shard": "entering inside costs the shard from its start",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """One data set of a pipeline, as it was found."""
+
+    what: str
+    """The source as it was written."""
+    share: float
+    """Of the samples, at the epoch's start; 1 where nothing is mixed."""
+    shards_count: int
+    """Shards, or objects."""
+    size_bytes: int | None
+    """Of all shards; None where the listing did not say."""
+    largest_bytes: int | None
+    """Of the largest shard."""
+    formats: tuple[str, ...]
+    """By name; empty where only the content tells."""
+    indexed_count: int
+    """Shards of which an index knows the samples."""
+    samples_count: int | None
+    """Of all shards; None where some have no index."""
+    sample_bytes: int
+    """Of a sample as stored: a mean where the index tells, else of the first few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a rank's loader would hold, at most."""
+
+    window_bytes: int
+    """The rank's share of the shuffle window, samples as stored."""
+    read_ahead_bytes: int
+    """Parts on their way and waiting, of all lanes."""
+    batches_bytes: int
+    """Batches under way and waiting."""
+    budget_bytes: int
+    """What it may hold: ``FetchConfig.budget_bytes_max``."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.window_bytes + self.read_ahead_bytes + self.batches_bytes
+
+    def check(self) -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            ConfigError: it does not, with all the numbers.
+        """
+        if self.total_bytes > self.budget_bytes:
+            raise ConfigError(
+                f"this plan holds {_bytes(self.total_bytes)} (window {_bytes(self.window_bytes)}, read-ahead "
+                f"{_bytes(self.read_ahead_bytes)}, batches {_bytes(self.batches_bytes)}), more than its budget of "
+                f"{_bytes(self.budget_bytes)}",
+                hint="a smaller window or batch, fewer lanes, or FetchConfig(budget_bytes_max=...)",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a loader would do with a pipeline. ``str(explanation)`` is what ``explain`` prints."""
+
+    pipeline: str
+    """As it was written."""
+    sources: tuple[SourcePlan, ...]
+    """One, or those of the mix."""
+    rank: int
+    """Of this process."""
+    world_size: int
+    """Data-parallel ranks."""
+    lanes_count: int
+    """Of the job."""
+    window: int
+    """Samples of the job to draw from; 1 where nothing is shuffled."""
+    batch_size: int | None
+    """Samples of this rank's batches; None where they go by size, or there is no batch."""
+    listing_requests: int
+    """Before the first sample; an index or a manifest saves most of them."""
+    epoch_requests: int | None
+    """GETs of this rank per epoch; None where sizes are not known."""
+    in_flight_max: int
+    """GETs at a time."""
+    part_bytes: int
+    """Of each GET, at most."""
+    row_bytes: int | None
+    """Of a sample in a batch; None where it is not of one shape."""
+    memory: MemoryPlan
+    """What is held."""
+
+    def __str__(self) -> str:
+        return "\n".join([self.pipeline, *map(_of_source, self.sources), *_of_order(self), *_of_cost(self)])
+
+
+def explain(
+    pipeline: Pipeline,
+    *,
+    lanes: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    prefetch_batches: int = 2,
+    fetch: FetchConfig | None = None,
+    file: TextIO | None = None,
+) -> Explanation:
+    """Look at a pipeline's data, and print what a ``Loader`` with these options would do.
+
+    Args:
+        pipeline: With or without ``.batch()``.
+        lanes: As for ``Loader``, like the others.
+        rank: See there.
+        world_size: See there.
+        prefetch_batches: See there.
+        fetch: See there.
+        file: Where to print; default standard output.
+
+    Returns:
+        What was printed, as a record.
+
+    Raises:
+        ConfigError: the plan does not fit its memory budget (it is printed nevertheless), or as ``Loader`` says.
+        StoreError, DataError: the data cannot be listed, or its first samples not be read.
+
+    Cost: the listing, one read of an index, and a few samples of each source, on which the user's functions are run.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    rank, world_size = rank_and_world_size(rank, world_size)
+    flat = pipeline.flat()
+    found = [_look(leaf, share, fetch) for leaf, share in zip(flat.leaves, flat.schedule[0][1], strict=True)]
+    made = _planned(
+        pipeline, [plan for plan, _ in found], rank=rank, world_size=world_size, lanes=lanes,
+        prefetch_batches=prefetch_batches, fetch=fetch or FetchConfig(),
+        sizes=[shard.size_bytes for _, shards in found for shard in shards],
+    )  # fmt: skip
+    print(made, file=file or sys.stdout)
+    made.memory.check()
+    return made
+
+
+def _look(leaf: Pipeline, share: float, fetch: FetchConfig | None) -> tuple[SourcePlan, Sequence[Shard]]:
+    source = leaf.source
+    assert not hasattr(source, "parts")
+    finder = ShardFinder(source, fetch=fetch)  # type: ignore[arg-type]
+    try:
+        shards = finder.find()
+        known = _known(shards) if isinstance(source, Shards) else None
+    finally:
+        finder.close()
+    sizes = [shard.size_bytes for shard in shards]
+    rows = [] if known is None else [row for row in known.rows if row is not None]
+    names = sorted(Counter(name for shard in shards if (name := format_of_name(shard.key)) is not None))
+    samples_count = known.samples_count if known is not None and known.is_complete else None
+    total_bytes = sum(size for size in sizes if size is not None) if None not in sizes else None
+    if samples_count and total_bytes is not None:
+        sample_bytes = total_bytes // samples_count
+    else:
+        first = peek(Pipeline(source), PEEKED)
+        sample_bytes = sum(map(_value_bytes, first)) // max(1, len(first))
+    plan = SourcePlan(
+        what=repr(source),
+        share=share,
+        shards_count=len(shards),
+        size_bytes=total_bytes,
+        largest_bytes=max((size for size in sizes if size is not None), default=None),
+        formats=tuple(names) if isinstance(source, Shards) else (),
+        indexed_count=len(rows),
+        samples_count=samples_count,
+        sample_bytes=sample_bytes,
+    )
+    return plan, shards
+
+
+def _known(shards: Sequence[Shard]) -> Lookup | None:
+    try:
+        return lookup(shards)
+    except ConfigError:  # they have no folder in common, and so no index
+        return None
+
+
+def _planned(
+    pipeline: Pipeline,
+    sources: Sequence[SourcePlan],
+    *,
+    rank: int,
+    world_size: int,
+    lanes: int | None,
+    prefetch_batches: int,
+    fetch: FetchConfig,
+    sizes: Sequence[int | None],
+) -> Explanation:
+    shuffle, batch = pipeline.stage(Shuffle), pipeline.stage(Batch)
+    lanes_count = lanes or (LANES_SHUFFLED if shuffle else world_size)
+    if any(source.samples_count is None for source in sources):
+        lanes_count = min(lanes_count, sum(source.shards_count for source in sources))
+    lanes_owned = max(1, lanes_count // world_size)
+    reading = read_ahead(lanes_owned, fetch)
+    window = shuffle.window if shuffle else 1
+    row_bytes = _row_bytes(pipeline)
+    size = None if batch is None else batch.size or -(-(batch.global_size or 1) // world_size)
+    sample_bytes = round(sum(source.share * source.sample_bytes for source in sources))
+    memory = MemoryPlan(
+        window_bytes=window // world_size * sample_bytes if shuffle else 0,
+        read_ahead_bytes=lanes_owned * reading.requests_max * PARTS_PER_REQUEST * reading.part_bytes,
+        batches_bytes=(prefetch_batches + 1) * (size or 1) * (row_bytes or sample_bytes),
+        budget_bytes=fetch.budget_bytes_max or default_budget_bytes(),
+    )
+    parts = None if None in sizes else sum(-(-(each or 1) // reading.part_bytes) for each in sizes)
+    return Explanation(
+        pipeline=repr(pipeline),
+        sources=tuple(sources),
+        rank=rank,
+        world_size=world_size,
+        lanes_count=lanes_count,
+        window=window,
+        batch_size=size,
+        listing_requests=sum(-(-source.shards_count // LISTED_PER_REQUEST) for source in sources),
+        epoch_requests=None if parts is None else -(-parts // world_size),
+        in_flight_max=min(fetch.requests_max, lanes_owned * reading.requests_max),
+        part_bytes=reading.part_bytes,
+        row_bytes=row_bytes,
+        memory=memory,
+    )
+
+
+def _row_bytes(pipeline: Pipeline) -> int | None:
+    """Of a sample in a batch: what the stages say, else what the first sample is."""
+    steps = Steps(pipeline.flat().leaves[0])
+    specs = steps.specs()
+    if specs is not None and all(spec.dtype != "object" for spec in specs.values()):
+        return sum(np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape)) for spec in specs.values())
+    if steps.is_empty or steps.is_many or pipeline.stage(FlatMap) is not None:
+        return None
+    first = peek(pipeline, 1)
+    return _value_bytes(first[0]) if first else None
+
+
+def _value_bytes(sample: dict[str, Any]) -> int:
+    total = 0
+    for name, value in sample.items():
+        if not name.startswith("__"):
+            total += value.nbytes if hasattr(value, "nbytes") else sys.getsizeof(value) if value is not None else 0
+    return total
+
+
+# ── the text ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _of_source(source: SourcePlan) -> str:
+    share = f" {source.share:.1%} of the samples" if source.share < 1 else ""
+    size = "sizes unknown" if source.size_bytes is None else _bytes(source.size_bytes)
+    largest = "" if source.largest_bytes is None else f", largest {_bytes(source.largest_bytes)}"
+    lines = [f"source   {source.what}{share}", f"  data   {source.shards_count} shards, {size}{largest}"]
+    for name in source.formats:
+        unit = FORMATS[name].unit if name in FORMATS else "shard"
+        lines.append(f"  format {name}: {_ENTRY[unit]}")
+    if source.samples_count is not None:
+        lines.append(f"  index  complete: {source.samples_count} samples of {_bytes(source.sample_bytes)}")
+    elif source.formats:
+        lines.append(
+            f"  index  of {source.indexed_count} of {source.shards_count} shards; samples of about "
+            f"{_bytes(source.sample_bytes)}. `penstock index` gives a length, and several ranks equal batches"
+        )
+    return "\n".join(lines)
+
+
+def _of_order(plan: Explanation) -> list[str]:
+    order = "as stored" if plan.window == 1 else f"shuffled, window of {plan.window} samples"
+    batch = "" if plan.batch_size is None else f", batches of {plan.batch_size}"
+    return [f"order    {order}; {plan.lanes_count} lanes, rank {plan.rank} of {plan.world_size}{batch}"]
+
+
+def _of_cost(plan: Explanation) -> list[str]:
+    memory = plan.memory
+    epoch = "unknown, sizes are not listed" if plan.epoch_requests is None else f"about {plan.epoch_requests}"
+    row = "" if plan.row_bytes is None else f", a row {_bytes(plan.row_bytes)}"
+    verdict = "fits" if memory.total_bytes <= memory.budget_bytes else "does NOT fit"
+    requests = f"{plan.listing_requests} to list; per epoch {epoch}, of {_bytes(plan.part_bytes)} each"
+    held = " + ".join(
+        f"{name} {_bytes(held)}"
+        for name, held in (
+            ("window", memory.window_bytes),
+            ("read-ahead", memory.read_ahead_bytes),
+            ("batches", memory.batches_bytes),
+        )
+    )
+    return [
+        f"requests {requests}, {plan.in_flight_max} at a time",
+        f"memory   {held} = {_bytes(memory.total_bytes)}{row}; {verdict} into {_bytes(memory.budget_bytes)}",
+    ]
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"

@@ -1,0 +1,58 @@
+"""``peek``: the first samples of a pipeline, to look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import FetchConfig
+from penstock.errors import ConfigError
+from penstock.loader.loader import Loader
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PEEK_MAX = 10_000
+_SMALL = FetchConfig(part_bytes=256 * 1024, requests_min=1, requests_max=2)  # a look should not read a gigabyte ahead
+
+
+def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
+    """The first `n` samples in the stored order, as they come out of the last stage before the batch.
+
+    Args:
+        pipeline: With or without ``.batch()``; its shuffle is left out, so that one shard is enough.
+        n: In [1, 10000]; fewer come where there are fewer.
+
+    Returns:
+        Dicts of values, with ``__key__``, ``__shard__`` and ``__position__``.
+
+    Raises:
+        ConfigError: out of bounds, or as ``Loader`` says.
+        StoreError, DataError: as iterating a loader does.
+
+    Cost: the listing, and of the shards what the samples lie in, read in parts of 256 KiB.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"peek({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    if not 1 <= n <= PEEK_MAX:
+        raise ConfigError(f"peek(n={n!r}) must lie in [1, {PEEK_MAX}]")
+    stages = [stage for stage in pipeline.stages if not isinstance(stage, Shuffle | Evaluate | Batch | BatchBySize)]
+    single = Pipeline(pipeline.source, tuple(stages)).batch(1, collate=_listed)
+    samples: list[dict[str, Any]] = []
+    with Loader(single, lanes=1, threads=1, prefetch_batches=1, rank=0, world_size=1, fetch=_SMALL) as loader:
+        for batch in loader:
+            samples += _rows(batch)
+            if len(samples) >= n:
+                break
+    return samples[:n]
+
+
+def _listed(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A batch as the samples that it is made of."""
+    return samples
+
+
+def _rows(batch: list[dict[str, Any]] | Mapping[str, Any]) -> list[dict[str, Any]]:
+    if isinstance(batch, list):
+        return batch
+    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from loading import write_counted
+from penstock.config import MIB
+from penstock.errors import ConfigError, ObjectMissingError
+from penstock.loader.explain import MemoryPlan, explain
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_counted(tmp_path / "data", (10, 20, 30))
+    return tmp_path / "data"
+
+
+def test_explain_says_what_it_found(folder: Path) -> None:
+    """Shards, sizes, lanes, batches and requests are those of the data and of the options."""
+    out = io.StringIO()
+    pipeline = ps.shards(f"{folder}/").shuffle(window=32).decode(ps.Integer("cls")).batch(global_size=8)
+    plan = explain(pipeline, rank=1, world_size=2, lanes=8, file=out)
+    (source,) = plan.sources
+    sizes = [path.stat().st_size for path in folder.iterdir()]
+    assert (source.shards_count, source.size_bytes, source.largest_bytes) == (3, sum(sizes), max(sizes))
+    assert (source.formats, source.indexed_count, source.samples_count) == (("tar",), 0, None)
+    assert 5 <= source.sample_bytes <= 100
+    assert (plan.rank, plan.world_size, plan.window, plan.batch_size, plan.row_bytes) == (1, 2, 32, 4, 8)
+    assert plan.listing_requests == 1
+    assert plan.epoch_requests == 2
+    assert plan.memory.total_bytes <= plan.memory.budget_bytes
+    text = out.getvalue()
+    assert text == f"{plan}\n"
+    assert repr(pipeline) in text
+    for words in (
+        "3 shards",
+        "any sample can be read by itself",
+        "rank 1 of 2, batches of 4",
+        "penstock index",
+        "fits",
+    ):
+        assert words in text
+
+
+def test_explain_prints_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless it is told where; pipelines without a batch, and without any stage, have a plan too."""
+    explain(ps.shards(f"{folder}/"))
+    assert "as stored" in capsys.readouterr().out
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_the_numbers(folder: Path) -> None:
+    """It is printed all the same, so that one sees what is large."""
+    out = io.StringIO()
+    pipeline = ps.shards(f"{folder}/").shuffle(window=10_000_000).decode(ps.Integer("cls")).batch(8)
+    with pytest.raises(ConfigError, match=r"this plan holds .* \(window .*\), more than its budget of 64 MiB"):
+        explain(pipeline, fetch=ps.FetchConfig(budget_bytes_max=64 * MIB), file=out)
+    assert "does NOT fit" in out.getvalue()
+
+
+def test_memory_counts_every_part() -> None:
+    """What fits to the byte fits; one byte more does not."""
+    MemoryPlan(window_bytes=1, read_ahead_bytes=2, batches_bytes=3, budget_bytes=6).check()
+    with pytest.raises(ConfigError, match="budget of 5 B"):
+        MemoryPlan(window_bytes=1, read_ahead_bytes=2, batches_bytes=3, budget_bytes=5).check()
+
+
+def test_explain_estimates_rows_from_a_sample(folder: Path) -> None:
+    """Where the stages do not say how large a row is, the first sample does."""
+    plan = explain(ps.shards(f"{folder}/").decode(ps.Integer("cls")).map(lambda v: v).batch(4), file=io.StringIO())
+    assert plan.row_bytes == 8
+
+
+def test_explain_refuses_what_is_not_there(tmp_path: Path) -> None:
+    """No pipeline, and no data, are errors of their own."""
+    with pytest.raises(ConfigError):
+        explain("s3://b/")  # type: ignore[arg-type]
+    with pytest.raises(ObjectMissingError):
+        explain(ps.shards(f"{tmp_path}/"))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from loading import write_counted
+from penstock.errors import ConfigError
+from penstock.loader.peek import peek
+
+
+def test_peek_gives_the_first_samples_as_stored(tmp_path: Path) -> None:
+    """Shuffle and batch make no difference: what comes are the first samples, decoded, with where they are from."""
+    write_counted(tmp_path, (5, 5))
+    pipeline = ps.shards(f"{tmp_path}/").shuffle().decode(ps.Integer("cls"), ps.Text("txt")).batch(7, drop_last=True)
+    samples = peek(pipeline, 6)
+    assert [(sample["cls"], sample["__key__"]) for sample in samples] == [(i, f"s{i:05d}") for i in range(6)]
+    assert samples[5]["__shard__"].endswith("s-001.tar")
+    assert samples[0]["txt"] == "sample 0"
+
+
+def test_peek_sees_what_passes_the_filters(tmp_path: Path) -> None:
+    """Samples that a stage drops are passed over; where there are fewer than asked for, fewer come."""
+    write_counted(tmp_path, (10,))
+    pipeline = ps.shards(f"{tmp_path}/").decode(ps.Integer("cls")).filter(lambda sample: sample["cls"] % 4 == 3)
+    assert [int(sample["cls"]) for sample in peek(pipeline, 5)] == [3, 7]
+
+
+def test_peek_without_stages_gives_bytes(tmp_path: Path) -> None:
+    """Before anything is decoded a sample is its members."""
+    write_counted(tmp_path, (1,))
+    assert peek(ps.shards(f"{tmp_path}/"), 1)[0]["cls"] == b"0"
+
+
+def test_peek_leaves_no_thread(tmp_path: Path) -> None:
+    """Looking at a few samples of many ends what it began."""
+    write_counted(tmp_path, (500,))
+    before = {thread.name for thread in threading.enumerate()}
+    peek(ps.shards(f"{tmp_path}/"), 1)
+    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")} <= before
+
+
+@pytest.mark.parametrize(("pipeline", "n"), [("s3://b/", 1), (ps.shards("/x/"), 0), (ps.shards("/x/"), 10_001)])
+def test_peek_refuses(pipeline: object, n: int) -> None:
+    """What is no pipeline, and counts out of bounds, are refused before anything is read."""
+    with pytest.raises(ConfigError):
+        peek(pipeline, n)  # type: ignore[arg-type]
