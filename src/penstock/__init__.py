@@ -12,6 +12,7 @@ from penstock.errors import __all__ as _errors
 
 if TYPE_CHECKING:
     from penstock import testing as testing
+    from penstock import tensorflow as tensorflow
     from penstock import torch as torch
     from penstock.compose import connect as connect
     from penstock.compose import open as open  # noqa: A004
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
     from penstock.config import TransportConfig as TransportConfig
     from penstock.errors import *  # noqa: F403 - __all__ there
     from penstock.loader import Loader as Loader
+    from penstock.loader.explain import explain as explain
+    from penstock.loader.peek import peek as peek
+    from penstock.pipeline import Audio as Audio
     from penstock.pipeline import Bytes as Bytes
+    from penstock.pipeline import Float as Float
+    from penstock.pipeline import Function as Function
     from penstock.pipeline import Image as Image
     from penstock.pipeline import Integer as Integer
     from penstock.pipeline import Json as Json
+    from penstock.pipeline import Numpy as Numpy
     from penstock.pipeline import Text as Text
+    from penstock.pipeline import mix as mix
+    from penstock.pipeline import objects as objects
     from penstock.pipeline import shards as shards
     from penstock.store import Credentials as Credentials
     from penstock.store import Store as Store
@@ -40,11 +49,16 @@ _ORIGIN = {
     **dict.fromkeys(("Credentials", "Store"), "penstock.store"),
     **dict.fromkeys(("Blob", "ByteRange", "ObjectInfo"), "penstock.types"),
     **dict.fromkeys(("FetchConfig", "HedgeConfig", "RetryConfig", "TransportConfig"), "penstock.config"),
-    **dict.fromkeys(("Bytes", "Image", "Integer", "Json", "Text", "shards"), "penstock.pipeline"),
+    **dict.fromkeys(
+        ("Audio", "Bytes", "Float", "Function", "Image", "Integer", "Json", "Numpy", "Text", "mix", "objects", "shards"),
+        "penstock.pipeline",
+    ),
     "Loader": "penstock.loader",
+    "explain": "penstock.loader.explain",
+    "peek": "penstock.loader.peek",
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("testing", "torch")
+_SUBPACKAGES = ("tensorflow", "testing", "torch")
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 
