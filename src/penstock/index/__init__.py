@@ -1,7 +1,8 @@
 """Indexes of data sets, and manifests: see README.md in this folder.
 
 ``lookup`` says what is known of some shards, ``build`` indexes what is not, ``IndexBuilder`` does so as a by-product of
-a pass that is made anyway, ``Verifier`` holds bytes read by range against their checksums.
+a pass that is made anyway, ``Verifier`` holds bytes read by range against their checksums, ``SampleMap`` gives samples
+by number.
 """
 
 from penstock.index.build import Built, Listener, build
@@ -10,6 +11,7 @@ from penstock.index.lookup import Lookup, lookup
 from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
 from penstock.index.place import FOLDER, Found, IndexPlace, ShardLike, beside, in_directory, resolve
 from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
+from penstock.index.sample_map import SampleMap
 from penstock.index.shard_index import ShardIndex, ShardRow
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Listener",
     "Lookup",
     "ManifestEntry",
+    "SampleMap",
     "ShardIndex",
     "ShardLike",
     "ShardRecorder",

@@ -9,11 +9,12 @@
 
 None of them names the version of its shard. So each is held against the shard: bounds must ascend and end where it
 does, and the file must not be older. They bring no checksums and no keys; ``penstock index --again`` reads the shards.
+
+WebDataset's ``wids`` index is not read: it has counts without offsets, so the shards would have to be read all the same.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -139,30 +140,3 @@ _READERS: dict[str, Callable[[bytes, int], Bounds]] = {
     "tfrecord-raw": _tfrecord,
     "recordio": _recordio,
 }
-
-
-def samples_of_wids(data: Buffer, name: str) -> dict[str, tuple[int, int | None]]:
-    """Samples and, where it says so, bytes of each shard, from a WebDataset ``wids`` index.
-
-    Args:
-        data: uint8[n], the JSON file: ``{"__kind__": "wids-shard-index-v1", "shardlist": [{"url", "nsamples"}, ...]}``.
-        name: For errors.
-
-    Returns:
-        (samples_count, size_bytes or None) by the shard's URL as written there.
-
-    Raises:
-        DataError: it is no such file.
-    """
-    try:
-        document = json.loads(bytes(data))
-        if not str(document["__kind__"]).startswith("wids-shard-index"):
-            raise DataError(f"it is a {document['__kind__']!r}", shard=name)
-        return {
-            str(entry["url"]): (int(entry["nsamples"]), int(entry["filesize"]) if "filesize" in entry else None)
-            for entry in document["shardlist"]
-        }
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"it is no wids index ({type(error).__name__}: {error})", shard=name) from error

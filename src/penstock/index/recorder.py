@@ -50,11 +50,13 @@ class ShardRecorder:
         self._found = found
         self._format = format_name
         self._has_offsets = FORMATS[format_name].unit == "sample"
+        self._in_head = FORMATS[format_name].head  # no sample came yet, of a format whose head belongs to none
         self._position = 0  # in the shard, of the byte after the last chunk
         self._tail = b""  # bytes before it that are not summed up yet
+        self._first = 0  # where the first extent begins
         self._crc = 0  # of the current extent, as far as it is summed up
         self._has_crc = self._has_offsets
-        self._ends: list[int] = []
+        self._ends: list[int] = []  # of the extents, behind the start of the first
         self._crcs: list[int] = []
         self._keys: list[str] = []
 
@@ -70,6 +72,8 @@ class ShardRecorder:
             if sample.size_bytes is None:
                 self._has_offsets = self._has_crc = False
                 return
+            if self._in_head:
+                at = self._drop_head(sample.offset_bytes)
             end = sample.offset_bytes + sample.size_bytes
             ends.append(end)
             end -= position
@@ -99,9 +103,17 @@ class ShardRecorder:
             )
         found = self._found
         row = ShardRow(found.key, found.size_bytes, found.etag, len(self._keys), self._format, self._has_offsets)
-        offsets = np.array([0, *self._ends], np.int64) if self._has_offsets else None
+        offsets = np.array([self._first, *self._ends], np.int64) if self._has_offsets else None
         crcs = np.array(self._crcs, np.uint32) if self._has_crc else None
         return ShardIndex(row, offsets=offsets, crc32c=crcs, keys=self._keys)
+
+    def _drop_head(self, first: int) -> int:
+        """The first extent begins at `first`; where in the chunk that is, if it is there."""
+        self._in_head = False
+        self._first = first
+        tail_start = self._position - len(self._tail)
+        self._tail = self._tail[max(0, first - tail_start) :]
+        return max(0, first - self._position)
 
     def _cut_tail(self, length: int) -> int:
         """The sum of the extent that ends after `length` bytes of the tail; the rest begins the next one."""
@@ -113,6 +125,9 @@ class ShardRecorder:
         return crc
 
     def _keep_tail(self, rest: memoryview) -> None:
+        if self._in_head:
+            self._tail += bytes(rest)  # until the first sample says where it ends
+            return
         if len(rest) >= TAIL_BYTES:
             self._crc = crc32c(self._tail, self._crc)
             self._crc = crc32c(rest[:-TAIL_BYTES], self._crc)

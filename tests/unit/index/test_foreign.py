@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.formats import TarParser
-from penstock.index.foreign import candidates, parse, samples_of_wids
+from penstock.index.foreign import candidates, parse
 
 
 def bounds(data: bytes, format_name: str, size_bytes: int) -> list[int]:
@@ -90,16 +89,3 @@ def test_other_formats_have_none() -> None:
     """A format whose indexes nobody writes is refused by name."""
     with pytest.raises(DataError, match="format parquet"):
         bounds(b"", "parquet", 0)
-
-
-def test_wids() -> None:
-    """A wids index gives samples, and bytes where it says them; another JSON file is refused."""
-    document = {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "shardlist": [{"url": "a.tar", "nsamples": 5, "filesize": 99}, {"url": "b.tar", "nsamples": 7}],
-    }
-    assert samples_of_wids(json.dumps(document).encode(), "x") == {"a.tar": (5, 99), "b.tar": (7, None)}
-    for wrong in (b"{}", b"[]", b"no", b'{"__kind__": "other"}', b'{"__kind__": "wids-shard-index-v1"}'):
-        with pytest.raises(DataError):
-            samples_of_wids(wrong, "x")

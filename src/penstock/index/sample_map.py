@@ -1,0 +1,149 @@
+"""``SampleMap``: a data set's samples by number, for random access."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.errors import ConfigError, CorruptShardError
+from penstock.formats import FORMATS, parser_of
+from penstock.index.recorder import Verifier
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.formats import Sample
+    from penstock.index.lookup import Lookup
+    from penstock.index.shard_index import ShardIndex, ShardRow
+    from penstock.types import Buffer
+
+
+class SampleMap:
+    """Where sample number i lies, over all shards in the order of the lookup; and the sample, of its bytes.
+
+    Args:
+        known: A complete lookup, of formats that can be entered at any sample.
+
+    Raises:
+        ConfigError: a shard is not indexed, or cannot be entered at a sample.
+
+    Cost: O(shards), and 12 bytes for each sample of the shards that were asked for, whose indexes are kept.
+    """
+
+    def __init__(self, known: Lookup) -> None:
+        rows: list[ShardRow] = []
+        for found, row in zip(known.found, known.rows, strict=True):
+            if row is None:
+                raise ConfigError(f"{found.shard.url} is not indexed in this version", hint="run penstock index")
+            if not row.has_offsets:
+                raise ConfigError(
+                    f"{found.shard.url} is {row.format}, which cannot be entered at a sample",
+                    hint="unpack it, or read it in order",
+                )
+            rows.append(row)
+        self._known = known
+        self._rows = rows
+        self._starts = np.concatenate([[0], np.cumsum([row.samples_count for row in rows], dtype=np.int64)])
+        self._indexes: dict[int, ShardIndex] = {}
+        self._heads: dict[int, Buffer] = {}
+        self._by_key: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Number of the shard, and of the sample in it. Cost: O(log shards).
+
+        Raises:
+            IndexError: there is no such sample; negative ones count from the end.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        index %= len(self)
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return shard, index - int(self._starts[shard])
+
+    def spans(self, indices: Iterable[int]) -> list[tuple[int, ByteRange]]:
+        """For each sample, number of the shard and the bytes to read of it; neighbours' bytes adjoin.
+
+        Raises:
+            IndexError: there is no such sample.
+            DataError: a shard's index is damaged, or of another version.
+
+        Cost: one read for each shard that was not asked for before, many at a time.
+        """
+        places = [self.locate(index) for index in indices]
+        self._load([shard for shard, _ in places])
+        return [(shard, self._span(shard, sample)) for shard, sample in places]
+
+    def head_span(self, shard: int) -> ByteRange | None:
+        """What of the shard has to be read, once, before its samples can be parsed; None for most formats."""
+        if not FORMATS[self._rows[shard].format].head or shard in self._heads:
+            return None
+        self._load([shard])
+        offsets = self._indexes[shard].offsets
+        assert offsets is not None
+        return ByteRange(0, int(offsets[0]))
+
+    def set_head(self, shard: int, data: Buffer) -> None:
+        """What was read of ``head_span``."""
+        self._heads[shard] = data
+
+    def parse(self, index: int, data: Buffer) -> Sample:
+        """The sample whose bytes were read.
+
+        Args:
+            index: Number of the sample.
+            data: uint8[n], its span; held against its checksum.
+
+        Raises:
+            ChecksumError: they are not what was indexed.
+            CorruptShardError: they are not one sample.
+        """
+        shard, number = self.locate(index)
+        self._load([shard])
+        url, start = self._known.found[shard].shard.url, self._span(shard, number).start
+        Verifier(self._indexes[shard], first_sample=number, url=url).feed(data)
+        name = self._rows[shard].format
+        parser = parser_of(name, shard=url, start_offset_bytes=start, head=self._heads.get(shard))
+        samples = parser.feed(data)
+        if not FORMATS[name].head:  # whose parsers know how many there should be
+            samples += parser.finish()
+        if len(samples) != 1:
+            raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=start)
+        return samples[0]
+
+    def find(self, key: str) -> int | None:
+        """Number of the first sample with this key; None: there is none. Cost: all keys are read and kept, once.
+
+        Raises:
+            ConfigError: the index has no keys, as those of other tools.
+        """
+        if self._by_key is None:
+            self._by_key = self._read_keys()
+        return self._by_key.get(key)
+
+    def _read_keys(self) -> dict[str, int]:
+        by_key: dict[str, int] = {}
+        for shard, index in enumerate(self._known.place.load_shards(self._rows)):
+            keys: Sequence[str] | None = index.keys
+            if keys is None:
+                hint = "penstock index --again reads the shards"
+                raise ConfigError(f"the index of {self._known.found[shard].shard.url} has no keys", hint=hint)
+            start = int(self._starts[shard])
+            for number, each in enumerate(keys):
+                by_key.setdefault(each, start + number)
+        return by_key
+
+    def _load(self, shards: Iterable[int]) -> None:
+        missing = sorted(set(shards) - self._indexes.keys())
+        if missing:
+            indexes = self._known.place.load_shards(self._rows[shard] for shard in missing)
+            self._indexes.update(zip(missing, indexes, strict=True))
+
+    def _span(self, shard: int, sample: int) -> ByteRange:
+        offsets = self._indexes[shard].offsets
+        assert offsets is not None
+        return ByteRange(int(offsets[sample]), int(offsets[sample + 1]))
