@@ -11,9 +11,11 @@ from penstock.loader.run import EpochRun, Filling
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from penstock.loader.feed import Feed
     from penstock.loader.planning import Plan
     from penstock.loader.run import Delivery, RunPlan
     from penstock.loader.statistics import Meter
+    from penstock.order import Batches
 
 
 class Found(NamedTuple):
@@ -46,14 +48,18 @@ class Epoch:
         meter: Meter,
     ) -> None:
         self._plan = plan
-        self._run_plan = run_plan
         self._number = number
-        self._agree = agree if plan.world_size > 1 else None
         self._meter = meter
-        self._is_masked = plan.world_size > 1 and not run_plan.drop_last
         self._last: dict[str, Any] | None = None  # a row to pad with
+        self._given_count = 0  # batches
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
-        self._run = self._started(cursor)
+        begun = plan.job.begin(number, cursor, batching=plan.batching)
+        self._batches = begun.batches
+        self._agree = agree if plan.world_size > 1 and begun.batches is None else None
+        # with an index the feed ends where the last batch does
+        self._run_plan = run_plan if begun.batches is None else run_plan._replace(drop_last=False)
+        self._mark = begun.feed.mark()
+        self._run = self._started(begun.feed)
 
     def next(self) -> Found | None:
         """The next batch, or None at the end. Blocks.
@@ -62,14 +68,20 @@ class Epoch:
             StoreError, DataError: where the order reaches what failed; again at each further call.
             ClosedError: closed, or inherited through ``fork``.
         """
+        if self._batches is not None:
+            return self._next_counted(self._batches)
         if self._agree is None:
-            delivery = self._run.next_batch()
-            return None if delivery is None else self._found(delivery)
+            while (delivery := self._run.next_batch()) is not None:
+                if self._plan.is_masked or not delivery.is_empty:
+                    return self._found(delivery, self._plan.rows_count, delivery.mark)
+            return None
         if self._goes_on is None:
             self._goes_on = self._asked()
         if not self._goes_on:
             return None
-        found = self._found(self._run.next_batch())
+        delivery = self._run.next_batch()
+        self._mark = delivery.mark if delivery is not None else self._mark
+        found = self._found(delivery, self._plan.rows_count, self._mark)
         self._goes_on = self._asked()
         return found
 
@@ -77,9 +89,18 @@ class Epoch:
         """End the threads; idempotent."""
         self._run.close()
 
-    def _started(self, cursor: Mapping[str, Any] | None) -> EpochRun:
-        feed = self._plan.job.feed(self._number, cursor)
-        self._mark = feed.mark()
+    def _next_counted(self, batches: Batches) -> Found | None:
+        """The next batch, where arithmetic says how many rows it has."""
+        while self._given_count < len(batches):
+            index = self._given_count
+            rows_count = -(-len(batches.span(index)) // self._plan.world_size)
+            delivery = self._run.next_batch()
+            self._given_count += 1
+            if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
+                return self._found(delivery, rows_count, batches.position_after(index))
+        return None
+
+    def _started(self, feed: Feed) -> EpochRun:
         return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
 
     def _filling(self, run: EpochRun) -> Filling:
@@ -91,27 +112,28 @@ class Epoch:
         """Whether there is one more batch for all: until the first rank runs out, or the last one where batches are masked."""
         assert self._agree is not None
         has_next = self._run.has_next()
-        return self._agree(int(has_next)) > 0 if not self._is_masked else self._agree(int(not has_next)) == 0
+        return self._agree(int(not has_next)) == 0 if self._plan.is_masked else self._agree(int(has_next)) > 0
 
-    def _found(self, delivery: Delivery | None) -> Found:
-        rows_count = self._run_plan.batch_size
+    def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> Found:
         if delivery is None:
             if self._last is None:
                 self._last = self._any_row()
-            return Found(padding(self._last, rows_count=rows_count), self._mark)
-        self._mark = delivery.mark
-        if not self._is_masked:
-            return Found(delivered(delivery, size=rows_count), delivery.mark)
+            return Found(padding(self._last, rows_count=rows_count), mark)
+        if not self._plan.is_masked:
+            return Found(delivered(delivery, size=self._plan.rows_count), mark)
+        if self._last is None and delivery.is_empty:
+            self._last = self._any_row()
         batch = masked(delivery, rows_count=rows_count, last=self._last)
         self._last = row_to_repeat(batch)
-        return Found(batch, delivery.mark)
+        return Found(batch, mark)
 
     def _any_row(self) -> dict[str, Any] | None:
         """A sample of this rank, where the epoch was resumed behind its last one: the first one of the epoch."""
-        feed = self._plan.job.feed(self._number, None)
-        run = EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
+        run = self._started(self._plan.job.begin(self._number, None, batching=self._plan.batching).feed)
         try:
-            delivery = run.next_batch()
+            while (delivery := run.next_batch()) is not None:
+                if not delivery.is_empty:
+                    return row_to_repeat(delivered(delivery, size=self._plan.rows_count))
         finally:
             run.close()
-        return row_to_repeat(delivered(delivery, size=self._run_plan.batch_size)) if delivery is not None else None
+        return None

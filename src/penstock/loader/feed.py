@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.formats import Sample
-    from penstock.loader.lanes import Lane, RunStart
+    from penstock.loader.lanes import Item, RunStart
     from penstock.loader.reading import Segment
+    from penstock.order import Batches
 
 
 class Block(NamedTuple):
@@ -37,11 +38,13 @@ class Mark(NamedTuple):
         round_count: Rounds over the lanes that are over.
         turn: Lanes of this round that had their turn.
         lanes: By lane that is not empty: its run, and how many of it have left. Empty where arithmetic can tell.
+        left_count: Samples that the feed may still give; None: as many as there are.
     """
 
     round_count: int
     turn: int
     lanes: dict[int, tuple[RunStart, int]]
+    left_count: int | None
 
 
 class Feed(Protocol):
@@ -57,6 +60,57 @@ class Feed(Protocol):
         """Cancel what is being read; idempotent."""
 
 
+class Batching(NamedTuple):
+    """What the pipeline says of batches.
+
+    Attributes:
+        global_size: Samples of a batch, of all ranks together.
+        drop_last: Leave out what does not fill one.
+        take: Positions of an epoch, at most; None: all.
+    """
+
+    global_size: int
+    drop_last: bool
+    take: int | None
+
+
+class Begun(NamedTuple):
+    """An epoch, or the rest of one.
+
+    Attributes:
+        feed: The rank's samples.
+        batches: Which they are, where an index tells before they are read.
+    """
+
+    feed: Feed
+    batches: Batches | None
+
+
+class AnyLane(Protocol):
+    """``Lane``, or ``MixedLane``: see there."""
+
+    number: int
+
+    def prepare(self, count: int) -> int:
+        """Have so many samples ready; how many are."""
+
+    def take(self, count: int) -> list[Item]:
+        """The next ones."""
+
+    def mark(self) -> tuple[RunStart, int]:
+        """Where it is."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing can leave before more arrived."""
+
+    def read_more(self) -> None:
+        """Take in one more part."""
+
+    def close(self) -> None:
+        """Cancel what is being read."""
+
+
 class LanesFeed:
     """Goes round robin over lanes, in blocks.
 
@@ -66,16 +120,18 @@ class LanesFeed:
         round_count: Rounds that are over.
         turn: Lanes that had their turn in this round.
         keeps_marks: Whether ``mark`` has to say where each lane is.
+        count: Samples to give; None: all.
     """
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        lanes: Sequence[AnyLane],
         *,
         lanes_count: int,
         round_count: int = 0,
         turn: int = 0,
         keeps_marks: bool = True,
+        count: int | None = None,
     ) -> None:
         self._all = list(lanes)
         self._lanes = list(lanes)
@@ -84,6 +140,7 @@ class LanesFeed:
         self._round_count = round_count
         self._turn = turn
         self._keeps_marks = keeps_marks
+        self._left_count = count
         self._filled = False
 
     def take(self, count: int) -> Block | None:
@@ -91,8 +148,11 @@ class LanesFeed:
         if not self._filled:
             self._filled = True
             self._fill_together()
+        if self._left_count is not None:
+            count = min(count, self._left_count)
+            self._left_count -= count
         lanes_count = len(self._lanes)
-        if not lanes_count:
+        if not lanes_count or not count:
             return None
         turn = self._turn
         lanes = self._lanes[turn:] + self._lanes[:turn]
@@ -116,7 +176,7 @@ class LanesFeed:
     def mark(self) -> Mark:
         """See ``Feed``. Cost: 0.3 µs per lane where marks are kept."""
         lanes = {lane.number: lane.mark() for lane in self._lanes} if self._keeps_marks else {}
-        return Mark(self._round_count, self._turn, lanes)
+        return Mark(self._round_count, self._turn, lanes, self._left_count)
 
     def close(self) -> None:
         """See ``Feed``."""

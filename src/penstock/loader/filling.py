@@ -44,6 +44,7 @@ class MembersFilling:
     def __init__(self, run: EpochRun) -> None:
         self._run = run
         self._names: tuple[str, ...] | None = None
+        self._typed: set[str] = set()  # members that the format itself says are numbers
 
     def fill(self) -> None:
         """See ``Filling``."""
@@ -65,10 +66,10 @@ class MembersFilling:
         fields = list(map(_FIELDS, block.samples))
         if self._names is None:
             self._names = tuple(fields[0])
+            self._typed = {name for name, value in fields[0].items() if value.format != "B"}
         names = self._names
-        values: dict[str, Any]
         try:
-            values = {name: list(map(bytes, map(itemgetter(name), fields))) for name in names}
+            values: dict[str, Any] = {name: self._column(name, fields, block) for name in names}
         except KeyError:
             raise self._other(block) from None
         if sum(map(len, fields)) != len(fields) * len(names):
@@ -77,6 +78,24 @@ class MembersFilling:
         values["__shard__"] = list(map(_URL, block.segments))
         values["__position__"] = block.positions
         return values
+
+    def _column(self, name: str, fields: list[dict[str, memoryview]], block: Block) -> Any:
+        members = map(itemgetter(name), fields)
+        if name not in self._typed:
+            return list(map(bytes, members))
+        arrays = list(map(np.asarray, members))
+        first = arrays[0]
+        for array, sample, segment in zip(arrays, block.samples, block.segments, strict=True):
+            if array.shape != first.shape or array.dtype != first.dtype:
+                raise DecodeError(
+                    f"{array.dtype}{list(array.shape)}, another sample of the batch has {first.dtype}{list(first.shape)}",
+                    hint="make all alike in .map(), or .batch(pad=) or .batch(ragged=) them",
+                    stage="batch",
+                    field=name,
+                    sample_key=sample.key,
+                    shard=segment.url,
+                )
+        return np.stack(arrays)
 
     def _other(self, block: Block) -> DecodeError:
         """The error for the first sample with other members than the epoch's first one."""
@@ -131,7 +150,7 @@ class RowsFilling:
             block = run.feed.take(max(1, wanted))
             if block is None:
                 break
-            self._sample_bytes = max(1, sum(map(len, block.samples[-1].fields.values())))
+            self._sample_bytes = max(1, sum(value.nbytes for value in block.samples[-1].fields.values()))
             values = self._fix_layout(block, batch) if self._layout is None else None
             if batch is None:
                 batch = self._open()
@@ -172,7 +191,10 @@ class RowsFilling:
         random = getattr(self._random, "random", None)
         if random is None:
             random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)
-        return self._run.plan.steps(sample, shard=segment.url, position=position, random=random)
+        values: Mapping[str, Any] | None = self._run.plan.steps(
+            sample, shard=segment.url, position=position, random=random
+        )
+        return values
 
     def _fix_layout(self, block: Block, batch: OpenBatch | None) -> Mapping[str, Any] | None:
         """Take dtypes and shapes from the epoch's first sample that is kept; its values, where it is the block's first."""

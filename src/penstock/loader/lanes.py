@@ -212,7 +212,13 @@ class Lane:
             self._pins.held_bytes += bytes_count
             self._filling_bytes += bytes_count
             return samples
-        return [
-            Sample(each.key, {name: memoryview(bytes(value)) for name, value in each.fields.items()}, each.offset_bytes)
-            for each in samples
-        ]
+        return [_copied(sample) for sample in samples]
+
+
+def _copied(sample: Sample) -> Sample:
+    """A sample whose values have memory of their own, typed as they were."""
+    fields = {}
+    for name, value in sample.fields.items():
+        copy = memoryview(bytes(value))
+        fields[name] = copy if value.format == "B" else copy.cast(value.format, value.shape)  # type: ignore[call-overload]
+    return Sample(sample.key, fields, sample.offset_bytes, sample.size_bytes)

@@ -6,15 +6,15 @@ import logging
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader.epoch import Epoch
+from penstock.loader.finding import Finder
 from penstock.loader.options import Options
-from penstock.loader.planning import Plan, plan
+from penstock.loader.planning import Plan, plan_of
 from penstock.loader.run import RunPlan
 from penstock.loader.samples import Steps
-from penstock.loader.shards import ShardFinder
 from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.statistics import LoaderStatistics, Meter
 from penstock.order import ORDER_VERSION
@@ -52,6 +52,10 @@ class Loader:
             every rank, one batch ahead. Needed for several ranks without an index, which then end together: with
             ``drop_last=True`` when the first runs out, else when the last does, the others' batches masked.
         prefetch_batches: Complete or nearly complete batches that may wait for the training loop.
+        index: ``"auto"`` reads by an index where there is one of all shards, beside them or in `index_dir`, and streams
+            whole shards where there is none; ``"require"`` refuses to, ``"stream"`` does not look. A log line says which.
+            A resumed run keeps the mode it began with.
+        index_dir: Default ``$XDG_CACHE_HOME/penstock/index``.
         fetch: Bounds for reading; its ``budget_bytes_max`` bounds what is read ahead.
 
     Raises:
@@ -72,13 +76,26 @@ class Loader:
         mesh: Any = None,
         agree: Callable[[int], int] | None = None,
         prefetch_batches: int = 2,
+        index: Literal["auto", "require", "stream"] = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
         fetch: FetchConfig | None = None,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
         if pipeline.stage(Batch) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
-        self._options = Options(lanes, threads, rank, world_size, mesh, agree, prefetch_batches, fetch)
+        self._options = Options(
+            lanes=lanes,
+            threads=threads,
+            rank=rank,
+            world_size=world_size,
+            mesh=mesh,
+            agree=agree,
+            prefetch_batches=prefetch_batches,
+            index=index,
+            index_dir=index_dir,
+            fetch=fetch,
+        )
         self._options.check()
         self.pipeline = pipeline
         self._steps = Steps(pipeline)
@@ -92,7 +109,7 @@ class Loader:
         self._accepts_changed_data = False
         self._turn = 0  # counts epochs and restarts: an iterator of an earlier turn is exhausted
         self._left_s: float | None = None  # when the training loop got its last batch
-        self._held = _Held(ShardFinder(pipeline.source, fetch=fetch))
+        self._held = _Held(Finder(pipeline, fetch=fetch, index_dir=index_dir))
         self._plan: Plan | None = None
         self._finalizer = weakref.finalize(self, self._held.close)
 
@@ -191,11 +208,21 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __len__(self) -> NoReturn:
-        raise TypeError(
-            "this loader does not know its number of batches: shards without an index tell how many samples they hold "
-            "only when they are read. Hint: iterate, or count once with loader.statistics().batches after an epoch"
-        )
+    def __len__(self) -> int:
+        """Batches of a whole epoch, where an index tells: steps per epoch. Looks at the data if nothing has yet.
+
+        Raises:
+            TypeError: there is no index, or a stage changes the number of samples.
+        """
+        plan = self._planned()
+        batches = plan.job.batches(self._epoch, batching=plan.batching)
+        if batches is None:
+            raise TypeError(
+                "this loader does not know its number of batches: shards without an index tell how many samples they "
+                "hold only when they are read. Hint: run `penstock index`, or count once with "
+                "loader.statistics().batches after an epoch"
+            )
+        return len(batches)
 
     def __bool__(self) -> bool:
         return True
@@ -244,22 +271,20 @@ class Loader:
         return not self._finalizer.alive
 
     def _started(self) -> Epoch:
-        if self._plan is None:
-            self._plan = plan(self.pipeline, options=self._options, finder=self._held.finder, meter=self._meter)
-        self._cursor = self._resumed(self._plan)
-        batch, shuffle = self.pipeline.stage(Batch), self.pipeline.stage(Shuffle)
-        assert batch is not None
+        plan = self._planned()
+        self._cursor = self._resumed(plan)
+        shuffle = self.pipeline.stage(Shuffle)
         run_plan = RunPlan(
             steps=self._steps,
             is_plain=self.pipeline.stage(Decode) is None and self.pipeline.stage(Map) is None,
-            batch_size=self._plan.rows_count,
-            drop_last=batch.drop_last,
+            batch_size=plan.rows_count,
+            drop_last=plan.batching.drop_last,
             threads_count=self._threads_count,
             prefetch_batches=self._options.prefetch_batches,
             seed=shuffle.seed if shuffle else 0,
         )
         epoch = Epoch(
-            self._plan,
+            plan,
             run_plan=run_plan,
             number=self._epoch,
             cursor=self._cursor,
@@ -268,6 +293,17 @@ class Loader:
         )
         self._loaded = None
         return epoch
+
+    def _planned(self) -> Plan:
+        if self._plan is None:
+            self._plan = plan_of(
+                self.pipeline,
+                options=self._options,
+                finder=self._held.finder,
+                meter=self._meter,
+                state=self._loaded,
+            )
+        return self._plan
 
     def _resumed(self, plan: Plan) -> dict[str, Any] | None:
         """Where in the epoch a loaded state says to begin."""
@@ -288,7 +324,7 @@ class Loader:
 class _Held:
     """What must be released. Refers to no loader, so that a loader can be collected while threads run."""
 
-    def __init__(self, finder: ShardFinder) -> None:
+    def __init__(self, finder: Finder) -> None:
         self.finder = finder
         self.epoch: Epoch | None = None
 
@@ -333,4 +369,4 @@ def _epochs(loader: Loader, n: int) -> Iterator[int]:
 
 
 def _rebuilt(pipeline: Pipeline, options: Options) -> Loader:
-    return Loader(pipeline, **options._asdict())
+    return Loader(pipeline, **options.values())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from penstock.config import FetchConfig
 
 PREFETCH_BATCHES_MAX = 1024
 THREADS_MAX = 256
+INDEXES = ("auto", "require", "stream")
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -25,10 +28,13 @@ class LoaderOptions(TypedDict, total=False):
     mesh: Any
     agree: Callable[[int], int] | None
     prefetch_batches: int
+    index: Literal["auto", "require", "stream"]
+    index_dir: str | os.PathLike[str] | None
     fetch: FetchConfig | None
 
 
-class Options(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
     """The keyword arguments, as given: what a pickled loader is made of."""
 
     lanes: int | None = None
@@ -38,6 +44,8 @@ class Options(NamedTuple):
     mesh: Any = None
     agree: Callable[[int], int] | None = None
     prefetch_batches: int = 2
+    index: Literal["auto", "require", "stream"] = "auto"
+    index_dir: str | os.PathLike[str] | None = None
     fetch: FetchConfig | None = None
 
     def check(self) -> None:
@@ -54,9 +62,19 @@ class Options(NamedTuple):
             raise ConfigError(f"rank={self.rank!r} and world_size={self.world_size!r}: give both, or none")
         if self.rank is not None and self.mesh is not None:
             raise ConfigError("rank= and mesh= both say which part of the data is this process's: give one")
+        if self.index not in INDEXES:
+            raise ConfigError(f"index={self.index!r} must be one of {', '.join(map(repr, INDEXES))}")
         if self.agree is not None and not callable(self.agree):
             raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
 
+    def values(self) -> dict[str, Any]:
+        """All of them by name."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
     def given(self) -> dict[str, Any]:
         """Those that differ from their default."""
-        return {name: value for name, value in self._asdict().items() if value is not self._field_defaults[name]}
+        return {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(self)
+            if getattr(self, entry.name) != entry.default
+        }

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.config import default_budget_bytes
 from penstock.errors import ConfigError
+from penstock.loader.feed import Batching
+from penstock.loader.indexed import IndexedJob, IndexedSource
 from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.reading import Reading, read_ahead
 from penstock.loader.state import data_digest
 from penstock.loader.streaming import StreamJob
-from penstock.order import StreamOrder
-from penstock.pipeline import Batch, Shuffle
+from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Shards, Shuffle, Take
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from penstock.loader.feed import Feed
+    from penstock.loader.feed import Begun
+    from penstock.loader.finding import Finder, Found
     from penstock.loader.options import Options
-    from penstock.loader.shards import ShardFinder
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
+
+_log = logging.getLogger("penstock.loader")
+_AT_END: dict[str, Any] = {"all": "stop", "first": "first", "repeat": "repeat"}
 
 
 class Job(Protocol):
     """How a rank reads its part of the data, epoch after epoch."""
 
     mode: str
+    order: Any
 
-    def feed(self, epoch: int, cursor: Mapping[str, Any] | None) -> Feed:
-        """The samples of an epoch, from `cursor` on."""
+    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
+        """The samples of an epoch, from `cursor` on; None is its beginning.
+
+        Raises:
+            ConfigError: the cursor is none of this job's.
+        """
+
+    def batches(self, epoch: int, *, batching: Batching) -> Batches | None:
+        """Those of a whole epoch, where an index tells."""
 
     def cursor(self, mark: Any) -> dict[str, Any]:
-        """A feed's mark as JSON."""
+        """A mark as JSON."""
 
 
 class Plan(NamedTuple):
@@ -40,63 +54,179 @@ class Plan(NamedTuple):
 
     Attributes:
         job: What to read.
+        batching: How much at a time.
         facts: Everything that the order depends on, for the state.
         digest: Identity of the data set.
         rank: Of this process.
         world_size: Data-parallel ranks.
-        rows_count: Of a batch of this rank.
+        is_masked: Whether batches are padded, and say which rows are valid.
     """
 
     job: Job
+    batching: Batching
     facts: dict[str, Any]
     digest: str
     rank: int
     world_size: int
-    rows_count: int
+    is_masked: bool
+
+    @property
+    def rows_count(self) -> int:
+        """Of a full batch of this rank."""
+        return self.batching.global_size // self.world_size
 
 
-def plan(pipeline: Pipeline, *, options: Options, finder: ShardFinder, meter: Meter) -> Plan:
+class _Order(NamedTuple):
+    """What every kind of order is given."""
+
+    seed: int
+    window: int
+    shuffled: bool
+    lanes: int | None
+    rank: int
+    world_size: int
+
+
+def plan_of(
+    pipeline: Pipeline, *, options: Options, finder: Finder, meter: Meter, state: Mapping[str, Any] | None = None
+) -> Plan:
     """Look at the data and the job.
+
+    Args:
+        pipeline: What to do.
+        options: The loader's.
+        finder: Looks.
+        meter: For what reads.
+        state: A saved one, from which iteration is to begin: a run keeps the mode it began with.
 
     Raises:
         StoreError, ConfigError: as ``Loader`` says of its first iteration.
 
-    Cost: one listing.
+    Cost: one listing, and one or two reads for the index.
     """
     rank, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
-    if world_size > 1 and options.agree is None:
-        raise ConfigError(
-            f"world_size={world_size}: shards without an index may give ranks different numbers of batches",
-            hint="give Loader(agree=penstock.torch.agree), which asks all ranks before each batch; or run `penstock index`",
-        )
-    shuffle = pipeline.stage(Shuffle)
-    batch = pipeline.stage(Batch)
-    assert batch is not None
-    shards = finder.find()
-    order = StreamOrder(
-        shards_count=len(shards),
+    shuffle, take = pipeline.stage(Shuffle), pipeline.stage(Take)
+    batching = _batching(pipeline, world_size, take.count if take is not None else None)
+    saved, mode = ({}, options.index) if state is None or state["cursor"] is None else (state["job"], state["mode"])
+    lanes = saved.get("lanes") if options.lanes is None else options.lanes
+    asked = _Order(
         seed=shuffle.seed if shuffle else 0,
-        lanes=options.lanes,
         window=shuffle.window if shuffle else 1,
+        shuffled=shuffle is not None,
+        lanes=lanes,
         rank=rank,
         world_size=world_size,
-        shuffled=shuffle is not None,
     )
+    found = finder.find(index=mode if options.index == "auto" else options.index)
+    _log.info("%s", found.said)
+    job: Job
+    if found.is_indexed:
+        job = _indexed(pipeline, found, asked, options, meter, saved)
+        facts = _facts(job.order, asked)
+        if isinstance(job.order, Mix):
+            facts["weights"] = [weights.as_json() for weights in job.order.history]
+    else:
+        _check_stream(pipeline, found, asked, options)
+        job = _streamed(found, asked, options, meter)
+        facts = {
+            **_facts(job.order, asked),
+            "batch": batching.global_size // world_size,
+            "rank": rank,
+            "world_size": world_size,
+        }
+    return Plan(
+        job=job,
+        batching=batching,
+        facts=facts,
+        digest=data_digest(shard for each in found.sources for shard in each.shards),
+        rank=rank,
+        world_size=world_size,
+        is_masked=pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last),
+    )
+
+
+def _facts(order: Any, asked: _Order) -> dict[str, Any]:
+    lanes = order.lanes_configured if isinstance(order, StreamOrder) else order.lanes_count
+    return {"seed": asked.seed, "shuffled": asked.shuffled, "window": asked.window, "lanes": lanes}
+
+
+def _batching(pipeline: Pipeline, world_size: int, take: int | None) -> Batching:
+    batch = pipeline.stage(Batch)
+    if batch is None:
+        by_size = pipeline.stage(BatchBySize)
+        return Batching(world_size, by_size is not None and by_size.drop_last, take)
+    if batch.global_size is not None and batch.global_size % world_size:
+        nearest = max(1, round(batch.global_size / world_size)) * world_size
+        raise ConfigError(
+            f"{world_size} ranks do not divide .batch(global_size={batch.global_size})",
+            hint=f".batch(global_size={nearest})",
+        )
+    return Batching(batch.global_size or (batch.size or 1) * world_size, batch.drop_last, take)
+
+
+def _reading(pipeline: Pipeline, readers_count: int, options: Options, meter: Meter) -> Reading:
     budget_bytes = (options.fetch.budget_bytes_max if options.fetch else None) or default_budget_bytes()
-    reading = Reading(
-        sizes=read_ahead(len(order.lanes_owned), options.fetch),
+    sources = [leaf.source for leaf in pipeline.flat().leaves]
+    return Reading(
+        sizes=read_ahead(readers_count, options.fetch),
         pinned_bytes_max=budget_bytes // 8,
-        on_corrupt="raise",
+        on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
         meter=meter,
     )
-    facts = {
-        "seed": order.seed,
-        "shuffled": order.shuffled,
-        "window": order.window,
-        "lanes": order.lanes_configured,
-        "batch": batch.size,
-        "rank": rank,
-        "world_size": world_size,
-    }
-    job = StreamJob(shards, order=order, reading=reading)
-    return Plan(job, facts, data_digest(shards), rank, world_size, batch.size)
+
+
+def _check_stream(pipeline: Pipeline, found: Found, asked: _Order, options: Options) -> None:
+    hint = f"run `penstock index`: {found.said}"
+    if len(found.sources) > 1:
+        raise ConfigError("a mix needs to know how many samples its sources have", hint=hint)
+    if asked.world_size > 1 and options.agree is None:
+        raise ConfigError(
+            f"world_size={asked.world_size}: shards without an index may give ranks different numbers of batches",
+            hint="give Loader(agree=penstock.torch.agree), which asks all ranks before each batch; or " + hint,
+        )
+    if asked.world_size > 1 and pipeline.stage(Take) is not None:
+        raise ConfigError(".take() with several ranks needs to know how many samples each of them has", hint=hint)
+
+
+def _streamed(found: Found, asked: _Order, options: Options, meter: Meter) -> StreamJob:
+    shards = found.sources[0].shards
+    order = StreamOrder(shards_count=len(shards), **asked._asdict())
+    reading = _reading(found.pipeline, len(order.lanes_owned), options, meter)
+    return StreamJob(shards, order=order, reading=reading)
+
+
+def _indexed(
+    pipeline: Pipeline, found: Found, asked: _Order, options: Options, meter: Meter, saved: Mapping[str, Any]
+) -> IndexedJob:
+    sources = [
+        IndexedSource(each.shards, [row for row in each.rows if row is not None], each.place)
+        for each in found.sources
+        if each.place is not None
+    ]
+    counts = [[row.samples_count for row in source.rows] for source in sources]
+    order: IndexedOrder | Mix
+    order = (
+        IndexedOrder(samples=counts[0], **asked._asdict())
+        if len(sources) == 1
+        else mixed(pipeline, counts, asked, saved)
+    )
+    reading = _reading(pipeline, len(order.lanes_owned) * len(sources), options, meter)
+    return IndexedJob(sources, order=order, reading=reading)
+
+
+def mixed(pipeline: Pipeline, counts: Sequence[Sequence[int]], asked: _Order, saved: Mapping[str, Any]) -> Mix:
+    """The order of a mix, with the weights of its schedule, or those of a saved state, which remembers all changes."""
+    flat = pipeline.flat()
+    history = [Weights(shares, 0, position) for position, shares in flat.schedule]
+    if "weights" in saved:
+        history = [Weights.from_json(entry) for entry in saved["weights"]]
+    window = max(1, asked.window // len(counts))
+    return Mix(
+        sources=tuple(Source(samples=samples, window=window, shuffled=asked.shuffled) for samples in counts),
+        history=tuple(history),
+        at_end=_AT_END[flat.stop],
+        seed=asked.seed,
+        lanes=asked.lanes,
+        rank=asked.rank,
+        world_size=asked.world_size,
+    )

@@ -12,15 +12,16 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
+from penstock.errors import CorruptShardError
 from penstock.fetch import PlanItem
-from penstock.formats import detect, parser_of
+from penstock.formats import detect, feed_in_pieces, parser_of
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.fetch import Chunk
-    from penstock.formats import Parser, Sample
+    from penstock.formats import OnCorrupt, Parser, Sample
     from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
 
@@ -36,6 +37,7 @@ class Segment:
 
     Attributes:
         shard: That they lie in.
+        source: Number of the source in a mix; 0 where there is one.
         index: Of this segment in its lane, counted over the whole epoch.
         offset_bytes: Where in the shard reading begins; 0, or where a sample or block does.
         end_bytes: Where it ends; None is the shard's end.
@@ -45,7 +47,18 @@ class Segment:
         format: Name in ``formats``; None: to be found from the first bytes.
     """
 
-    __slots__ = ("count", "end_bytes", "first_sample", "format", "index", "offset_bytes", "shard", "skip_count", "url")
+    __slots__ = (
+        "count",
+        "end_bytes",
+        "first_sample",
+        "format",
+        "index",
+        "offset_bytes",
+        "shard",
+        "skip_count",
+        "source",
+        "url",
+    )
 
     def __init__(
         self,
@@ -58,8 +71,10 @@ class Segment:
         skip_count: int = 0,
         count: int | None = None,
         format_name: str | None = None,
+        source: int = 0,
     ) -> None:
         self.shard = shard
+        self.source = source
         self.index = index
         self.offset_bytes = offset_bytes
         self.end_bytes = end_bytes
@@ -112,13 +127,13 @@ class Reading(NamedTuple):
     Attributes:
         sizes: Parts and requests of each.
         pinned_bytes_max: Of parts that samples may keep while they wait in runs.
-        on_corrupt: What to do with corrupt bytes.
+        on_corrupt: What to do with corrupt bytes, by source.
         meter: Told of bytes, store and parse time.
     """
 
     sizes: ReadAhead
     pinned_bytes_max: int
-    on_corrupt: str
+    on_corrupt: Sequence[OnCorrupt]
     meter: Meter
 
 
@@ -155,6 +170,7 @@ class LaneReader:
         self._groups = [list(group) for _, group in groupby(segments, key=attrgetter("shard.store"))]
         self._sizes = reading.sizes
         self._meter = reading.meter
+        self._on_corrupt = reading.on_corrupt
         self._chunks: Iterator[Chunk] | None = None
         self._group: list[Segment] = []
         self._index = -1
@@ -212,7 +228,10 @@ class LaneReader:
             self._end_segment(pieces)
             self._begin_segment(chunk)
         assert self._parser is not None
-        self._add(self._parser.feed(data), len(data), pieces)
+        size_bytes = len(data)
+        for samples in feed_in_pieces(self._parser, data):
+            self._add(samples, size_bytes, pieces)
+            size_bytes = 0
         if chunk.last:
             segment = self._group[self._index]
             if segment.end_bytes is None:
@@ -226,14 +245,30 @@ class LaneReader:
         if shard.etag is None:
             shard.etag = chunk.etag  # later epochs read this version, or fail
         if segment.format is None:
-            segment.format = detect(segment.url, bytes(chunk.data[:512]))
-        self._parser = parser_of(segment.format, shard=segment.url, start_offset_bytes=segment.offset_bytes)
+            segment.format = shard.format or detect(segment.url, bytes(chunk.data[:512]))
+        self._parser = parser_of(
+            segment.format,
+            shard=segment.url,
+            start_offset_bytes=segment.offset_bytes,
+            on_corrupt=self._on_corrupt[segment.source],
+        )
         self._read_count = 0
 
     def _end_segment(self, pieces: list[Piece]) -> None:
         parser, self._parser = self._parser, None
-        if parser is not None:
-            self._add(parser.finish(), 0, pieces)
+        if parser is None:
+            return
+        self._add(parser.finish(), 0, pieces)
+        segment = self._group[self._index]
+        if segment.count is not None and self._read_count < segment.skip_count + segment.count:
+            raise CorruptShardError(
+                f"its index says that it has {segment.first_sample + segment.skip_count + segment.count} samples, "
+                f"{segment.first_sample + self._read_count} were there",
+                hint="run `penstock index --again`, or read without an index: Loader(index='stream')",
+                shard=segment.url,
+            )
+        if parser.skipped_error is not None:
+            self._meter.skipped(segment.url, parser)
 
     def _add(self, samples: list[Sample], data_bytes: int, pieces: list[Piece]) -> None:
         """Make a piece of what is wanted of `samples`."""

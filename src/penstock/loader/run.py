@@ -72,6 +72,11 @@ class Delivery(NamedTuple):
     dropped: list[int]
     mark: Any
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sample of it was kept."""
+        return len(self.dropped) == self.rows
+
 
 class RunPlan(NamedTuple):
     """What stays the same from epoch to epoch."""

@@ -28,16 +28,18 @@ class Shard:
         url: For people, and for ``__shard__``.
         etag: From the listing, else from the first answer; a later answer with another one is an error.
         size_bytes: From the listing, else from the first pass; None while it is not known.
+        format: As the pipeline says; None: to be found from the shard.
         listed_etag: From the listing alone.
         listed_size_bytes: The same.
     """
 
-    __slots__ = ("etag", "key", "listed_etag", "listed_size_bytes", "size_bytes", "store", "url")
+    __slots__ = ("etag", "format", "key", "listed_etag", "listed_size_bytes", "size_bytes", "store", "url")
 
     def __init__(self, store: Store, key: Key, *, etag: str | None = None, size_bytes: int | None = None) -> None:
         self.store = store
         self.key = key
         self.url = store.describe(key)
+        self.format: str | None = None
         self.etag = self.listed_etag = etag
         self.size_bytes = self.listed_size_bytes = size_bytes
 
@@ -64,6 +66,8 @@ class ShardFinder:
         for url in self._source.urls:
             for each in [url] if self._source.is_list else braces_unfolded(url):
                 shards.extend(self._of(each))
+        for shard in shards:
+            shard.format = self._source.format
         return shards
 
     def close(self) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+if TYPE_CHECKING:
+    from penstock.formats import Parser
+
+_log = logging.getLogger("penstock.loader")
 STALL_RATIO_OK = 0.05  # below this the training loop, not the data, sets the pace
 
 
@@ -35,6 +40,10 @@ class LoaderStatistics:
     wait_s: float
     """Seconds that the reader waited because enough batches were under way. Large without stall: the training loop is
     the bottleneck, as it should be. Large while stalled: decoding is."""
+    skipped_samples: int
+    """Corrupt samples left out, at least so many, where the source says ``on_corrupt="skip_sample"`` or the like."""
+    skipped_bytes: int
+    """Bytes of shards passed over with them."""
     threads_count: int
     """Decode threads."""
 
@@ -69,7 +78,19 @@ class LoaderStatistics:
 class Meter:
     """Running sums. Each is written by one thread, or under the run's lock, and read at any time."""
 
-    __slots__ = ("batches", "bytes", "decode_s", "elapsed_s", "parse_s", "samples", "stall_s", "store_s", "wait_s")
+    __slots__ = (
+        "batches",
+        "bytes",
+        "decode_s",
+        "elapsed_s",
+        "parse_s",
+        "samples",
+        "skipped_bytes",
+        "skipped_samples",
+        "stall_s",
+        "store_s",
+        "wait_s",
+    )
 
     def __init__(self) -> None:
         self.samples = 0
@@ -81,6 +102,20 @@ class Meter:
         self.parse_s = 0.0
         self.decode_s = 0.0
         self.wait_s = 0.0
+        self.skipped_samples = 0
+        self.skipped_bytes = 0
+
+    def skipped(self, url: str, parser: Parser) -> None:
+        """A shard's parser passed over what was corrupt, as the pipeline says; each such shard is logged once."""
+        self.skipped_samples += parser.skipped_samples
+        self.skipped_bytes += parser.skipped_bytes
+        _log.warning(
+            "%s: %d samples, %d bytes skipped: %s",
+            url,
+            parser.skipped_samples,
+            parser.skipped_bytes,
+            parser.skipped_error,
+        )
 
     def read(self, *, threads_count: int) -> LoaderStatistics:
         """The sums as they are now."""

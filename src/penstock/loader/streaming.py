@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS
-from penstock.loader.feed import LanesFeed, Mark
+from penstock.loader.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes import Lane, Pins, RunStart
 from penstock.loader.reading import LaneReader, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from penstock.loader.feed import Batching
     from penstock.loader.reading import Reading
     from penstock.loader.shards import Shard
     from penstock.order import StreamOrder
@@ -34,8 +35,8 @@ class StreamJob:
         self._shards = shards
         self._reading = reading
 
-    def feed(self, epoch: int, cursor: Mapping[str, Any] | None) -> LanesFeed:
-        """The samples of an epoch, from `cursor` on; None is its beginning.
+    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
+        """See ``Job``.
 
         Raises:
             ConfigError: the cursor is none of this job's.
@@ -53,12 +54,17 @@ class StreamJob:
                 lane.close()
             raise
         round_count, turn = (cursor["round"], cursor["turn"]) if cursor is not None else (0, 0)
-        return LanesFeed(lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn)
+        left_count = cursor["left"] if cursor is not None else batching.take
+        feed = LanesFeed(lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn, count=left_count)
+        return Begun(feed, None)
+
+    def batches(self, epoch: int, *, batching: Batching) -> None:
+        """See ``Job``; nobody knows."""
 
     def cursor(self, mark: Mark) -> dict[str, Any]:
         """`mark` as JSON: by lane that is not empty, where its run begins and how many samples of it have left."""
         lanes = {str(number): _entry(start, emitted) for number, (start, emitted) in mark.lanes.items()}
-        return {"round": mark.round_count, "turn": mark.turn, "lanes": lanes}
+        return {"round": mark.round_count, "turn": mark.turn, "left": mark.left_count, "lanes": lanes}
 
     def _lane(self, number: int, order: StreamOrder, pins: Pins, entry: Mapping[str, Any] | None) -> Lane:
         segments = [Segment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]

@@ -1,0 +1,133 @@
+"""What there is to read: the shards of each source, and whether an index knows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import ConfigError, StoreError
+from penstock.index import beside, in_directory, lookup
+from penstock.loader.shards import ShardFinder
+from penstock.pipeline import Shards
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from penstock.config import FetchConfig
+    from penstock.index import IndexPlace, Lookup, ShardRow
+    from penstock.loader.shards import Shard
+    from penstock.pipeline import Pipeline
+
+
+class FoundSource(NamedTuple):
+    """One source.
+
+    Attributes:
+        shards: In an order that the URLs fix.
+        rows: What an index knows of each.
+        place: Where that index lies; None: there is none.
+    """
+
+    shards: list[Shard]
+    rows: Sequence[ShardRow | None]
+    place: IndexPlace | None
+
+
+class Found(NamedTuple):
+    """All sources of a pipeline.
+
+    Attributes:
+        pipeline: Whose they are.
+        sources: In the order of its mix.
+        is_indexed: Whether an index knows all of them, and is to be used.
+        said: One line on that, for people.
+    """
+
+    pipeline: Pipeline
+    sources: list[FoundSource]
+    is_indexed: bool
+    said: str
+
+
+class Finder:
+    """Lists a pipeline's sources and looks for indexes. The stores stay open until ``close()``.
+
+    Args:
+        pipeline: Whose sources.
+        fetch: For the stores.
+        index_dir: Where an index may lie besides its data set.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, *, fetch: FetchConfig | None, index_dir: str | os.PathLike[str] | None
+    ) -> None:
+        self._pipeline = pipeline
+        self._index_dir = index_dir
+        self._finders = []
+        for leaf in pipeline.flat().leaves:
+            if not isinstance(leaf.source, Shards):
+                raise ConfigError(f"{leaf.source!r} cannot be read by a Loader", hint="ps.shards(url)")
+            self._finders.append(ShardFinder(leaf.source, fetch=fetch))
+
+    def find(self, *, index: str) -> Found:
+        """Look.
+
+        Args:
+            index: ``"stream"``: whatever an index says; ``"require"`` or ``"index"``: refuse where there is none;
+                ``"auto"``: use it where there is one of all shards.
+
+        Raises:
+            ObjectMissingError: a prefix or pattern has no shard.
+            StoreError: the store could not be listed.
+            ConfigError: a URL that no store takes; no index, and one is required.
+        """
+        sources = []
+        for finder in self._finders:
+            shards = finder.find()
+            if index == "stream":
+                sources.append(FoundSource(shards, [None] * len(shards), None))
+            else:
+                sources.append(self._looked_up(shards, needed=index != "auto"))
+        unknown = [row for source in sources for row in source.rows].count(None)
+        total = sum(len(source.shards) for source in sources)
+        if index == "stream":
+            return Found(self._pipeline, sources, False, f"reading {total} shards without an index, as asked")
+        if not unknown:
+            samples = sum(row.samples_count for source in sources for row in source.rows if row is not None)
+            places = ", ".join(source.place.url for source in sources if source.place is not None)
+            return Found(self._pipeline, sources, True, f"reading {total} shards, {samples} samples, by {places}")
+        said = f"no index knows {unknown} of {total} shards"
+        if index != "auto":
+            raise ConfigError(f"{said}, and this loader reads with one", hint="run `penstock index URL`")
+        return Found(self._pipeline, sources, False, f"reading {total} shards without an index: {said}")
+
+    def close(self) -> None:
+        """Close the stores; idempotent."""
+        for finder in self._finders:
+            finder.close()
+
+    def _looked_up(self, shards: list[Shard], *, needed: bool) -> FoundSource:
+        nothing = FoundSource(shards, [None] * len(shards), None)
+        is_listed = all(shard.etag is not None and shard.size_bytes is not None for shard in shards)
+        # versions that were not listed cost a request each: asked only where there is something to compare them with
+        if not needed and not is_listed and not self._any_index(shards):
+            return nothing
+        try:
+            found: Lookup = lookup(shards, index_dir=self._index_dir)
+        except (ConfigError, StoreError):
+            if needed:
+                raise
+            return nothing
+        for shard, each in zip(shards, found.found, strict=True):
+            shard.etag = shard.etag or each.if_match
+            shard.size_bytes = each.size_bytes
+        return FoundSource(shards, found.rows, found.place)
+
+    def _any_index(self, shards: list[Shard]) -> bool:
+        for place_of in (beside, lambda given: in_directory(given, self._index_dir)):
+            try:
+                if len(place_of(shards).load()):
+                    return True
+            except (ConfigError, StoreError):
+                continue
+        return False

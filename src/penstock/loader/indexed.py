@@ -1,0 +1,221 @@
+"""Reading with an index: any position of the order is found by arithmetic, and read by range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.formats import FORMATS
+from penstock.loader.feed import Begun, LanesFeed
+from penstock.loader.lanes import Lane, Pins, RunStart
+from penstock.loader.mixing import MixedLane
+from penstock.loader.reading import LaneReader, Segment
+from penstock.order import Batches, Mix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from penstock.index import IndexPlace, ShardIndex, ShardRow
+    from penstock.loader.feed import AnyLane, Batching
+    from penstock.loader.reading import Reading
+    from penstock.loader.shards import Shard
+    from penstock.order import IndexedOrder
+    from penstock.order import Segment as Stored
+
+
+class IndexedSource(NamedTuple):
+    """One data set, and what its index says.
+
+    Attributes:
+        shards: As listed.
+        rows: Of the index, one for each.
+        place: Where the shards' own indexes lie.
+    """
+
+    shards: Sequence[Shard]
+    rows: Sequence[ShardRow]
+    place: IndexPlace
+
+
+class _Part(NamedTuple):
+    """Of a lane: one source's samples, from the run on in which the next one lies.
+
+    Attributes:
+        source: Number of the source.
+        order: Of its current pass.
+        lane: In that order.
+        start: The run, or where nothing is permuted the sample itself.
+        skip_count: Samples of the run that left already.
+        left_count: Samples from there to the end of the pass.
+        stored: What to read.
+    """
+
+    source: int
+    order: IndexedOrder
+    lane: int
+    start: RunStart
+    skip_count: int
+    left_count: int
+    stored: list[Stored]
+
+
+class IndexedJob:
+    """What this rank reads, in the order of an index.
+
+    Args:
+        sources: One, or those of the mix, in its order.
+        order: Of epoch 0.
+        reading: How.
+    """
+
+    mode = "index"
+
+    def __init__(self, sources: Sequence[IndexedSource], *, order: IndexedOrder | Mix, reading: Reading) -> None:
+        self.order = order
+        self._sources = sources
+        self._reading = reading
+        self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
+
+    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
+        """See ``Job``."""
+        position = 0 if cursor is None else cursor["position"]
+        batches = self.batches(epoch, batching=batching, origin=position)
+        return Begun(self._feed(epoch, position, batches.stop), batches)
+
+    def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
+        """See ``Job``; those from position `origin` on."""
+        order = self.order.at_epoch(epoch)
+        return Batches(
+            samples_count=order.samples_count,
+            global_size=batching.global_size,
+            rank=order.rank,
+            world_size=order.world_size,
+            drop_last=batching.drop_last,
+            take=batching.take,
+            origin=origin,
+        )
+
+    def cursor(self, mark: Any) -> dict[str, Any]:
+        """See ``Job``; the mark is a position."""
+        return {"position": mark}
+
+    def _feed(self, epoch: int, position: int, stop: int) -> LanesFeed:
+        """The rank's samples of an epoch with positions in [position, stop).
+
+        Cost: one small read for each shard that a lane enters or leaves inside, all at once.
+        """
+        order = self.order.at_epoch(epoch)
+        self._offsets.clear()
+        rounds, first_lane = divmod(position, order.lanes_count)
+        owned = [number for number in order.lanes_owned if order.lane_length(number) > _row(number, position, order)]
+        rows = {number: _row(number, position, order) for number in owned}
+        self._load_offsets(part for number in owned for part in _parts(order, number, rows[number]))
+        pins = Pins(self._reading.pinned_bytes_max)
+        lanes: list[AnyLane] = []
+        try:
+            lanes.extend(self._lane(order, number, rows[number], pins) for number in owned)
+        except BaseException:
+            for lane in lanes:
+                lane.close()
+            raise
+        count = len(range(position + (order.rank - position) % order.world_size, stop, order.world_size))
+        turn = sum(number < first_lane for number in owned)
+        if turn == len(owned):  # the rank's lanes had their turn in this round
+            rounds, turn = rounds + 1, 0
+        return LanesFeed(
+            lanes, lanes_count=order.lanes_count, round_count=rounds, turn=turn, keeps_marks=False, count=count
+        )
+
+    def _lane(self, order: IndexedOrder | Mix, number: int, row: int, pins: Pins) -> AnyLane:
+        def open_lane(source: int, taken: int) -> tuple[Lane, int]:
+            part = _part(order, number, source, taken)
+            self._load_offsets([part])
+            return self._source_lane(part, pins), part.left_count
+
+        if isinstance(order, Mix):
+            return MixedLane(number, order=order, row=row, open_lane=open_lane)
+        return open_lane(0, row)[0]
+
+    def _source_lane(self, part: _Part, pins: Pins) -> Lane:
+        segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
+        reader = LaneReader(segments, reading=self._reading)
+        return Lane(
+            part.lane, runs=_Runs(part.order), reader=reader, pins=pins, start=part.start, skip_count=part.skip_count
+        )
+
+    def _segment(self, source: int, stored: Stored, index: int) -> Segment:
+        """Where in its shard to read, in bytes where they are known, else from its head."""
+        where = self._sources[source]
+        shard_index = stored.shard % len(where.shards)
+        shard, row = where.shards[shard_index], where.rows[shard_index]
+        offsets = self._offsets.get((source, shard_index))
+        first, count = stored.first, stored.samples_count
+        if offsets is not None and offsets.offsets is not None and FORMATS[row.format].unit == "sample":
+            return Segment(
+                shard,
+                index,
+                offset_bytes=int(offsets.offsets[first]) if first else 0,
+                end_bytes=int(offsets.offsets[first + count]) if first + count < row.samples_count else None,
+                first_sample=first,
+                count=count,
+                format_name=row.format,
+                source=source,
+            )
+        return Segment(shard, index, skip_count=first, count=count, format_name=row.format, source=source)
+
+    def _load_offsets(self, parts: Iterable[_Part]) -> None:
+        """The indexes of the shards of which a lane reads a part, as far as they are not there."""
+        missing: dict[int, list[int]] = {}
+        for part in parts:
+            source = self._sources[part.source]
+            for stored in part.stored:
+                shard = stored.shard % len(source.shards)
+                row = source.rows[shard]
+                is_part = row.has_offsets and stored.samples_count < row.samples_count
+                if is_part and (part.source, shard) not in self._offsets:
+                    missing.setdefault(part.source, []).append(shard)
+        for source_index, shards in missing.items():
+            source = self._sources[source_index]
+            wanted = sorted(set(shards))
+            found = source.place.load_shards([source.rows[shard] for shard in wanted])
+            for shard, index in zip(wanted, found, strict=True):
+                self._offsets[source_index, shard] = index
+
+
+class _Runs:
+    """An ``IndexedOrder`` as a lane asks it."""
+
+    def __init__(self, order: IndexedOrder) -> None:
+        self.shuffled = order.shuffled
+        self.run_length = order.run_length
+        self._order = order
+
+    def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
+        """See ``Runs``; `count` is the run's length, which the reader has seen to."""
+        del count
+        order: list[int] = self._order.permute_run(lane, run_index).tolist()
+        return order
+
+
+def _parts(order: IndexedOrder | Mix, number: int, row: int) -> Iterator[_Part]:
+    """Of a lane from a row on, all sources that have something left."""
+    for source, taken in enumerate(order.taken(number, row)):
+        part = _part(order, number, source, taken)
+        if part.left_count:
+            yield part
+
+
+def _part(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> _Part:
+    place = order.source_at(source, number, taken)
+    lane, left_count = place.lane, place.order.lane_length(place.lane) - place.taken
+    if place.order.shuffled and left_count > 0:
+        run_index, skip_count = place.order.run_at(lane, place.taken)
+        start = RunStart(run_index, None, 0, 0, place.order.run_start(lane, run_index))
+    else:
+        skip_count, start = 0, RunStart(0, None, 0, 0, place.taken)
+    stored = place.order.lane_segments(lane, start.before_count) if left_count > 0 else []
+    return _Part(source, place.order, lane, start, skip_count, left_count, stored)
+
+
+def _row(lane: int, position: int, order: IndexedOrder | Mix) -> int:
+    """Samples of a lane that have positions below `position`."""
+    return max(0, -((lane - position) // order.lanes_count))

@@ -1,0 +1,107 @@
+"""Every streamed format goes through the loader alike."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from loading import FORMATS_WRITTEN, index, number_of, numbers, write_formatted
+from penstock.errors import CorruptShardError, DataError, DecodeError
+from penstock.formats import TFRecordWriter
+from resuming import assert_resumes_everywhere
+
+SIZES = (9, 0, 1, 14, 5)
+
+
+def pipeline(folder: Path, *, window: int | None = 12, batch: int = 4, **source: Any) -> Any:
+    made = ps.shards(f"{folder}/", **source)
+    return (made if window is None else made.shuffle(window=window)).map(number_of).batch(batch)
+
+
+@pytest.mark.parametrize("name", FORMATS_WRITTEN)
+def test_the_same_samples_in_the_same_order(tmp_path: Path, name: str) -> None:
+    """The format of the shards changes nothing in the order."""
+    write_formatted(tmp_path / "tar", "tar", SIZES)
+    write_formatted(tmp_path / name, name, SIZES)
+    with ps.Loader(pipeline(tmp_path / "tar")) as tar, ps.Loader(pipeline(tmp_path / name)) as other:
+        for _ in range(2):
+            assert numbers(other) == numbers(tar)
+
+
+@pytest.mark.parametrize("mode", ["stream", "require"])
+@pytest.mark.parametrize("name", FORMATS_WRITTEN)
+def test_every_format_resumes_inside_its_shards(tmp_path: Path, name: str, mode: Any) -> None:
+    """Also where a shard can be entered at its head only, with an index and without."""
+    write_formatted(tmp_path / "data", name, SIZES)
+    made = pipeline(tmp_path / "data")
+    place = index(made, tmp_path / "index") if mode == "require" else None
+    assert_resumes_everywhere(lambda: ps.Loader(made, lanes=2, threads=1, index=mode, index_dir=place), every=2)
+
+
+def test_the_content_decides_and_the_pipeline_may(tmp_path: Path) -> None:
+    """A shard's first bytes say what it is, whatever its suffix; format= says it where they cannot."""
+    write_formatted(tmp_path / "data", "tfrecord", SIZES)
+    for path in (tmp_path / "data").iterdir():
+        path.rename(path.with_suffix(".tar"))
+    with ps.Loader(pipeline(tmp_path / "data", window=None)) as loader:
+        assert numbers(loader) == list(range(29))
+    made = ps.shards(f"{tmp_path}/data/", format="tfrecord-raw").batch(4)
+    with ps.Loader(made) as loader:
+        assert next(iter(next(iter(loader)))) == "record"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x.tar").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(600))
+    with ps.Loader(pipeline(tmp_path / "other")) as loader, pytest.raises(DataError, match=r"x\.tar"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip_sample", "skip_shard"])
+def test_what_is_corrupt_is_raised_or_counted(tmp_path: Path, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A flipped byte is an error, or costs a sample or the rest of its shard: counted and logged, never silent."""
+    write_formatted(tmp_path, "tfrecord", (10, 10))
+    path = tmp_path / "s-000.tfrecord"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 - 6] ^= 0x40
+    path.write_bytes(data)
+    with ps.Loader(pipeline(tmp_path, window=None, on_corrupt=policy)) as loader, caplog.at_level(logging.WARNING):
+        if policy == "raise":
+            with pytest.raises(CorruptShardError):
+                list(loader)
+            return
+        found = numbers(loader)
+        done = loader.statistics()
+    lost = sorted(set(range(20)) - set(found))
+    assert found == sorted(set(found))
+    assert lost
+    assert lost[-1] < 10
+    assert len(lost) == 1 if policy == "skip_sample" else lost == list(range(lost[0], 10))
+    assert done.skipped_samples >= 1
+    assert done.skipped_bytes > 0
+    assert "s-000.tfrecord" in caplog.text
+
+
+def test_numbers_of_a_format_are_arrays(tmp_path: Path) -> None:
+    """What the format itself says are numbers arrives as arrays, also where nobody decodes; ragged ones are refused."""
+
+    def write(name: str, floats: list[list[float]]) -> None:
+        out = bytearray()
+        writer = TFRecordWriter(out.extend)
+        for each in floats:
+            writer.add({"x": np.array(each, np.float32), "raw": b"ab"})
+        writer.finish()
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "s.tfrecord").write_bytes(out)
+
+    write("even", [[1, 2, 3], [4, 5, 6]])
+    with ps.Loader(ps.shards(f"{tmp_path}/even/").batch(2)) as loader:
+        batch = next(iter(loader))
+    np.testing.assert_array_equal(batch["x"], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
+    assert batch["x"].dtype == np.float32
+    assert batch["raw"] == [b"ab", b"ab"]
+    write("odd", [[1, 2, 3], [4, 5]])
+    with ps.Loader(ps.shards(f"{tmp_path}/odd/").batch(2)) as loader, pytest.raises(DecodeError, match=r"\[2\].*\[3\]"):
+        next(iter(loader))
