@@ -234,9 +234,12 @@ def _planned(
     row_bytes = _row_bytes(pipeline)
     size = None if batch is None else batch.size or -(-(batch.global_size or 1) // world_size)
     sample_bytes = round(sum(source.share * source.sample_bytes for source in sources))
+    read_ahead_bytes = lanes_owned * reading.requests_max * PARTS_PER_REQUEST * reading.part_bytes
+    if None not in sizes:
+        read_ahead_bytes = min(read_ahead_bytes, sum(each or 0 for each in sizes))
     memory = MemoryPlan(
         window_bytes=window // world_size * sample_bytes if shuffle else 0,
-        read_ahead_bytes=lanes_owned * reading.requests_max * PARTS_PER_REQUEST * reading.part_bytes,
+        read_ahead_bytes=read_ahead_bytes,
         batches_bytes=(prefetch_batches + 1) * (size or 1) * (row_bytes or sample_bytes),
         budget_bytes=fetch.budget_bytes_max or default_budget_bytes(),
     )
@@ -310,7 +313,7 @@ def _of_cost(plan: Explanation) -> list[str]:
     epoch = "unknown, sizes are not listed" if plan.epoch_requests is None else f"about {plan.epoch_requests}"
     row = "" if plan.row_bytes is None else f", a row {_bytes(plan.row_bytes)}"
     verdict = "fits" if memory.total_bytes <= memory.budget_bytes else "does NOT fit"
-    requests = f"{plan.listing_requests} to list; per epoch {epoch}, of {_bytes(plan.part_bytes)} each"
+    requests = f"{plan.listing_requests} to list; per epoch {epoch}, of up to {_bytes(plan.part_bytes)}"
     held = " + ".join(
         f"{name} {_bytes(held)}"
         for name, held in (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import pipeline
 from penstock.errors import ConfigError
 
 
@@ -88,6 +89,79 @@ def test_image_refuses_garbage(data: bytes) -> None:
         ps.Image("x").decode(memoryview(data))
 
 
+def test_image_is_resized_into_memory_that_is_there() -> None:
+    """decode_into fills the array that it is given, with the same pixels that decode gives."""
+    image = ps.Image("x", height=24, width=40)
+    data = picture("RGB", (300, 200), "JPEG", (200, 100, 50))
+    rows = np.zeros((3, 24, 40, 3), np.uint8)
+    image.decode_into(data, rows[1])
+    np.testing.assert_array_equal(rows[1], image.decode(data))
+    assert rows[0].max() == rows[2].max() == 0
+    assert image.specs == (("uint8", (24, 40, 3)),)
+    assert ps.Image("x", height=2, width=3, mode="L").specs == (("uint8", (2, 3)),)
+    assert ps.Image("x").specs == (None,)
+
+
+def coordinates(height: int, width: int) -> memoryview:
+    """A picture whose red is its row and whose green is its column."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, :, 0], pixels[:, :, 1] = np.arange(height)[:, None], np.arange(width)[None, :]
+    out = io.BytesIO()
+    from PIL import Image
+
+    Image.fromarray(pixels).save(out, "PNG")
+    return memoryview(out.getvalue())
+
+
+def test_center_crop_keeps_the_aspect_ratio() -> None:
+    """The centre of the short side's length is taken, or a fraction of it, and nothing is stretched."""
+    data = coordinates(100, 200)
+    whole = ps.Image("x", height=100, width=100, crop="center").decode(data)
+    np.testing.assert_array_equal(whole[:, :, 1], np.broadcast_to(np.arange(50, 150), (100, 100)))
+    part = ps.Image("x", height=50, width=50, crop="center", crop_fraction=0.5).decode(data)
+    assert (part[0, 0, 0], part[0, 0, 1], part[-1, -1, 0], part[-1, -1, 1]) == (25, 75, 74, 124)
+
+
+def test_random_geometry_depends_on_the_rng_alone() -> None:
+    """The same stream gives the same region and flip, another stream others; without a stream it is refused."""
+    image = ps.Image("x", height=32, width=32, crop="random", flip=True)
+    assert image.takes_rng
+    data, out = coordinates(200, 240), np.empty((8, 32, 32, 3), np.uint8)
+    for row in range(8):
+        image.decode_into(data, out[row], np.random.default_rng(row // 2))
+    for row in range(0, 8, 2):
+        np.testing.assert_array_equal(out[row], out[row + 1])
+    assert len({out[row].tobytes() for row in range(0, 8, 2)}) == 4
+    with pytest.raises(ConfigError, match="no rng"):
+        image.decode(data)
+    assert not ps.Image("x", height=32, width=32, crop="center").takes_rng
+
+
+def test_masks_share_the_random_geometry() -> None:
+    """Whatever is drawn, a mask's pixels are those of the picture: where the mask says 1, the picture is right of 120."""
+    image = ps.Image("x", height=32, width=32, crop="random", flip=True).with_mask("m")
+    data = coordinates(200, 240)
+    mask = np.zeros((200, 240), np.uint8)
+    mask[:, 120:] = 1
+    out = io.BytesIO()
+    from PIL import Image
+
+    Image.fromarray(mask).save(out, "PNG")
+    for seed in range(20):
+        pixels, marks = image.decode_members([data, memoryview(out.getvalue())], np.random.default_rng(seed))
+        assert (marks.shape, marks.dtype) == ((32, 32), np.uint8)
+        sure = np.abs(pixels[:, :, 1].astype(int) - 120) > 8
+        np.testing.assert_array_equal(marks[sure], (pixels[:, :, 1] > 120)[sure])
+    assert image.names == ("x", "m")
+
+
+@pytest.mark.parametrize("names", [(), ("x",), ("m", "m"), ("__m",)])
+def test_masks_have_names_of_their_own(names: tuple[str, ...]) -> None:
+    """A mask is another member, named once."""
+    with pytest.raises(ConfigError):
+        ps.Image("x").with_mask(*names)
+
+
 def test_image_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Pillow is missing the error says what to install."""
     monkeypatch.setattr("penstock.pipeline.fields.find_spec", lambda _: None)
@@ -112,6 +186,15 @@ def test_fields_refuse_bad_names(name: object) -> None:
         {"height": 3, "width": 70_000},
         {"mode": "RGBA"},
         {"height": 2.5, "width": 2},
+        {"crop": "center"},
+        {"crop": "middle", "height": 3, "width": 3},
+        {"crop_fraction": 0},
+        {"crop_fraction": 1.1},
+        {"scale": (0, 1)},
+        {"scale": (0.5, 0.4)},
+        {"scale": (0.5, 1.5)},
+        {"aspect": (0, 1)},
+        {"aspect": (2, 1)},
     ],
 )
 def test_image_refuses_bad_options(options: dict[str, object]) -> None:
@@ -135,3 +218,35 @@ def test_import_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(b"0.5", 0.5), (b" 1e-3\n", 0.001), (b"[7]", 7.0), (b"-.5", -0.5), (b"3.", 3.0), (b"+inf", float("inf"))],
+)
+def test_float_takes_decimals(text: bytes, number: float) -> None:
+    """Every usual spelling of a number, also as WebDataset's writers leave it."""
+    assert pipeline.Float("x").decode(memoryview(text)) == number
+
+
+@pytest.mark.parametrize("text", [b"", b"0x10", b"1_0", b"1,5", b"one", b"[1", b"1 2", "\u0661".encode()])
+def test_float_refuses_everything_else(text: bytes) -> None:
+    """What is no number is an error, never a guess."""
+    with pytest.raises(ValueError, match="not a number"):
+        pipeline.Float("x").decode(memoryview(text))
+
+
+def test_function_decodes_by_a_function() -> None:
+    """A user's own decoder sees the bytes; what it says of its arrays is held."""
+    field = pipeline.Function("x", len)
+    assert field.decode(memoryview(b"abc")) == 3
+    pair = pipeline.Function("x", lambda data: np.frombuffer(data, np.uint8), dtype="uint8", shape=(2,))
+    out = np.zeros(2, np.uint8)
+    pair.decode_into(memoryview(b"\1\2"), out)
+    assert out.tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"uint8\[3\], not the uint8\[2\]"):
+        pair.decode_into(memoryview(b"\1\2\3"), out)
+    with pytest.raises(ConfigError):
+        pipeline.Function("x", 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="both"):
+        pipeline.Function("x", len, dtype="uint8")
