@@ -283,12 +283,8 @@ class PlainPool:
     # ── receiving ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_head(self, connection: Connection) -> None:
-        try:
-            got = connection.receive(self._scratch)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._broken(connection, pycurl.E_RECV_ERROR, error)
+        got = self._received(connection, self._scratch)
+        if got < 0:
             return
         if not got:
             self._broken(connection, pycurl.E_GOT_NOTHING, None)
@@ -309,6 +305,16 @@ class PlainPool:
         rest = self._scratch_view[end + 4 : got] if data is self._scratch else memoryview(data)[end + 4 :]
         connection.partial = b""
         self._on_lines(connection, lines, rest)
+
+    def _received(self, connection: Connection, room: bytearray | memoryview) -> int:
+        """Bytes that came, 0 at the end of the connection; -1: none yet, or the exchange was ended by an error."""
+        try:
+            return connection.receive(room)  # type: ignore[no-any-return]
+        except BlockingIOError:
+            return -1
+        except OSError as error:
+            self._broken(connection, pycurl.E_RECV_ERROR, error)
+            return -1
 
     def _on_lines(self, connection: Connection, lines: list[bytes], rest: memoryview) -> None:
         """A head is complete; `rest` is what came after it."""
@@ -390,12 +396,8 @@ class PlainPool:
     def _on_body(self, connection: Connection) -> None:
         view = connection.view
         assert view is not None
-        try:
-            got = connection.receive(view)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._broken(connection, pycurl.E_RECV_ERROR, error)
+        got = self._received(connection, view)
+        if got < 0:
             return
         if not got:
             self._fail(connection, pycurl.E_PARTIAL_FILE, f"the connection closed with {len(view)} bytes to come")
@@ -408,12 +410,8 @@ class PlainPool:
 
     def _on_pieces(self, connection: Connection) -> None:
         """A body of unknown length or of an error: small, so it goes through ``take``."""
-        try:
-            got = connection.receive(self._scratch)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._broken(connection, pycurl.E_RECV_ERROR, error)
+        got = self._received(connection, self._scratch)
+        if got < 0:
             return
         piece = bytes(self._scratch_view[:got])
         if not got:
