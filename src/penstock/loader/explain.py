@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -12,19 +11,18 @@ import numpy as np
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
-from penstock.index import lookup
+from penstock.loader.finding import Finder
 from penstock.loader.peek import peek
 from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.reading import PARTS_PER_REQUEST, read_ahead
 from penstock.loader.samples import Steps
-from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Batch, FlatMap, Pipeline, Shards, Shuffle
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
-    from penstock.index import Lookup
-    from penstock.loader.shards import Shard
+    from penstock.loader.finding import FoundSource
 
 LISTED_PER_REQUEST = 1000
 LANES_SHUFFLED = 64
@@ -136,6 +134,7 @@ def explain(
     world_size: int | None = None,
     prefetch_batches: int = 2,
     fetch: FetchConfig | None = None,
+    index_dir: str | os.PathLike[str] | None = None,
     file: TextIO | None = None,
 ) -> Explanation:
     """Look at a pipeline's data, and print what a ``Loader`` with these options would do.
@@ -147,6 +146,7 @@ def explain(
         world_size: See there.
         prefetch_batches: See there.
         fetch: See there.
+        index_dir: See there.
         file: Where to print; default standard output.
 
     Returns:
@@ -162,55 +162,49 @@ def explain(
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     rank, world_size = rank_and_world_size(rank, world_size)
     flat = pipeline.flat()
-    found = [_look(leaf, share, fetch) for leaf, share in zip(flat.leaves, flat.schedule[0][1], strict=True)]
+    finder = Finder(pipeline, fetch=fetch, index_dir=index_dir)
+    try:
+        found = finder.find(index="auto")
+    finally:
+        finder.close()
     made = _planned(
-        pipeline, [plan for plan, _ in found], rank=rank, world_size=world_size, lanes=lanes,
-        prefetch_batches=prefetch_batches, fetch=fetch or FetchConfig(),
-        sizes=[shard.size_bytes for _, shards in found for shard in shards],
-    )  # fmt: skip
+        pipeline,
+        [_look(*each) for each in zip(flat.leaves, flat.schedule[0][1], found.sources, strict=True)],
+        rank=rank,
+        world_size=world_size,
+        lanes=lanes,
+        prefetch_batches=prefetch_batches,
+        fetch=fetch or FetchConfig(),
+        sizes=[shard.size_bytes for source in found.sources for shard in source.shards],
+    )
     print(made, file=file or sys.stdout)
     made.memory.check()
     return made
 
 
-def _look(leaf: Pipeline, share: float, fetch: FetchConfig | None) -> tuple[SourcePlan, Sequence[Shard]]:
-    source = leaf.source
-    assert not hasattr(source, "parts")
-    finder = ShardFinder(source, fetch=fetch)  # type: ignore[arg-type]
-    try:
-        shards = finder.find()
-        known = _known(shards) if isinstance(source, Shards) else None
-    finally:
-        finder.close()
+def _look(leaf: Pipeline, share: float, found: FoundSource) -> SourcePlan:
+    shards = found.shards
     sizes = [shard.size_bytes for shard in shards]
-    rows = [] if known is None else [row for row in known.rows if row is not None]
-    names = sorted(Counter(name for shard in shards if (name := format_of_name(shard.key)) is not None))
-    samples_count = known.samples_count if known is not None and known.is_complete else None
+    rows = [row for row in found.rows if row is not None]
+    samples_count = sum(row.samples_count for row in rows) if len(rows) == len(shards) else None
     total_bytes = sum(size for size in sizes if size is not None) if None not in sizes else None
     if samples_count and total_bytes is not None:
         sample_bytes = total_bytes // samples_count
     else:
-        first = peek(Pipeline(source), PEEKED)
+        first = peek(Pipeline(leaf.source), PEEKED)
         sample_bytes = sum(map(_value_bytes, first)) // max(1, len(first))
-    plan = SourcePlan(
-        what=repr(source),
+    names = {name for shard in shards if (name := format_of_name(shard.key)) is not None}
+    return SourcePlan(
+        what=repr(leaf.source),
         share=share,
         shards_count=len(shards),
         size_bytes=total_bytes,
         largest_bytes=max((size for size in sizes if size is not None), default=None),
-        formats=tuple(names) if isinstance(source, Shards) else (),
+        formats=tuple(sorted(names)) if isinstance(leaf.source, Shards) else (),
         indexed_count=len(rows),
         samples_count=samples_count,
         sample_bytes=sample_bytes,
     )
-    return plan, shards
-
-
-def _known(shards: Sequence[Shard]) -> Lookup | None:
-    try:
-        return lookup(shards)
-    except ConfigError:  # they have no folder in common, and so no index
-        return None
 
 
 def _planned(

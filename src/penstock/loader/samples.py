@@ -16,6 +16,7 @@ from penstock.formats import RESERVED_FIELDS
 from penstock.loader.joins import Tables
 from penstock.loader.tolerance import Tolerance
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
+from penstock.pipeline.fields import is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,13 +68,14 @@ class _Step(NamedTuple):
 class _Origin:
     """A sample under way: where it is from, and its random stream, begun when it is first asked for."""
 
-    __slots__ = ("_index", "_random", "_rng", "children_count", "position", "sample", "shard")
+    __slots__ = ("_index", "_random", "_rng", "children_count", "joined", "position", "sample", "shard")
 
     def __init__(self, sample: Sample, shard: str, position: int, random: SampleRandom) -> None:
         self.sample = sample
         self.shard = shard
         self.position = position
         self.children_count = 0
+        self.joined: set[str] = set()  # fields that decode leaves in
         self._random = random
         self._index = 0
         self._rng: np.random.Generator | None = None
@@ -279,15 +281,22 @@ def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The members as bytes of their own: nothing handed to a user pins a part."""
-    return {name: bytes(value) if type(value) is memoryview else value for name, value in values.items()}
+    """The members as bytes of their own, or as arrays and numbers where the format says so: none pins a part."""
+    return {name: _own_value(value) if type(value) is memoryview else value for name, value in values.items()}
+
+
+def _own_value(value: memoryview) -> Any:
+    if not is_typed(value):
+        return bytes(value)
+    array = np.array(value)
+    return array if array.ndim else array[()]
 
 
 # ── decode ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _decoded(stage: Decode, members: Mapping[str, Any], origin: _Origin) -> dict[str, Any]:
-    values = _kept_beside(stage, members)
+    values = _kept_beside(stage, members, origin)
     for field in stage.fields:
         data = _members_of(field, members, origin)
         try:
@@ -309,7 +318,7 @@ def _written(
     row: int,
 ) -> tuple[dict[str, Any], list[str]]:
     """Decode into the row what is an array of known shape; the values of the other fields, and what is written."""
-    values = _kept_beside(stage, members)
+    values = _kept_beside(stage, members, origin)
     written: list[str] = []
     for field in stage.fields:
         data = _members_of(field, members, origin)
@@ -327,14 +336,12 @@ def _written(
     return values, written
 
 
-def _kept_beside(stage: Decode, members: Mapping[str, Any]) -> dict[str, Any]:
-    """What was joined before: values, not members."""
-    names = stage.names
-    return {
-        name: value
-        for name, value in members.items()
-        if not isinstance(value, memoryview | bytes) and name not in names
-    }
+def _kept_beside(stage: Decode, members: Mapping[str, Any], origin: _Origin) -> dict[str, Any]:
+    """What was joined before."""
+    if not origin.joined:
+        return {}
+    names = origin.joined.difference(stage.names)
+    return {name: value for name, value in members.items() if name in names}
 
 
 def _members_of(field: Field, members: Mapping[str, Any], origin: _Origin) -> list[memoryview]:
@@ -352,15 +359,18 @@ def _members_of(field: Field, members: Mapping[str, Any], origin: _Origin) -> li
         if isinstance(data, str):  # from a table
             data = data.encode()
         try:
-            found.append(memoryview(data))
-        except TypeError as error:
+            view = memoryview(data)
+            if is_typed(view) and not field.TAKES_NUMBERS:
+                raise ValueError(f"it is no bytes, but {np.asarray(view).dtype}{list(view.shape or ())}")
+            found.append(view)
+        except (TypeError, ValueError) as error:
             raise _decode_error(field, [], origin, error) from error
     return found
 
 
 def _decode_error(field: Field, data: Sequence[memoryview], origin: _Origin, error: Exception) -> DecodeError:
     return DecodeError(
-        f"{field!r} cannot read these {sum(map(len, data))} bytes: {error or type(error).__name__}",
+        f"{field!r} cannot read these {sum(each.nbytes for each in data)} bytes: {error or type(error).__name__}",
         stage="decode",
         field=field.name,
         sample_key=origin.sample.key,
@@ -397,6 +407,7 @@ def _joined(
             hint="say which columns to take: join(..., fields=[...])",
             **where,
         )
+    origin.joined.update(row)
     return {**values, **row}
 
 

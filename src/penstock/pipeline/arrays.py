@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.errors import ConfigError
-from penstock.pipeline.fields import Field, Spec
+from penstock.pipeline.fields import Field, Spec, is_typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ _ARRAY_BYTES_MAX = 4 * 1024**3  # a header that promises more is damaged, or mea
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Numpy(Field):
-    """An array as ``numpy.save`` or ``numpy.savez`` left it. Which of the two, its content says.
+    """An array as ``numpy.save`` or ``numpy.savez`` left it, or as the format stores it. Which, its content says.
 
     Attributes:
         member: Of an ``npz``: which array; None where it holds one only.
@@ -29,6 +29,7 @@ class Numpy(Field):
         allow_pickle: Arrays of objects are pickles: loading one runs what its writer wanted. Never by default.
     """
 
+    TAKES_NUMBERS: ClassVar[bool] = True
     member: str | None = field(default=None, kw_only=True)
     dtype: str | None = field(default=None, kw_only=True)
     shape: tuple[int, ...] | None = field(default=None, kw_only=True)
@@ -59,6 +60,10 @@ class Numpy(Field):
         out[...] = array
 
     def _array(self, data: memoryview) -> NDArray[Any]:
+        if is_typed(data):
+            import numpy as np
+
+            return np.asarray(data)
         if data[:6].tobytes() == _NPY:
             return _read_npy(data, allow_pickle=self.allow_pickle)
         if data[:4].tobytes() == _ZIP:

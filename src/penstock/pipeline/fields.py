@@ -49,6 +49,8 @@ class Field(ABC):
     """
 
     MODULES: ClassVar[tuple[str, ...]] = ()
+    TAKES_NUMBERS: ClassVar[bool] = False
+    """Whether ``decode`` takes a typed view as well: what the format itself says are numbers."""
     EXTRA: ClassVar[str] = ""
     name: str
 
@@ -116,7 +118,9 @@ class Field(ABC):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Integer(Field):
-    r"""A whole number as WebDataset writers leave it: ``7``, ``7\n`` or ``[7]``. Gives int64."""
+    r"""A whole number as WebDataset writers leave it: ``7``, ``7\n`` or ``[7]``; or one that is stored so. Gives int64."""
+
+    TAKES_NUMBERS: ClassVar[bool] = True
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -125,11 +129,16 @@ class Integer(Field):
 
     def decode(self, data: memoryview) -> int:
         """A Python int that fits into int64."""
-        text = bytes(data)
-        match = _INTEGER.fullmatch(text)
-        if match is None:
-            raise ValueError(f"not a whole number: {text[:40]!r}")
-        number = int(match[1] or match[2])
+        if is_typed(data):
+            number = _the_number(data)
+            if not isinstance(number, int):
+                raise ValueError(f"not a whole number: {number!r}")
+        else:
+            text = bytes(data)
+            match = _INTEGER.fullmatch(text)
+            if match is None:
+                raise ValueError(f"not a whole number: {text[:40]!r}")
+            number = int(match[1] or match[2])
         if not -_INT64_MAX - 1 <= number <= _INT64_MAX:
             raise ValueError(f"{number} does not fit into int64")
         return number
@@ -137,7 +146,9 @@ class Integer(Field):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Float(Field):
-    r"""A number in decimal: ``0.5``, ``1e-3\n``, ``[7]``, ``nan``. Gives float64."""
+    r"""A number in decimal: ``0.5``, ``1e-3\n``, ``[7]``, ``nan``; or one that is stored so. Gives float64."""
+
+    TAKES_NUMBERS: ClassVar[bool] = True
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -146,6 +157,8 @@ class Float(Field):
 
     def decode(self, data: memoryview) -> float:
         """The nearest float64."""
+        if is_typed(data):
+            return float(_the_number(data))
         text = bytes(data)
         match = _FLOAT.fullmatch(text)
         if match is None:
@@ -200,6 +213,7 @@ class Function(Field):
         shape: The value's shape.
     """
 
+    TAKES_NUMBERS: ClassVar[bool] = True
     fn: Callable[[memoryview], Any]
     dtype: str | None = field(default=None, kw_only=True)
     shape: tuple[int, ...] | None = field(default=None, kw_only=True)
@@ -230,3 +244,18 @@ class Function(Field):
         if value.shape != out.shape or value.dtype != out.dtype:
             raise ValueError(f"{value.dtype}{list(value.shape)}, not the {out.dtype}{list(out.shape)} that was said")
         out[...] = value
+
+
+def is_typed(data: memoryview) -> bool:
+    """Whether the format says that these are numbers, not bytes."""
+    return data.format != "B" or data.ndim != 1
+
+
+def _the_number(data: memoryview) -> int | float:
+    import numpy as np
+
+    array = np.asarray(data)
+    if array.size != 1:
+        raise ValueError(f"{array.dtype}{list(array.shape)} is not one number")
+    number: int | float = array.item()
+    return number

@@ -311,4 +311,29 @@ def test_masks_are_members_like_others() -> None:
         run(pipeline, sample(png=picture(1), seg=picture(1)))
 
 
+def typed(**arrays: Any) -> Sample:
+    return Sample("k", {name: memoryview(value) for name, value in arrays.items()}, 512)
+
+
+def test_numbers_of_the_format_are_numbers() -> None:
+    """What Parquet, MDS or tf.train.Example store as numbers decodes as such; text fields refuse it."""
+    given = typed(cls=np.array([7]), x=np.array(0.5, np.float32), t=np.arange(6, dtype=np.int32).reshape(2, 3))
+    values = run(SOURCE.decode(ps.Integer("cls"), ps.Float("x"), ps.Numpy("t")), given)
+    assert (values["cls"], values["x"]) == (7, 0.5)
+    np.testing.assert_array_equal(values["t"], np.arange(6).reshape(2, 3))
+    assert values["t"].flags.owndata
+    for field in (ps.Integer("x"), ps.Integer("t"), ps.Float("t"), ps.Text("cls"), ps.Bytes("t"), ps.Image("t")):
+        with pytest.raises(DecodeError):
+            run(SOURCE.decode(field), given)
+
+
+def test_undecoded_numbers_are_arrays_of_their_own() -> None:
+    """Without decode a typed member is an array or a number, which pins no part either."""
+    stored = np.arange(3)
+    values = run(SOURCE, typed(t=stored, n=np.array(5), b=np.frombuffer(b"ab", np.uint8)))
+    stored[:] = 0
+    assert values["t"].tolist() == [0, 1, 2]
+    assert (values["n"], type(values["n"]), values["b"]) == (5, np.int64, b"ab")
+
+
 GOLDEN = [[235, 211, 5], [616, 621, 687]]
