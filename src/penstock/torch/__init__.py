@@ -4,6 +4,7 @@ try:
     from penstock.torch.batches import Tensors, tensors
     from penstock.torch.datasets import IterableDataset
     from penstock.torch.device import Normalise, Prefetch
+    from penstock.torch.map_dataset import MapDataset
     from penstock.torch.ranks import agree, rank_and_world_size
     from penstock.torch.writing import CheckpointWriter, writer
 except ModuleNotFoundError as error:
@@ -13,6 +14,6 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(text, name="torch") from error  # not ConfigError: who tries imports catches ImportError
 
 __all__ = [
-    "CheckpointWriter", "IterableDataset", "Normalise", "Prefetch", "Tensors", "agree", "rank_and_world_size",
+    "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Prefetch", "Tensors", "agree", "rank_and_world_size",
     "tensors", "writer",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
 from penstock.loader.ranks import rank_and_world_size
 from penstock.torch.batches import tensors
-from penstock.torch.epochs import EpochTable, Worker
+from penstock.torch.epochs import EpochTable, Worker, worker_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._leave_parent()
-        worker = _worker()
+        worker = worker_here()
         state, self._pending = self._pending, None
         last = self._current
         if state is not None:
@@ -74,7 +74,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     def __len__(self) -> int:
         """Batches per epoch of this rank, where the loader knows it; else ``TypeError``."""
         if self._loader is None:
-            self._loader = self._made(_worker())
+            self._loader = self._made(worker_here())
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
@@ -87,7 +87,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             raise ConfigError(f"set_epoch({epoch}) must not be negative")
         self._leave_parent()
         self._current = self._pending = None
-        self._epochs.set_next(epoch, worker=_worker())
+        self._epochs.set_next(epoch, worker=worker_here())
 
     def state_dict(self) -> dict[str, Any]:
         """Where the current iteration is: its epoch and the batches handed out; a small dict of plain values.
@@ -106,7 +106,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             ConfigError: of another version, or another number of workers; of other data, when it is iterated.
         """
         self._leave_parent()
-        worker = _worker()
+        worker = worker_here()
         if state.get("version") != STATE_VERSION:
             raise ConfigError(f"state of version {state.get('version')!r}, not {STATE_VERSION}: is it a dataset's?")
         ours = (0, 1) if worker is None else (worker.number, worker.workers_count)
@@ -215,8 +215,3 @@ class _Iteration:
         else:
             dataset._loader.load_state_dict(self._state["loader"])
         return iter(dataset._loader)
-
-
-def _worker() -> Worker | None:
-    info = torch.utils.data.get_worker_info()
-    return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)

@@ -18,6 +18,8 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch.utils.data
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -63,6 +65,11 @@ class EpochTable:
         with self._opened() as table:
             table["next"][str(_owner(worker))] = epoch
 
+    def next(self, worker: Worker | None = None) -> int:
+        """The number of the iteration that begins next, without taking it."""
+        with self._opened() as table:
+            return int(table["next"].get(str(_owner(worker)), 0))
+
     def close(self) -> None:
         """Give the descriptor back; idempotent."""
         self._finalizer()
@@ -89,6 +96,12 @@ class EpochTable:
             os.ftruncate(self._descriptor, len(written))
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+
+def worker_here() -> Worker | None:
+    """What DataLoader says of this process; None outside of its workers."""
+    info = torch.utils.data.get_worker_info()
+    return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)
 
 
 def _owner(worker: Worker | None) -> int:

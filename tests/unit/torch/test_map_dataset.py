@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import collections
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from loading import write_counted
+from penstock.errors import ConfigError, DecodeError, ObjectMissingError
+from penstock.index import build, in_directory
+from penstock.loader.shards import ShardFinder
+from penstock.pipeline import mix, objects
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _forking_is_the_users_choice() -> Any:
+    """Python warns of fork in a process with threads; what must work all the same is tested here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twenty objects with their number as text, in two folders, and what is no sample beside them."""
+    for number in range(20):
+        path = tmp_path / f"{'ab'[number % 2]}/{number:03d}.cls"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(number))
+    (tmp_path / "a/.hidden.cls").write_text("no")
+    return tmp_path
+
+
+def dataset_of(folder: Path, **options: Any) -> Any:
+    return ps.torch.MapDataset(objects(f"{folder}/").decode(ps.Integer("cls")), **options)
+
+
+def expected_order() -> list[int]:
+    """The numbers in the order of their keys."""
+    return [*range(0, 20, 2), *range(1, 20, 2)]
+
+
+def test_samples_by_number(folder: Path) -> None:
+    """Each number has its sample, in key order, with key, URL and number; negative ones count from the end."""
+    dataset = dataset_of(folder)
+    assert len(dataset) == 20
+    assert [dataset[index]["cls"] for index in range(20)] == expected_order()
+    assert dataset[-1]["cls"] == 19
+    assert dataset[3]["__key__"] == "a/006"
+    assert dataset[3]["__shard__"].endswith("/a/006.cls")
+    assert dataset[3]["__position__"] == 3
+    with pytest.raises(IndexError, match="sample 20 of 20"):
+        dataset[20]
+
+
+def test_a_batch_comes_in_the_order_asked(folder: Path) -> None:
+    """__getitems__ keeps order and repetitions, and what is asked for twice is a sample of its own each time."""
+    dataset = dataset_of(folder)
+    asked = [5, 0, 5, 19, 0, -1]
+    samples = dataset.__getitems__(asked)
+    assert [sample["cls"] for sample in samples] == [expected_order()[index] for index in asked]
+    assert samples[0] is not samples[2]
+    assert dataset.__getitems__([]) == []
+
+
+def test_what_is_asked_for_twice_is_read_once() -> None:
+    """A batch with repetitions reads each different sample once."""
+    reads: collections.Counter[str] = collections.Counter()
+
+    def read(key: str) -> bytes:
+        reads[key] += 1
+        return key.encode()
+
+    ps.torch.MapDataset(objects(["0", "1", "2", "3"], read=read)).__getitems__([2, 1, 2, 2, 1])
+    assert reads == {"2": 1, "1": 1}
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_in_a_dataloader(folder: Path, method: str | None) -> None:
+    """DataLoader shuffles and batches it; every sample comes once, whatever starts the workers."""
+    options = {} if method is None else {"num_workers": 2, "multiprocessing_context": method}
+    batches = torch.utils.data.DataLoader(dataset_of(folder), batch_size=6, shuffle=True, **options)
+    found = list(batches)
+    assert [len(batch["cls"]) for batch in found] == [6, 6, 6, 2]
+    assert sorted(int(number) for batch in found for number in batch["cls"]) == list(range(20))
+
+
+def test_workers_do_not_list_again(folder: Path) -> None:
+    """What was found goes along in a pickle: an object that appears later is not seen by a copy."""
+    dataset = dataset_of(folder)
+    assert len(dataset) == 20
+    (folder / "a/999.cls").write_text("999")
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(copy) == 20
+    assert copy[0]["cls"] == 0
+
+
+def test_groups_by_stem(tmp_path: Path) -> None:
+    """Objects with one stem are one sample of several members."""
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+        (tmp_path / f"{number}.cls").write_text(str(number))
+    made = objects(f"{tmp_path}/", group_by="stem").decode(ps.Integer("cls"), ps.Text("txt"))
+    dataset = ps.torch.MapDataset(made)
+    assert len(dataset) == 5
+    assert [(sample["cls"], sample["txt"]) for sample in dataset.__getitems__([4, 0])] == [(4, "text 4"), (0, "text 0")]
+
+
+def test_a_source_of_your_own() -> None:
+    """A function of a key is called side by side, and its bytes or members are the sample."""
+    bare = ps.torch.MapDataset(objects(["x/7.cls", "x/8.cls"], read=lambda key: key[2:3].encode()))
+    assert [sample["cls"] for sample in bare.__getitems__([1, 0])] == [b"8", b"7"]
+    made = objects(["7", "8"], read=lambda key: {"cls": key.encode(), "txt": b"hello"})
+    dataset = ps.torch.MapDataset(made.decode(ps.Integer("cls"), ps.Text("txt")))
+    assert dataset[1]["cls"] == 8
+    assert dataset[0]["txt"] == "hello"
+
+
+def test_lists_and_several_stores(folder: Path) -> None:
+    """A list of URLs is taken in its order, over any number of stores; a URL that ends with a slash is a folder."""
+    made = objects([f"{folder}/b/003.cls", f"{folder}/a/"]).decode(ps.Integer("cls"))
+    dataset = ps.torch.MapDataset(made)
+    assert [sample["cls"] for sample in dataset.__getitems__([0, 1, 10, 2])] == [3, 0, 18, 2]
+
+
+def test_samples_of_indexed_shards(tmp_path: Path) -> None:
+    """With an index, samples inside shards have numbers in stored order, and each is read by its range."""
+    total = write_counted(tmp_path / "data", (9, 4, 7))
+    made = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls"), ps.Text("txt"))
+    shards = ShardFinder(made.source, fetch=None).find()
+    build(shards, in_directory(shards, tmp_path / "index"))
+    dataset = ps.torch.MapDataset(made, index_dir=tmp_path / "index")
+    assert len(dataset) == total
+    order = np.random.default_rng(0).permutation(total).tolist()
+    assert [sample["cls"] for sample in dataset.__getitems__(order)] == order
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy[13]["txt"] == "sample 13"
+
+
+def test_shards_without_an_index_are_refused(tmp_path: Path) -> None:
+    """Random access needs an index: the error says how to make one."""
+    write_counted(tmp_path / "data", (9,))
+    dataset = ps.torch.MapDataset(ps.shards(f"{tmp_path}/data/"), index_dir=tmp_path / "index")
+    with pytest.raises(ConfigError, match="penstock index"):
+        len(dataset)
+
+
+def _drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "drawn": float(rng.random())}
+
+
+def test_random_numbers_depend_on_seed_epoch_and_number(folder: Path) -> None:
+    """The same number in the same epoch draws the same, wherever; set_epoch reaches workers that live on."""
+    made = objects(f"{folder}/").decode(ps.Integer("cls")).map(_drawn)
+    dataset = ps.torch.MapDataset(made, seed=7)
+    first = [dataset[index]["drawn"] for index in range(20)]
+    assert len(set(first)) == 20
+    assert [sample["drawn"] for sample in dataset.__getitems__(range(20))] == first
+    workers = torch.utils.data.DataLoader(dataset, batch_size=5, num_workers=1, persistent_workers=True)
+    again = [number for batch in workers for number in batch["drawn"].tolist()]
+    dataset.set_epoch(1)
+    other = [number for batch in workers for number in batch["drawn"].tolist()]
+    assert again == first
+    assert not set(other) & set(first)
+
+
+def test_stages_that_batch_or_drop_are_refused(folder: Path) -> None:
+    """A number has one sample: what batches, orders, drops or multiplies is refused, with what to use instead."""
+    made = objects(f"{folder}/").decode(ps.Integer("cls"))
+    for wrong in (
+        made.batch(4),
+        made.shuffle(),
+        made.filter(bool),
+        made.flat_map(lambda sample: [sample]),
+        made.take(3),
+    ):
+        with pytest.raises(ConfigError, match="one by one"):
+            ps.torch.MapDataset(wrong)
+    with pytest.raises(ConfigError, match="max_errors"):
+        ps.torch.MapDataset(made.map(dict, max_errors=1))
+    with pytest.raises(ConfigError, match="mixes"):
+        ps.torch.MapDataset(mix({made: 1}))
+    with pytest.raises(ConfigError, match="pipeline"):
+        ps.torch.MapDataset("s3://bucket/")  # type: ignore[arg-type]
+
+
+def test_errors_name_the_sample(folder: Path) -> None:
+    """What does not decode, and what is gone, is an error that names the object; the others can still be read."""
+    dataset = dataset_of(folder)
+    assert len(dataset) == 20
+    (folder / "a/000.cls").write_text("none")
+    with pytest.raises(DecodeError, match=r"a/000"):
+        dataset[0]
+    (folder / "a/000.cls").unlink()
+    with pytest.raises(ObjectMissingError, match=r"a/000\.cls"):
+        dataset.__getitems__([1, 0])
+    assert dataset[1]["cls"] == 2
+
+
+def test_nothing_there_is_an_error(tmp_path: Path) -> None:
+    """An empty prefix is no data set of length 0."""
+    with pytest.raises(ObjectMissingError, match="no objects"):
+        len(dataset_of(tmp_path))
