@@ -128,7 +128,7 @@ class Steps:
             or any(join.missing == "drop" for join in joins)
         )
         self._ends_raw = is_raw
-        self._ends_in_decode = bool(kinds) and kinds[-1] is Decode and not self.is_many
+        self._writes_rows = not self.is_many and _has_arrays(self._steps[-1].stage if self._steps else None)
         self._tolerance = Tolerance()
         self._tables = Tables(pipeline, joins)
 
@@ -209,7 +209,7 @@ class Steps:
         Raises:
             FieldMissingError, DecodeError: as when called, or the sample is unlike the first one.
         """
-        if not self._ends_in_decode:
+        if not self._writes_rows:
             values = self(sample, shard=shard, position=position, random=random)
             if values is None:
                 return False
@@ -278,6 +278,11 @@ def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
     name = kind[type(stage)] if isinstance(stage, Decode | Select) else f"{kind[type(stage)]}[{number}]"
     takes_rng = getattr(stage, "takes_rng", False)
     return _Step(stage, name, takes_rng, getattr(stage, "errors_max", 0), is_raw)
+
+
+def _has_arrays(stage: Any) -> bool:
+    """Whether `stage` decodes something that is worth writing in place."""
+    return isinstance(stage, Decode) and any(spec and spec.shape for field in stage.fields for spec in field.specs)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
