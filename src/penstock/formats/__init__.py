@@ -7,14 +7,17 @@ reading: at a sample, at a block, or at the shard's head only), and its parser. 
 
 from __future__ import annotations
 
+from penstock.formats.grouping import ObjectGroup, group_objects
 from penstock.formats.parsing import OnCorrupt, feed_in_pieces
+from penstock.formats.ranged import RangedReader, Unit, samples_of
 from penstock.formats.record_writers import JsonLinesWriter, RecordIOWriter, TFRecordWriter
-from penstock.formats.registry import FORMATS, HEAD_BYTES, Format, detect, format_of_name, parser_of
+from penstock.formats.registry import FORMATS, HEAD_BYTES, Format, detect, format_of_name, parser_of, ranged_of
 from penstock.formats.sample import RESERVED_FIELDS, Parser, Sample
 from penstock.formats.tar import TarParser
 from penstock.formats.tar_writer import TarWriter
 
 __all__ = [
-    "FORMATS", "HEAD_BYTES", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "OnCorrupt", "Parser", "RecordIOWriter",
-    "Sample", "TFRecordWriter", "TarParser", "TarWriter", "detect", "feed_in_pieces", "format_of_name", "parser_of",
+    "FORMATS", "HEAD_BYTES", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "ObjectGroup", "OnCorrupt", "Parser",
+    "RangedReader", "RecordIOWriter", "Sample", "TFRecordWriter", "TarParser", "TarWriter", "Unit", "detect",
+    "feed_in_pieces", "format_of_name", "group_objects", "parser_of", "ranged_of", "samples_of",
 ]  # fmt: skip

@@ -13,15 +13,19 @@ from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
 from penstock.formats.jsonl import JsonLinesParser, is_jsonl
 from penstock.formats.magic import look
 from penstock.formats.mds import MdsParser, is_mds
+from penstock.formats.parquet import ParquetReader, is_parquet
+from penstock.formats.ranged import WholeShardParser
 from penstock.formats.recordio import RecordIOParser, is_recordio
 from penstock.formats.tar import TarParser
 from penstock.formats.tar_header import BLOCK_BYTES, ZERO_BLOCK, read_header
 from penstock.formats.tfrecord import TFRecordParser, is_tfrecord
+from penstock.formats.zip import ZipReader, is_zip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from penstock.formats.parsing import OnCorrupt
+    from penstock.formats.ranged import RangedReader
     from penstock.formats.sample import Parser
     from penstock.types import Buffer
 
@@ -38,7 +42,8 @@ class Format:
         suffixes: Of object names, lower case; none where the format has to be said.
         unit: The smallest entry; starting inside it costs reading it from its start.
         recognise: Whether the first ``HEAD_BYTES`` (fewer, where the object is shorter) are of this format.
-        parser: ``parser(shard, start_offset_bytes=, on_corrupt=)``.
+        parser: ``parser(shard, start_offset_bytes=, on_corrupt=)``; collects the shard whole where ``ranged`` is there.
+        ranged: ``ranged(shard, size_bytes=, fields=, on_corrupt=)``, for formats that say at their end what they hold.
         head: Whether entering it inside takes ``head=``, the shard's first bytes, too.
         extra: The optional dependency of penstock that it needs, if any.
     """
@@ -48,6 +53,7 @@ class Format:
     unit: Literal["sample", "block", "shard"]
     recognise: Callable[[bytes], bool] | None = None
     parser: Callable[..., Parser]
+    ranged: Callable[..., RangedReader] | None = None
     head: bool = False
     extra: str | None = None
 
@@ -115,9 +121,29 @@ _STREAMED = (
     Format(name="tfrecord-example", unit="sample", parser=partial(TFRecordParser, content="example")),
 )
 
-FORMATS: dict[str, Format] = {
-    row.name: row for row in [*_STREAMED, *(compressed for inner in _STREAMED for compressed in _compressed(inner))]
-}
+_RANGED = (
+    Format(
+        name="zip",
+        suffixes=(".zip",),
+        unit="sample",
+        recognise=is_zip,
+        parser=partial(WholeShardParser, reader=ZipReader),
+        ranged=ZipReader,
+    ),
+    Format(
+        name="parquet",
+        suffixes=(".parquet", ".pq"),
+        unit="block",
+        recognise=is_parquet,
+        parser=partial(WholeShardParser, reader=ParquetReader),
+        ranged=ParquetReader,
+        extra="parquet",
+    ),
+)
+
+_COMPRESSED = [row for inner in _STREAMED for row in _compressed(inner)]
+
+FORMATS: dict[str, Format] = {row.name: row for row in (*_STREAMED[:4], *_RANGED, *_STREAMED[4:], *_COMPRESSED)}
 """Every format by name, in the order in which `detect` tries them."""
 
 _OF = re.compile(r"-\d+-of-\d+(?=\.[a-z0-9]+$|$)")
@@ -197,6 +223,32 @@ def parser_of(
     row = _row(format_name)
     options = {"head": head} if row.head else {}
     return row.parser(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt, **options)
+
+
+def ranged_of(
+    format_name: str,
+    *,
+    shard: str,
+    size_bytes: int,
+    fields: Collection[str] | None = None,
+    on_corrupt: OnCorrupt = "raise",
+) -> RangedReader:
+    """A ranged reader for one shard; see ``ranged.py``.
+
+    Args:
+        format_name: A key of ``FORMATS`` whose row has ``ranged``.
+        shard: URL or key, for errors.
+        size_bytes: Of the shard.
+        fields: Only these are read; None: all.
+        on_corrupt: As in ``parser_of``.
+
+    Raises:
+        ConfigError: There is no such format, or it is read from its head on.
+    """
+    row = _row(format_name)
+    if row.ranged is None:
+        raise ConfigError(f"format {format_name!r} is not read by ranges", hint="parser_of() gives its parser")
+    return row.ranged(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
 
 
 def _row(format_name: str) -> Format:

@@ -106,6 +106,18 @@ def is_metadata(name: bytes) -> bool:
     return len(first) >= 4 and first.startswith(b"__") and first.endswith(b"__")
 
 
+def split_name(name: str) -> tuple[str, str] | None:
+    """(key, field) of a member or object called `name`; None: it belongs to no sample."""
+    slash = name.rfind("/") + 1
+    dot = name.find(".", slash)
+    if dot <= slash:
+        return None
+    first, _, _ = name.partition("/")
+    if len(first) >= 4 and first.startswith("__") and first.endswith("__"):
+        return None
+    return name[:dot], name[dot + 1 :].lower()
+
+
 def decode_name(raw: bytes) -> str:
     """A stored name as text; bytes that are no UTF-8 survive as lone surrogates, as in ``tarfile``."""
     return raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,284 @@
+"""Parquet shards, through pyarrow: the footer first, then row groups by range, only the columns that are wanted.
+
+One row is one sample, a row group is a unit: its rows come together. Columns become fields: binary and text as bytes,
+slices of the decoded column; numbers and lists of numbers as typed views; a struct as ``name.child`` each, but for what
+Hugging Face calls an image or audio (``bytes`` and ``path``), whose bytes are ``name``; anything else (dates, decimals,
+nested lists) as JSON. A null is a field that the sample lacks.
+
+The key is the column ``__key__``, ``key`` or ``id``, the first of them that holds texts or whole numbers; else the row's
+number in the shard, twelve digits.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from importlib import import_module
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.formats.jsonl import KEY_NAMES
+from penstock.formats.ranged import TAIL_BYTES, ShardReader, Unit, merged
+from penstock.formats.sample import RESERVED_FIELDS, Sample
+from penstock.formats.typed import view_of_array
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Iterator, Sequence
+
+    from penstock.formats.parsing import OnCorrupt
+    from penstock.types import Buffer
+
+MAGIC = b"PAR1"
+_TRAILER_BYTES = 8
+BLOCK_BYTES_MAX = 8 << 30
+"""Of a row group once decompressed; a footer that promises more is not believed."""
+
+_GAP_BYTES = 64 << 10  # between columns that are read as one: less than a request costs anywhere
+
+
+def is_parquet(head: bytes) -> bool:
+    """Whether `head` begins as Parquet does."""
+    return head.startswith(MAGIC)
+
+
+class _Parts(io.RawIOBase):
+    """A file of which only some spans are there, for pyarrow to seek in."""
+
+    def __init__(self, size_bytes: int, spans: Sequence[ByteRange], views: Sequence[memoryview]) -> None:
+        self._size_bytes = size_bytes
+        self._parts = list(zip(spans, views, strict=True))
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size_bytes if size < 0 else min(self._at + size, self._size_bytes)
+        for span, view in self._parts:
+            if span.start <= self._at and end <= span.end:
+                data = bytes(view[self._at - span.start : end - span.start])
+                self._at = end
+                return data
+        raise OSError(f"bytes [{self._at}, {end}) are outside of the columns that the footer names")
+
+
+class ParquetReader(ShardReader):
+    """Rows of one Parquet shard, a row group at a time; see ``ranged.py``.
+
+    Cost: one read for the footer, two where it is larger than 64 KiB; a unit holds its row group, decompressed.
+    """
+
+    def __init__(
+        self,
+        shard: str,
+        *,
+        size_bytes: int,
+        fields: Collection[str] | None = None,
+        on_corrupt: OnCorrupt = "raise",
+    ) -> None:
+        super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
+        try:
+            self._arrow: Any = import_module("pyarrow")
+            self._parquet: Any = import_module("pyarrow.parquet")
+        except ImportError:
+            raise ConfigError(
+                "reading Parquet needs the package pyarrow", hint="pip install 'penstock[parquet]'"
+            ) from None
+        self._metadata: Any = None
+        self._columns: list[str] = []  # read, of the top level
+        self._key_column: str | None = None
+        self._first_rows: list[int] = []
+
+    def _look(self) -> Generator[ByteRange, Buffer, None]:
+        start = max(0, self._size_bytes - TAIL_BYTES)
+        tail = bytes((yield ByteRange(start, self._size_bytes)))
+        if tail[-4:] != MAGIC or len(tail) < _TRAILER_BYTES + 4:
+            encrypted = " (it is encrypted)" if tail[-4:] == b"PARE" else ""
+            raise self._corrupt(f"no Parquet: it does not end in {MAGIC!r}{encrypted}", max(0, self._size_bytes - 4))
+        footer_bytes = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
+        if footer_bytes > self._size_bytes - len(MAGIC):
+            raise self._corrupt(f"no Parquet: a footer of {footer_bytes} bytes", self._size_bytes - _TRAILER_BYTES)
+        begin_bytes = self._size_bytes - footer_bytes
+        footer = (
+            tail[begin_bytes - start :]
+            if begin_bytes >= start
+            else bytes((yield ByteRange(begin_bytes, self._size_bytes)))
+        )
+        try:
+            self._metadata = self._parquet.read_metadata(self._arrow.BufferReader(MAGIC + footer))
+            schema = self._metadata.schema.to_arrow_schema()
+            self._choose(schema)
+            self.units = tuple(self._unit(index, begin_bytes) for index in range(self._metadata.num_row_groups))
+        except ConfigError:
+            raise
+        except (self._arrow.ArrowException, OSError, ValueError) as error:
+            raise self._corrupt(f"no Parquet: {error}", begin_bytes) from None
+        counts = (unit.samples_count or 0 for unit in self.units)
+        self._first_rows = list(accumulate(counts, initial=0))
+
+    def _choose(self, schema: Any) -> None:
+        types = self._arrow.types
+        names = schema.names
+        if len(set(names)) < len(names):
+            raise ValueError("two columns have one name")
+        for name in KEY_NAMES:
+            kind = schema.field(name).type if name in names else None
+            if kind is not None and (types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)):
+                self._key_column = name
+                break
+        if bad := sorted(set(names) & RESERVED_FIELDS - {"__key__"}):
+            raise ValueError(f"a column is called {bad[0]!r}, a name that penstock adds itself")
+        wanted = self._fields
+        self._columns = [name for name in names if wanted is None or name in wanted or name == self._key_column]
+        if not self._columns:
+            raise ConfigError(f"{self._shard} has none of the columns {sorted(wanted or ())}", hint=f"it has {names}")
+
+    def _unit(self, index: int, end_bytes: int) -> Unit:
+        group = self._metadata.row_group(index)
+        if group.total_byte_size > BLOCK_BYTES_MAX:
+            raise ValueError(f"a row group of {group.total_byte_size} bytes, more than {BLOCK_BYTES_MAX}")
+        spans = []
+        for column_index in range(group.num_columns):
+            column = group.column(column_index)
+            if not any(
+                column.path_in_schema == name or column.path_in_schema.startswith(name + ".") for name in self._columns
+            ):
+                continue
+            start = column.data_page_offset
+            if column.has_dictionary_page and column.dictionary_page_offset:
+                start = min(start, column.dictionary_page_offset)
+            end = start + column.total_compressed_size
+            if not len(MAGIC) <= start <= end <= end_bytes:
+                raise ValueError(f"column {column.path_in_schema!r} lies at bytes [{start}, {end})")
+            spans.append(ByteRange(start, end))
+        return Unit(merged(spans, _GAP_BYTES), group.num_rows)
+
+    def _read(self, unit_index: int, views: list[memoryview]) -> list[Sample]:
+        unit = self.units[unit_index]
+        source = self._arrow.PythonFile(_Parts(self._size_bytes, unit.spans, views), mode="r")
+        try:
+            file = self._parquet.ParquetFile(source, metadata=self._metadata, pre_buffer=False)
+            table = file.read_row_group(unit_index, columns=self._columns, use_threads=False)
+        except (self._arrow.ArrowException, OSError) as error:
+            why = "; ".join(str(error).splitlines())
+            raise ValueError(f"row group {unit_index} cannot be read: {why}") from None
+        rows: list[dict[str, memoryview]] = [{} for _ in range(table.num_rows)]
+        for name in self._columns:
+            if name != "__key__" and (self._fields is None or name in self._fields):
+                for field, values in self._values(name, _whole(table.column(name))):
+                    for row, value in zip(rows, values, strict=True):
+                        if value is not None:
+                            row[field] = value
+        offset_bytes = unit.spans[0].start
+        return [Sample(key, row, offset_bytes) for key, row in zip(self._keys(unit_index, table), rows, strict=True)]
+
+    def _keys(self, unit_index: int, table: Any) -> Iterator[str]:
+        first = self._first_rows[unit_index]
+        stored = [None] * table.num_rows if self._key_column is None else table.column(self._key_column).to_pylist()
+        return (f"{first + index:012d}" if key is None else str(key) for index, key in enumerate(stored))
+
+    def _values(self, name: str, array: Any) -> Iterator[tuple[str, list[memoryview | None]]]:
+        """(field, value of each row) of a column."""
+        types, kind = self._arrow.types, array.type
+        if types.is_dictionary(kind):
+            array = array.dictionary_decode()
+            kind = array.type
+        if types.is_struct(kind):
+            names = [kind.field(index).name for index in range(kind.num_fields)]
+            for child, values in zip(names, array.flatten(), strict=True):
+                media = child == "bytes" and set(names) == {"bytes", "path"}
+                yield from self._values(name if media else f"{name}.{child}", values)
+        elif (
+            types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind)
+        ):
+            yield name, _slices(array)
+        elif _is_number(types, kind):
+            yield name, _numbers(array)
+        elif _is_list(types, kind) and _is_number(types, kind.value_type):
+            yield name, _lists(array)
+        else:
+            yield name, [None if value is None else _as_json(value) for value in array.to_pylist()]
+
+
+def _whole(column: Any) -> Any:
+    whole = column.combine_chunks()
+    return whole if not hasattr(whole, "chunks") else whole.chunk(0)
+
+
+def _is_number(types: Any, kind: Any) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _valid(array: Any) -> list[bool] | None:
+    """Of each row whether it is there; None: all are."""
+    return array.is_valid().to_pylist() if array.null_count else None
+
+
+def _masked(values: list[memoryview], array: Any) -> list[memoryview | None]:
+    valid = _valid(array)
+    if valid is None:
+        return list(values)
+    return [value if there else None for value, there in zip(values, valid, strict=True)]
+
+
+def _slices(array: Any) -> list[memoryview | None]:
+    """uint8[length] of each row, slices of the column's buffer."""
+    if not len(array):
+        return []
+    wide = str(array.type).startswith("large")
+    _, offsets_buffer, data = array.buffers()
+    offsets = memoryview(offsets_buffer).cast("B").cast("q" if wide else "i")
+    view = memoryview(data).cast("B") if data is not None else memoryview(b"")
+    return _masked(_cut(view, offsets[array.offset : array.offset + len(array) + 1].tolist()), array)
+
+
+def _numbers(array: Any) -> list[memoryview | None]:
+    """type[1] of each row."""
+    return _masked(_cut(_number_view(array), range(len(array) + 1)), array)
+
+
+def _lists(array: Any) -> list[memoryview | None]:
+    """type[count] of each row."""
+    if str(array.type).startswith("fixed_size_list"):
+        size = array.type.list_size
+        ends: Sequence[int] = [(array.offset + index) * size for index in range(len(array) + 1)]
+    else:
+        ends = array.offsets.to_pylist()
+    values = array.values
+    if values.null_count:
+        if str(values.type) not in {"float", "double", "halffloat"}:
+            raise ValueError(f"a list of {values.type} has a null inside; only lists of floats may, as NaN")
+        values = values.fill_null(float("nan"))
+    return _masked(_cut(_number_view(values), ends), array)
+
+
+def _number_view(array: Any) -> memoryview:
+    """type[len(array)]; what is null is any number."""
+    if array.null_count:
+        array = array.fill_null(False if str(array.type) == "bool" else 0)
+    return view_of_array(array.to_numpy(zero_copy_only=False))
+
+
+def _cut(view: memoryview, ends: Sequence[int]) -> list[memoryview]:
+    return [view[start:end] for start, end in pairwise(ends)]
+
+
+def _as_json(value: Any) -> memoryview:
+    return memoryview(json.dumps(value, default=str, ensure_ascii=False).encode("utf-8"))

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from penstock.errors import ConfigError, CorruptShardError
+from penstock.formats import detect, parser_of, ranged_of, samples_of
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def parquet(table, **options) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(table, out, **options)
+    return out.getvalue()
+
+
+def read(data, **options):
+    asked = []
+
+    def fetch(span):
+        asked.append(span)
+        return data[span.start : span.end]
+
+    reader = ranged_of("parquet", shard="s.parquet", size_bytes=len(data), **options)
+    return reader, [sample for some in samples_of(reader, fetch) for sample in some], asked
+
+
+ROWS = 50
+TABLE = pa.table(
+    {
+        "id": pa.array(range(ROWS)),
+        "text": [f"é{index}" if index % 7 else None for index in range(ROWS)],
+        "image": [{"bytes": bytes([index]) * index, "path": f"{index}.jpg"} for index in range(ROWS)],
+        "score": pa.array([index / 2 for index in range(ROWS)], pa.float32()),
+        "flag": [index % 2 == 0 for index in range(ROWS)],
+        "tokens": [list(range(index % 5)) if index % 11 else None for index in range(ROWS)],
+        "box": pa.array([[index, 0.5] for index in range(ROWS)], pa.list_(pa.float32(), 2)),
+        "nested": [{"a": {"b": index}} for index in range(ROWS)],
+        "deep": [[["x"], []] for _ in range(ROWS)],
+        "kind": pa.array(["cat", "dog"] * (ROWS // 2)).dictionary_encode(),
+    }
+)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_every_row_is_a_sample(compression):
+    """Bytes, texts, numbers, lists, structs, nulls: each row has the values that went in, in order."""
+    data = parquet(TABLE, row_group_size=16, compression=compression)
+    assert detect("x", data[:512]) == "parquet"
+    reader, samples, _ = read(data)
+    assert [unit.samples_count for unit in reader.units] == [16, 16, 16, 2]
+    assert [sample.key for sample in samples] == [str(index) for index in range(ROWS)]
+    for index, sample in enumerate(samples):
+        fields = sample.fields
+        assert fields["id"].tolist() == [index]
+        assert ("text" in fields) == bool(index % 7)
+        assert "text" not in fields or bytes(fields["text"]).decode() == f"é{index}"
+        assert bytes(fields["image"]) == bytes([index]) * index
+        assert bytes(fields["image.path"]) == f"{index}.jpg".encode()
+        assert fields["score"].tolist() == [index / 2]
+        assert fields["flag"].tolist() == [index % 2 == 0]
+        assert ("tokens" in fields) == bool(index % 11)
+        assert "tokens" not in fields or fields["tokens"].tolist() == list(range(index % 5))
+        assert fields["box"].tolist() == [index, 0.5]
+        assert fields["nested.a.b"].tolist() == [index]
+        assert json.loads(bytes(fields["deep"])) == [["x"], []]
+        assert bytes(fields["kind"]) == [b"cat", b"dog"][index % 2]
+
+
+def test_only_wanted_columns_are_read():
+    """A projection asks for fewer bytes, and gives the same values; the key's column comes along."""
+    big = TABLE.append_column("big", [[bytes([index]) * 200_000 for index in range(ROWS)]])
+    data = parquet(big, row_group_size=25, compression="none", use_dictionary=False)
+    _, samples, asked = read(data, fields=["score"])
+    assert [(sample.key, list(sample.fields)) for sample in samples[:2]] == [("0", ["score"]), ("1", ["score"])]
+    assert sum(span.end - span.start for span in asked) < len(data) / 20
+    with pytest.raises(ConfigError, match="none of the columns"):
+        read(parquet(pa.table({"x": [1]})), fields=["y"])
+
+
+def test_keys_without_a_column_are_row_numbers():
+    """They do not depend on the row group that is read first."""
+    data = parquet(pa.table({"x": list(range(10))}), row_group_size=4)
+    reader, samples, _ = read(data)
+    assert [sample.key for sample in samples] == [f"{index:012d}" for index in range(10)]
+    unit = reader.units[1]
+    again = reader.read(1, [data[span.start : span.end] for span in unit.spans])
+    assert [sample.key for sample in again] == [sample.key for sample in samples[4:8]]
+
+
+def test_streamed_it_is_collected_whole():
+    """Who only streams gets the same rows, at the end."""
+    data = parquet(TABLE)
+    parser = parser_of("parquet", shard="s")
+    assert [parser.feed(data[at : at + 1000]) for at in range(0, len(data), 1000)] == [[]] * -(-len(data) // 1000)
+    assert parser.finish() == read(data)[1]
+
+
+def test_what_is_corrupt_is_named_or_skipped():
+    """A bad footer is the shard's end, a bad row group is one of several: the rest is read, and rows are counted."""
+    data = bytearray(
+        parquet(pa.table({"x": ["v" * 50 + str(i) for i in range(40)]}), row_group_size=10, use_dictionary=False)
+    )
+    reader, samples, _ = read(data)
+    span = reader.units[1].spans[0]
+    for at in range(span.start, span.start + 40):
+        data[at] ^= 0xA5
+    with pytest.raises(CorruptShardError, match=r"row group 1 cannot be read.*s\.parquet") as caught:
+        read(data)
+    assert caught.value.offset_bytes == span.start
+    reader, left, _ = read(data, on_corrupt="skip_sample")
+    assert left == samples[:10] + samples[20:]
+    assert (reader.skipped_samples, reader.skipped_bytes) == (10, span.end - span.start)
+    reader, left, _ = read(data, on_corrupt="skip_shard")
+    assert left == samples[:10]
+    for bad in (
+        b"",
+        b"PAR1",
+        bytes(data[:-1]),
+        bytes(data[:-8]) + b"\xff\xff\xff\xffPAR1",
+        b"PAR1" + bytes(30) + b"\x1e\0\0\0PAR1",
+    ):
+        with pytest.raises(CorruptShardError, match="no Parquet"):
+            read(bad)
+        reader, left, _ = read(bad, on_corrupt="skip_shard")
+        assert (left, reader.skipped_samples) == ([], 1)
+
+
+def test_columns_that_are_refused():
+    """Names that penstock adds, and nulls where there is no way to say so."""
+    for table, text in (
+        (pa.table({"__shard__": [1]}), "penstock adds itself"),
+        (pa.table({"x": [[1, None]]}), "null inside"),
+    ):
+        with pytest.raises(CorruptShardError, match=text):
+            read(parquet(table))
+    _, [sample], _ = read(parquet(pa.table({"x": [[1.0, None]], "__key__": ["k"]})))
+    assert (sample.key, list(sample.fields)) == ("k", ["x"])
+    assert sample.fields["x"][0] == 1.0
+    assert sample.fields["x"][1] != sample.fields["x"][1]
