@@ -7,14 +7,15 @@ the version it had: a build that is killed goes on where it was.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.errors import ConfigError, DataError, PenstockError, StoreError
+from penstock.errors import ConfigError, DataError, ObjectChangedError, PenstockError, StoreError
 from penstock.fetch import PlanItem
-from penstock.formats import FORMATS, HEAD_BYTES, detect, feed_in_pieces, parser_of
+from penstock.formats import FORMATS, HEAD_BYTES, detect, feed_in_pieces, format_of_name, parser_of, ranged_of
 from penstock.index import foreign
 from penstock.index.dataset_index import DatasetIndex
 from penstock.index.place import resolve
@@ -111,6 +112,7 @@ class _Build:
     def __init__(self, builder: IndexBuilder, listener: Listener | None) -> None:
         self._builder = builder
         self._listener = listener
+        self._late: list[tuple[Found, str]] = []  # whose names did not say that they have a footer
         self.failures: list[tuple[str, PenstockError]] = []
 
     def _done(self, index: ShardIndex, how: How) -> None:
@@ -148,8 +150,32 @@ class _Build:
     # ── footers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take_footers(self, todo: list[Found]) -> list[Found]:
-        """Index the shards whose format has a footer, by its name; give the others."""
-        return todo
+        """Index the shards whose format has a footer, by their names; give the others."""
+        rest, ranged = [], []
+        for each in todo:
+            name = format_of_name(each.shard.url)
+            if name is not None and FORMATS[name].ranged is not None and each.size_bytes:
+                ranged.append((each, name))
+            else:
+                rest.append(each)
+        self._take_footers(ranged)
+        return rest
+
+    def _take_footers(self, ranged: list[tuple[Found, str]]) -> None:
+        if not ranged:
+            return
+        pool = ThreadPoolExecutor(FOOTERS_IN_FLIGHT_MAX, thread_name_prefix="penstock-footers")
+        try:
+            futures = [pool.submit(_by_footer, each, name) for each, name in ranged]
+            for (each, _), future in zip(ranged, futures, strict=True):
+                try:
+                    index = future.result()
+                except (StoreError, DataError, ConfigError) as error:
+                    self._fail(each, error)
+                else:
+                    self._done(index, "footer")
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     # ── other tools' indexes ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,6 +212,8 @@ class _Build:
             settled = 0
             while settled < len(group):
                 settled += self._read_some(store, group[settled:])
+        late, self._late = self._late, []
+        self._take_footers(late)
 
     def _read_some(self, store: Store, group: list[Found]) -> int:
         """Read shards until all are done, or one cannot be read; how many of them are settled."""
@@ -203,7 +231,9 @@ class _Build:
                     self._listener.progressed(len(chunk.data))
                 if chunk.last:
                     settled = chunk.request_index + 1
-                    if index is not None:
+                    if current.ranged is not None:
+                        self._late.append((found, current.ranged))
+                    elif index is not None:
                         self._done(index, "read")
                     elif current.error is not None:
                         self._fail(found, current.error)
@@ -224,14 +254,18 @@ class _Reading:
         self._parser: Parser | None = None
         self._recorder: ShardRecorder | None = None
         self.error: PenstockError | None = None
+        self.ranged: str | None = None  # the format, where its footer says it all
 
     def feed(self, chunk: Chunk) -> ShardIndex | None:
         """Take the next bytes; the shard's index when they were the last. A shard that is corrupt is passed over."""
-        if self.error is not None:
+        if self.error is not None or self.ranged is not None:
             return None
         try:
             if self._recorder is None:
-                name = _format_of(self._found, chunk.data[:HEAD_BYTES])
+                name = detect(self._found.shard.url, bytes(chunk.data[:HEAD_BYTES]))  # an empty shard goes by its name
+                if FORMATS[name].ranged is not None and chunk.data:
+                    self.ranged = name
+                    return None
                 self._parser = parser_of(_cheapest(name), shard=self._found.shard.url)
                 self._recorder = ShardRecorder(self._found, name)
             assert self._parser is not None
@@ -243,8 +277,29 @@ class _Reading:
             return None
 
 
-def _format_of(found: Found, head: memoryview) -> str:
-    return detect(found.shard.url, bytes(head))  # an empty shard goes by its name
+def _by_footer(found: Found, format_name: str) -> ShardIndex:
+    """The index of a shard, by its footer: how many samples. Cost: two or three requests.
+
+    Raises:
+        StoreError: it cannot be read, or is another version.
+        DataError: it is not of the format.
+    """
+    reader = ranged_of(format_name, shard=found.shard.url, size_bytes=found.size_bytes)
+    looking = reader.look()
+    span = next(looking, None)
+    while span is not None:
+        blob = found.shard.store.read(found.shard.key, span)
+        if found.if_match is not None and blob.etag != found.if_match:
+            raise ObjectChangedError(f"the shard is now {blob.etag}, not {found.if_match}", url=found.shard.url)
+        try:
+            span = looking.send(blob.data)
+        except StopIteration:
+            break
+    counts = [unit.samples_count for unit in reader.units]
+    if None in counts:
+        raise DataError("its footer does not say how many samples it has", shard=found.shard.url)
+    count = sum(count for count in counts if count is not None)
+    return ShardIndex(ShardRow(found.key, found.size_bytes, found.etag, count, format_name, has_offsets=False))
 
 
 def _cheapest(format_name: str) -> str:

@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from penstock.errors import ChecksumError, ConfigError
 from penstock.formats import FORMATS
+from penstock.index.members import members_of
 from penstock.index.shard_index import ShardIndex, ShardRow
 
 if TYPE_CHECKING:
@@ -59,12 +60,17 @@ class ShardRecorder:
         self._ends: list[int] = []  # of the extents, behind the start of the first
         self._crcs: list[int] = []
         self._keys: list[str] = []
+        self._fields: tuple[str, ...] | None = None  # of every sample so far; () where they differ
+        self._values: list[list[int]] = []  # bytes of each of them
+        self._sizes: list[int] = []  # bytes of each sample
 
     def feed(self, data: Buffer, samples: Sequence[Sample]) -> None:
         """The next bytes of the shard, and the samples that they completed."""
         self._keys += [sample.key for sample in samples]
         if not self._has_offsets:
             return
+        if self._format == "tar" and samples:
+            self._note_members(samples)
         view = memoryview(data)
         at = 0  # in the view, of the first byte that is not summed up
         position, ends, crcs = self._position, self._ends, self._crcs
@@ -105,7 +111,19 @@ class ShardRecorder:
         row = ShardRow(found.key, found.size_bytes, found.etag, len(self._keys), self._format, self._has_offsets)
         offsets = np.array([self._first, *self._ends], np.int64) if self._has_offsets else None
         crcs = np.array(self._crcs, np.uint32) if self._has_crc else None
-        return ShardIndex(row, offsets=offsets, crc32c=crcs, keys=self._keys)
+        members = members_of(self._fields, self._values, self._sizes) if self._fields else None
+        return ShardIndex(row, offsets=offsets, crc32c=crcs, keys=self._keys, members=members)
+
+    def _note_members(self, samples: Sequence[Sample]) -> None:
+        if self._fields is None:
+            self._fields = tuple(samples[0].fields)
+        fields = list(self._fields)
+        for sample in samples:
+            if list(sample.fields) != fields:
+                self._fields = ()
+                return
+            self._values.append([len(value) for value in sample.fields.values()])
+            self._sizes.append(sample.size_bytes or 0)
 
     def _drop_head(self, first: int) -> int:
         """The first extent begins at `first`; where in the chunk that is, if it is there."""

@@ -19,6 +19,8 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.errors import DataError
+from penstock.index.members import Members
+from penstock.index.members import decode as decode_members
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,10 +76,12 @@ class ShardIndex:
         offsets: int64[samples_count + 1], ascending, the extents' bounds in bytes; None where only the count is known.
         crc32c: uint32[samples_count], of each extent's bytes; None where nobody read them.
 
+    ``keys`` and ``members`` say what each sample is called, and where its fields lie; both expand when asked for.
+
     Cost: 12 bytes per sample in memory; keys are decoded when asked for.
     """
 
-    __slots__ = ("_keys", "_stored_keys", "crc32c", "offsets", "row")
+    __slots__ = ("_keys", "_members", "_stored_keys", "_stored_members", "crc32c", "offsets", "row")
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class ShardIndex:
         offsets: NDArray[np.int64] | None = None,
         crc32c: NDArray[np.uint32] | None = None,
         keys: Sequence[str] | None = None,
+        members: Members | None = None,
     ) -> None:
         count = row.samples_count
         if offsets is not None and (
@@ -101,11 +106,15 @@ class ShardIndex:
             raise DataError(f"{len(crc32c)} checksums of {count} samples", shard=row.key)
         if keys is not None and len(keys) != count:
             raise DataError(f"{len(keys)} keys of {count} samples", shard=row.key)
+        if members is not None and len(members.sizes) != count:
+            raise DataError(f"members of {len(members.sizes)} samples, not {count}", shard=row.key)
         self.row = row._replace(has_offsets=offsets is not None)
         self.offsets = offsets
         self.crc32c = crc32c
         self._keys = list(keys) if keys is not None else None
         self._stored_keys: tuple[memoryview, _Entry] | None = None
+        self._members = members
+        self._stored_members: tuple[memoryview, _Entry] | None = None
 
     def __len__(self) -> int:
         return self.row.samples_count
@@ -130,6 +139,34 @@ class ShardIndex:
             self._keys = _split_keys(_expanded(*self._stored_keys, self.row.key), len(self), self.row.key)
         return self._keys
 
+    @property
+    def members(self) -> Members | None:
+        """Where the fields of each sample lie; None where they are not laid out alike, or it is no tar.
+
+        Raises:
+            DataError: what is stored, though it has its checksum, are no members.
+        """
+        if self._members is None and self._stored_members is not None:
+            data, entry = self._stored_members
+            expanded = _expanded(data, entry, self.row.key)
+            self._members = decode_members(expanded, count=len(self), item_bytes=entry.item_bytes, name=self.row.key)
+        return self._members
+
+    def member_spans(self, first: int, count: int, fields: Sequence[str]) -> NDArray[np.int64] | None:
+        """The bytes of some fields of samples ``[first, first + count)``; fed to a parser, they are samples of these alone.
+
+        Returns:
+            int64[count, fields, 2]: start and end of each, ascending; None where ``members`` is None.
+
+        Raises:
+            ConfigError: a field that the samples do not have.
+        """
+        members = self.members
+        if members is None or self.offsets is None:
+            return None
+        some = members._replace(sizes=members.sizes[first : first + count])
+        return some.spans(self.offsets[first + 1 : first + count + 1], fields)
+
     def find(self, key: str) -> int | None:
         """Which sample has this key, the first if several; None: no sample, or the keys are not known. Cost: O(n)."""
         keys = self.keys
@@ -146,6 +183,9 @@ class ShardIndex:
         if self.keys is not None:
             data = _join_keys(self.keys)
             columns.append(_Column(b"keys", _ZLIB, 1, 1, zlib.compress(data, 6), len(data)))
+        if self.members is not None:
+            data, item_bytes = self.members.encode()
+            columns.append(_Column(b"members", _ZLIB, item_bytes, 1, zlib.compress(data, 6), len(data)))
         return _assemble(self.row, columns)
 
 
@@ -300,6 +340,8 @@ def decode(data: Buffer, name: str) -> ShardIndex:
     index = ShardIndex(head.row, offsets=offsets, crc32c=checksums)
     if (entry := head.columns.get(b"keys")) is not None:
         index._stored_keys = stored[b"keys"], entry  # expanded when asked for: they are most of what is held
+    if (entry := head.columns.get(b"members")) is not None:
+        index._stored_members = stored[b"members"], entry
     return index
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import random
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import PenstockError, StoreError
-from penstock.formats import TarParser
+from penstock.formats import RecordIOWriter, TarParser, TFRecordWriter
 from penstock.index import IndexPlace, ShardLike, ShardRow, beside, build, in_directory, lookup
 from penstock.store.faulty import Faulty
 from penstock.store.local import LocalStore
@@ -185,6 +188,42 @@ def starts(data: bytes) -> list[int]:
     return [sample.offset_bytes for sample in parser.feed(data) + parser.finish()]
 
 
+def zipped(count: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for number in range(count):
+            archive.writestr(f"{number:03d}.txt", "x" * 5000)
+            archive.writestr(f"{number:03d}.cls", str(number))
+    return out.getvalue()
+
+
+def test_footers_say_how_many(memory: MemoryStore, listed: Listed) -> None:
+    """Of zip and Parquet only the end is read; damaged and replaced ones fail alone; a name may hide what it is."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"x": list(range(777))})
+    out = io.BytesIO()
+    parquet.write_table(table, out, row_group_size=100)
+    memory.write("a.zip", zipped(30))
+    memory.write("b.parquet", out.getvalue())
+    memory.write("c.zip", zipped(5)[:-40])
+    memory.write("d.zip", zipped(6))
+    memory.write("e-without-a-suffix", zipped(7))
+    shards = listed(memory)
+    memory.write("d.zip", zipped(8))
+    heard = Heard()
+    built = build(shards, beside(shards), listener=heard)
+    assert {key: row.samples_count for key, row in built.dataset.rows.items()} == {
+        "a.zip": 30, "b.parquet": 777, "e-without-a-suffix": 7,
+    }  # fmt: skip
+    assert set(heard.how.values()) == {"footer"}
+    assert {key: type(error).__name__ for key, error in heard.failures.items()} == {
+        "c.zip": "CorruptShardError", "d.zip": "ObjectChangedError",
+    }  # fmt: skip
+    assert heard.read_bytes == shards[-1].size_bytes
+    found = lookup(shards)
+    assert [row is not None and row.has_offsets for row in found.rows] == [False] * 5
+
+
 @pytest.mark.parametrize("with_end", [True, False])
 def test_energons_index_saves_the_reading(memory: MemoryStore, listed: Listed, tar: Tar, with_end: bool) -> None:
     """Extents come from .tar.idx, with or without the end of the last sample; nothing of the shard is read."""
@@ -205,6 +244,30 @@ def test_energons_index_saves_the_reading(memory: MemoryStore, listed: Listed, t
         for start, end in zip(index.offsets[:-1].tolist(), index.offsets[1:].tolist(), strict=True):
             parser = TarParser("x", start_offset_bytes=start)
             assert len(parser.feed(data[start:end]) + parser.finish()) == 1
+
+
+def test_tfrecord2idx_and_im2rec_save_the_reading(memory: MemoryStore, listed: Listed) -> None:
+    """Their text files beside TFRecord and RecordIO shards give the extents that reading gives."""
+    source = random.Random(2)
+    for writer_of, key in ((TFRecordWriter, "0.tfrecord"), (RecordIOWriter, "1.rec")):
+        out = io.BytesIO()
+        writer = writer_of(out.write)
+        spans = [writer.add({"record": source.randbytes(source.randrange(1, 500))}) for _ in range(20)]
+        writer.finish()
+        memory.write(key, out.getvalue())
+        if key == "0.tfrecord":
+            text = "".join(f"{span.start} {span.length_bytes}\n" for span in spans)
+        else:
+            text = "".join(f"{number}\t{span.start}\n" for number, span in enumerate(spans))
+        memory.write(key.partition(".")[0] + ".idx", text.encode())
+    place = beside(listed(memory))
+    by_idx, by_reading = Heard(), Heard()
+    first = build(listed(memory), place, listener=by_idx)
+    said = [index.offsets.tolist() for index in place.load_shards(first.dataset.rows.values())]  # type: ignore[union-attr]
+    second = build(listed(memory), place, again=True, listener=by_reading)
+    read = [index.offsets.tolist() for index in place.load_shards(second.dataset.rows.values())]  # type: ignore[union-attr]
+    assert (set(by_idx.how.values()), set(by_reading.how.values())) == ({"idx"}, {"read"})
+    assert said == read
 
 
 def test_an_index_that_does_not_fit_is_passed_over(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
