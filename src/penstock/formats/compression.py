@@ -96,6 +96,7 @@ class _ZstdCutter:
         self._rest_bytes = 0  # of what the last head announced
         self._state = "frame"
         self._checked = False  # whether the frame ends with a checksum
+        self.content_bytes: int | None = None  # that the last frame says it decompresses to
 
     @property
     def inside(self) -> bool:
@@ -147,8 +148,12 @@ class _ZstdCutter:
             return 5
         if head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50:
             return 8
-        single, flag = head[4] >> 5 & 1, head[4] >> 6
-        return 5 + (not single) + (0, 1, 2, 4)[head[4] & 3] + (single, 2, 4, 8)[flag]
+        single = head[4] >> 5 & 1
+        return 5 + (not single) + (0, 1, 2, 4)[head[4] & 3] + self._content_size_bytes(head)
+
+    def _content_size_bytes(self, head: bytes | bytearray) -> int:
+        """Of the field that says how long the content is: the last of a frame's head."""
+        return (head[4] >> 5 & 1, 2, 4, 8)[head[4] >> 6]
 
     def _read_head(self, head: bytes) -> str:
         if self._state == "frame":
@@ -159,6 +164,8 @@ class _ZstdCutter:
             if int.from_bytes(head[:4], "little") != _ZSTD_MAGIC:
                 raise ValueError(f"the zstd stream is corrupt: no frame begins with {head[:4]!r}")
             self._checked = bool(head[4] & 4)
+            size = self._content_size_bytes(head)
+            self.content_bytes = int.from_bytes(head[-size:], "little") + 256 * (size == 2) if size else None
             self._state = "block"
             return ""
         word = int.from_bytes(head, "little")
@@ -185,6 +192,7 @@ class Unzstd:
         self._error: type[Exception] = zstandard.ZstdError
         self._context = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX)
         self._frame: Any = None
+        self._frame_bytes = 0  # that it gave
         self._cutter = _ZstdCutter()
 
     def pieces(self, data: memoryview) -> Iterator[bytes]:
@@ -200,7 +208,7 @@ class Unzstd:
                 yield from self._decompress(waiting)
                 waiting, blocks_count = [], 0
             if completes == "frame":
-                self._frame = None
+                self._end_frame()
         if waiting:
             yield from self._decompress(waiting)
 
@@ -212,7 +220,14 @@ class Unzstd:
         except self._error as error:
             raise ValueError(f"the zstd stream is corrupt: {error}") from None
         if piece:
+            self._frame_bytes += len(piece)
             yield piece
+
+    def _end_frame(self) -> None:
+        promised_bytes = self._cutter.content_bytes  # libzstd does not always compare it when it is fed by pieces
+        if promised_bytes not in {None, self._frame_bytes}:
+            raise ValueError(f"the zstd stream is corrupt: {self._frame_bytes} bytes, not {promised_bytes}, in a frame")
+        self._frame, self._frame_bytes = None, 0
 
     def end(self) -> None:
         """See ``Decompressor``."""
