@@ -1,0 +1,100 @@
+"""Ranks as torchrun starts them: real processes, a real process group (gloo)."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import penstock as ps
+from loading import shard, write_counted
+from penstock.index import beside, build
+from penstock.loader.shards import ShardFinder
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.server, pytest.mark.torch]
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "tensor_parallel.py"
+SIZES = (9, 4, 7, 5, 6)
+
+
+def torchrun(processes: int, script: Path, *arguments: str) -> str:
+    """Run `script` in that many processes; what they printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def epochs_of(tmp_path: Path, processes: int, *, tensor_parallel: int, door: str) -> list[list[list[list[int]]]]:
+    """[rank][epoch][batch] of what ``torchrun_scenario.py`` got."""
+    out = tmp_path / "out"
+    out.mkdir()
+    torchrun(processes, HERE / "torchrun_scenario.py", f"{tmp_path}/data/", str(out), str(tensor_parallel), door)
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(processes)]
+
+
+def index(folder: Path) -> None:
+    shards = ShardFinder(ps.shards(f"{folder}/").source, fetch=None).find()  # type: ignore[arg-type]
+    build(shards, beside(shards))
+
+
+def check_exact(ranks: list[Any], total: int) -> None:
+    """Every sample once per epoch over all ranks, as many batches on each, and epochs in different orders."""
+    for epoch in range(2):
+        numbers = [number for rank in ranks for batch in rank[epoch] for number in batch]
+        assert sorted(numbers) == list(range(total))
+        assert len({len(rank[epoch]) for rank in ranks}) == 1
+    assert ranks[0][0] != ranks[0][1]
+
+
+@pytest.mark.parametrize(("processes", "indexed"), [(1, True), (2, True), (4, True), (2, False), (4, False)])
+def test_ranks_share_the_samples(tmp_path: Path, processes: int, indexed: bool) -> None:
+    """Every sample goes to exactly one rank, and ranks have equally many batches, with and without an index."""
+    total = write_counted(tmp_path / "data", SIZES)
+    if indexed:
+        index(tmp_path / "data")
+    check_exact(epochs_of(tmp_path, processes, tensor_parallel=1, door="loader"), total)
+
+
+def test_tensor_parallel_peers_get_the_same_batches(tmp_path: Path) -> None:
+    """With mesh= the peers of a replica have identical batches, and the replicas share the samples."""
+    total = write_counted(tmp_path / "data", SIZES)
+    ranks = epochs_of(tmp_path, 4, tensor_parallel=2, door="loader")
+    assert ranks[0] == ranks[1]
+    assert ranks[2] == ranks[3]
+    check_exact([ranks[0], ranks[2]], total)
+
+
+@pytest.mark.parametrize("door", ["dataset", "workers"])
+def test_ranks_through_a_dataloader(tmp_path: Path, door: str) -> None:
+    """IterableDataset reads the rank when iteration begins, and its workers know their process's rank."""
+    total = write_counted(tmp_path / "data", SIZES)
+    index(tmp_path / "data")
+    check_exact(epochs_of(tmp_path, 2, tensor_parallel=1, door=door), total)
+
+
+def test_the_example_trains_one_network_in_two_halves(tmp_path: Path) -> None:
+    """On four processes, both halves of a replica print the same keys and loss, and the replicas print others."""
+    for number in range(4):
+        members = []
+        for picture in range(number, 200, 4):
+            pixels = np.zeros((8, 8), np.uint8)
+            pixels[:, picture % 8] = 255
+            png = io.BytesIO()
+            PIL.Image.fromarray(pixels).save(png, "PNG")
+            members.append({"__key__": f"{picture:05d}", "png": png.getvalue(), "cls": str(picture % 8)})
+        (tmp_path / f"s-{number:03d}.tar").write_bytes(shard(members))
+    lines = sorted(re.findall(r"replica .*", torchrun(4, EXAMPLE, f"{tmp_path}/")))
+    assert len(lines) == 8
+    said = {line: re.sub(r" part \d", "", line) for line in lines}
+    assert len(set(said.values())) == 4
