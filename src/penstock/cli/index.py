@@ -26,6 +26,10 @@ def index(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Read every shard, whatever is known.")] = False,
     ignore_idx: Annotated[bool, typer.Option("--ignore-idx", help="Pass over other tools' .idx files.")] = False,
+    skip_corrupt: Annotated[
+        bool,
+        typer.Option("--skip-corrupt", help="Index a corrupt shard's good samples, for jobs that skip the others."),
+    ] = False,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -54,6 +58,7 @@ def index(
             index_dir=index_dir,
             again=again,
             foreign_indexes=not ignore_idx,
+            on_corrupt="skip_sample" if skip_corrupt else "raise",
             listener=report,
         )
     report.end(built)
@@ -138,6 +143,7 @@ class Report:
                 "samples": built.dataset.samples_count,
                 **self._counts,
                 "failed": len(built.failed),
+                "skipped_samples": sum(count for _, count in built.skipped),
                 "read_bytes": self._read_bytes,
                 "seconds": round(seconds, 3),
             }
@@ -147,6 +153,9 @@ class Report:
         text = f"{built.dataset.samples_count} samples in {len(built.dataset)} shards ({', '.join(how)})"
         rate = f", {human_bytes(self._read_bytes / max(seconds, 1e-9))}/s" if self._read_bytes else ""
         failed = f", {len(built.failed)} failed" if built.failed else ""
+        if built.skipped:
+            skipped = sum(count for _, count in built.skipped)
+            failed += f", {skipped} corrupt samples in {len(built.skipped)} shards left out"
         print(f"{text}{failed}, {seconds:.1f} s{rate}: {built.url}", file=sys.stderr)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.fetch import Chunk
-    from penstock.formats import Parser
+    from penstock.formats import OnCorrupt, Parser
     from penstock.index.place import Found, IndexPlace, ShardLike
     from penstock.store import Store
     from penstock.types import Blob
@@ -61,11 +61,13 @@ class Built(NamedTuple):
         dataset: The rows of exactly the shards that were given, those that failed left out.
         url: Of the folder that holds the index.
         failed: URL and error of each shard that could not be indexed.
+        skipped: URL of each shard that was indexed without its corrupt samples, and how many those are.
     """
 
     dataset: DatasetIndex
     url: str
     failed: tuple[tuple[str, PenstockError], ...]
+    skipped: tuple[tuple[str, int], ...]
 
 
 def build(
@@ -74,6 +76,7 @@ def build(
     *,
     again: bool = False,
     foreign_indexes: bool = True,
+    on_corrupt: OnCorrupt = "raise",
     listener: Listener | None = None,
 ) -> Built:
     """Index what of `shards` is not indexed in this version.
@@ -83,6 +86,8 @@ def build(
         place: Where the index is kept.
         again: Read everything, whatever is known.
         foreign_indexes: Take the extents from other tools' indexes beside the shards, where they are.
+        on_corrupt: ``raise``: a corrupt shard is not indexed; else its good samples are, as in ``penstock.formats``: for
+            jobs that skip what is corrupt too.
         listener: Told how it goes.
 
     Raises:
@@ -94,7 +99,7 @@ def build(
     """
     found = resolve(shards, place.base_url)
     with IndexBuilder(place, index=DatasetIndex(place.base_url) if again else None) as builder:
-        work = _Build(builder, listener)
+        work = _Build(builder, listener, on_corrupt)
         todo = work.take_known(found, again=again)
         work.plan(todo)
         todo = work.take_footers(todo)
@@ -103,15 +108,17 @@ def build(
         work.read(todo)
     rows = [builder.index.row_of(each.key, size_bytes=each.size_bytes, etag=each.etag) for each in found]
     dataset = DatasetIndex(place.base_url, (row for row in rows if row is not None))
-    return Built(dataset, place.url, tuple(work.failures))
+    return Built(dataset, place.url, tuple(work.failures), tuple(work.skipped))
 
 
 class _Build:
     """One build."""
 
-    def __init__(self, builder: IndexBuilder, listener: Listener | None) -> None:
+    def __init__(self, builder: IndexBuilder, listener: Listener | None, on_corrupt: OnCorrupt) -> None:
         self._builder = builder
         self._listener = listener
+        self._on_corrupt = on_corrupt
+        self.skipped: list[tuple[str, int]] = []
         self._late: list[tuple[Found, str]] = []  # whose names did not say that they have a footer
         self.failures: list[tuple[str, PenstockError]] = []
 
@@ -225,7 +232,7 @@ class _Build:
             for chunk in chunks:
                 found = group[chunk.request_index]
                 if current is None:
-                    current = _Reading(found)
+                    current = _Reading(found, self._on_corrupt)
                 index = current.feed(chunk)
                 if self._listener is not None:
                     self._listener.progressed(len(chunk.data))
@@ -235,6 +242,8 @@ class _Build:
                         self._late.append((found, current.ranged))
                     elif index is not None:
                         self._done(index, "read")
+                        if current.skipped_samples:
+                            self.skipped.append((found.shard.url, current.skipped_samples))
                     elif current.error is not None:
                         self._fail(found, current.error)
                     current = None
@@ -249,12 +258,18 @@ class _Build:
 class _Reading:
     """One shard being read and parsed."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, on_corrupt: OnCorrupt) -> None:
         self._found = found
+        self._on_corrupt = on_corrupt
         self._parser: Parser | None = None
         self._recorder: ShardRecorder | None = None
         self.error: PenstockError | None = None
         self.ranged: str | None = None  # the format, where its footer says it all
+
+    @property
+    def skipped_samples(self) -> int:
+        """Left out so far."""
+        return 0 if self._parser is None else self._parser.skipped_samples
 
     def feed(self, chunk: Chunk) -> ShardIndex | None:
         """Take the next bytes; the shard's index when they were the last. A shard that is corrupt is passed over."""
@@ -266,11 +281,14 @@ class _Reading:
                 if FORMATS[name].ranged is not None and chunk.data:
                     self.ranged = name
                     return None
-                self._parser = parser_of(_cheapest(name), shard=self._found.shard.url)
+                name_of_parser, url = _cheapest(name), self._found.shard.url
+                self._parser = parser_of(name_of_parser, shard=url, on_corrupt=self._on_corrupt)
                 self._recorder = ShardRecorder(self._found, name)
             assert self._parser is not None
-            samples = [sample for piece in feed_in_pieces(self._parser, chunk.data) for sample in piece]
-            self._recorder.feed(chunk.data, samples)
+            data = chunk.data
+            for samples in feed_in_pieces(self._parser, chunk.data):
+                self._recorder.feed(data, samples)
+                data = data[:0]  # a compressed chunk grows in pieces, none of which is kept
             return self._recorder.finish(self._parser.finish()) if chunk.last else None
         except (DataError, ConfigError) as error:
             self.error = error

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
+    from penstock.formats import OnCorrupt
+
 
 def build_index(
     source: Pipeline | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -21,6 +23,7 @@ def build_index(
     index_dir: str | os.PathLike[str] | None = None,
     again: bool = False,
     foreign_indexes: bool = True,
+    on_corrupt: OnCorrupt = "raise",
     listener: index.Listener | None = None,
 ) -> index.Built:
     """Index the shards of `source`, those that are indexed in their present version left as they are.
@@ -31,6 +34,7 @@ def build_index(
         index_dir: Else where; default ``$XDG_CACHE_HOME/penstock/index``.
         again: Read every shard, whatever is known.
         foreign_indexes: Take the extents from ``.idx`` files of other tools where they lie beside the shards.
+        on_corrupt: ``"raise"``: a corrupt shard is not indexed; ``"skip_sample"``, ``"skip_shard"``: its good samples are.
         listener: Told how it goes; see ``penstock.index.Listener``.
 
     Raises:
@@ -50,6 +54,13 @@ def build_index(
     try:
         found = finder.find()
         place = index.beside(found) if beside else index.in_directory(found, index_dir)
-        return index.build(found, place, again=again, foreign_indexes=foreign_indexes, listener=listener)
+        return index.build(
+            found,
+            place,
+            again=again,
+            foreign_indexes=foreign_indexes,
+            on_corrupt=on_corrupt,
+            listener=listener,
+        )
     finally:
         finder.close()

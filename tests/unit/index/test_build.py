@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError, StoreError
-from penstock.formats import RecordIOWriter, TarParser, TFRecordWriter
+from penstock.formats import RecordIOWriter, TarParser, TFRecordWriter, parser_of
 from penstock.index import IndexPlace, ShardLike, ShardRow, beside, build, in_directory, lookup
 from penstock.store.faulty import Faulty
 from penstock.store.local import LocalStore
@@ -152,6 +152,30 @@ def test_a_shard_that_fails_does_not_stop_the_others(memory: MemoryStore, listed
     assert sorted(heard.failures) == ["1.tar", "2.tar", "3.tar", "4.tar"]
     assert len(built.failed) == 4
     assert "HTML" in str(heard.failures["3.tar"])
+
+
+def test_good_samples_of_corrupt_shards(memory: MemoryStore, listed: Listed) -> None:
+    """With ``skip_sample`` the good ones are indexed and the others counted; a job that skips alike reads the same."""
+    out = io.BytesIO()
+    writer = TFRecordWriter(out.write)
+    spans = [writer.add({"record": bytes([number]) * 50}) for number in range(10)]
+    writer.finish()
+    damaged = bytearray(out.getvalue())
+    damaged[spans[4].start + 20] ^= 1
+    memory.write("0.tfrecord", damaged)
+    shards = listed(memory)
+    place = beside(shards)
+    assert len(build(shards, place).failed) == 1
+    built = build(shards, place, on_corrupt="skip_sample")
+    assert (built.failed, built.skipped) == ((), ((memory.describe("0.tfrecord"), 1),))
+    row = built.dataset.rows["0.tfrecord"]
+    assert row.samples_count == 9
+    offsets = place.load_shard(row).offsets
+    assert offsets is not None
+    start, end = offsets[[3, 6]].tolist()  # the fourth good one's neighbour is the corrupt one
+    parser = parser_of("tfrecord-raw", shard="x", start_offset_bytes=start, on_corrupt="skip_sample")
+    samples = parser.feed(bytes(damaged[start:end])) + parser.finish()
+    assert [bytes(sample.fields["record"])[0] for sample in samples] == [3, 5, 6]
 
 
 def test_a_shard_that_changes_under_way_is_not_indexed(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
