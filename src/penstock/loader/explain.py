@@ -16,7 +16,7 @@ from penstock.loader.peek import peek
 from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.reading import PARTS_PER_REQUEST, read_ahead
 from penstock.loader.samples import Steps
-from penstock.pipeline import Batch, FlatMap, Pipeline, Shards, Shuffle
+from penstock.pipeline import Batch, BatchBySize, FlatMap, Pipeline, Shards, Shuffle
 
 if TYPE_CHECKING:
     import os
@@ -227,6 +227,7 @@ def _planned(
     window = shuffle.window if shuffle else 1
     row_bytes = _row_bytes(pipeline)
     size = None if batch is None else batch.size or -(-(batch.global_size or 1) // world_size)
+    rows_count = size or _rows_by_size(pipeline)
     sample_bytes = round(sum(source.share * source.sample_bytes for source in sources))
     read_ahead_bytes = lanes_owned * reading.requests_max * PARTS_PER_REQUEST * reading.part_bytes
     if None not in sizes:
@@ -234,7 +235,7 @@ def _planned(
     memory = MemoryPlan(
         window_bytes=window // world_size * sample_bytes if shuffle else 0,
         read_ahead_bytes=read_ahead_bytes,
-        batches_bytes=(prefetch_batches + 1) * (size or 1) * (row_bytes or sample_bytes),
+        batches_bytes=(prefetch_batches + 1) * rows_count * (row_bytes or sample_bytes),
         budget_bytes=fetch.budget_bytes_max or default_budget_bytes(),
     )
     parts = None if None in sizes else sum(-(-(each or 1) // reading.part_bytes) for each in sizes)
@@ -265,6 +266,16 @@ def _row_bytes(pipeline: Pipeline) -> int | None:
         return None
     first = peek(pipeline, 1)
     return _value_bytes(first[0]) if first else None
+
+
+def _rows_by_size(pipeline: Pipeline) -> int:
+    """Samples of a batch by size, if all are like the first."""
+    stage = pipeline.stage(BatchBySize)
+    first = peek(pipeline, 1) if stage is not None else []
+    if stage is None or not first:
+        return 1
+    fitting = max(1, stage.size_max // max(1, stage.size_of(first[0])))
+    return min(fitting, stage.samples_max or fitting)
 
 
 def _value_bytes(sample: dict[str, Any]) -> int:

@@ -25,7 +25,8 @@ class Image(Field):
 
     Gives ``uint8[H, W, 3]``, or ``uint8[H, W]`` with ``mode="L"``. With `height` and `width` every picture is resized
     to them while it is decoded; without, all pictures must have the first one's size, or be padded or ragged in the
-    batch. Decoding, cutting, resizing and mirroring are one step that writes the batch's memory.
+    batch. Decoding, cutting, resizing and mirroring are one step that writes the batch's memory. An orientation in
+    EXIF is not followed, as in most training.
 
     Attributes:
         height: Pixels.

@@ -74,6 +74,14 @@ def test_explain_estimates_rows_from_a_sample(folder: Path) -> None:
     assert plan.row_bytes == 8
 
 
+def test_batches_by_size_are_estimated(folder: Path) -> None:
+    """As many rows as fit if all were like the first sample."""
+    texts = ps.shards(f"{folder}/").decode(ps.Text("txt"))
+    one = explain(texts.batch(1), file=io.StringIO()).memory.batches_bytes
+    assert len(ps.peek(texts, 1)[0]["txt"]) == 8
+    assert explain(texts.batch_by_size(85, size="txt"), file=io.StringIO()).memory.batches_bytes == 10 * one
+
+
 def test_explain_refuses_what_is_not_there(tmp_path: Path) -> None:
     """No pipeline, and no data, are errors of their own."""
     with pytest.raises(ConfigError):
