@@ -20,7 +20,8 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
     """The first `n` samples in the stored order, as they come out of the last stage before the batch.
 
     Args:
-        pipeline: With or without ``.batch()``; its shuffle is left out, so that one shard is enough.
+        pipeline: With or without ``.batch()``; its shuffle is left out, so that one shard is enough. Of a mix, each
+            source's first samples in turn.
         n: In [1, 10000]; fewer come where there are fewer.
 
     Returns:
@@ -36,6 +37,11 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
         raise ConfigError(f"peek({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     if not 1 <= n <= PEEK_MAX:
         raise ConfigError(f"peek(n={n!r}) must lie in [1, {PEEK_MAX}]")
+    found = [_first(leaf, n) for leaf in pipeline.flat().leaves[:n]]
+    return [samples[row] for row in range(n) for samples in found if row < len(samples)][:n]
+
+
+def _first(pipeline: Pipeline, n: int) -> list[dict[str, Any]]:
     stages = [stage for stage in pipeline.stages if not isinstance(stage, Shuffle | Evaluate | Batch | BatchBySize)]
     single = Pipeline(pipeline.source, tuple(stages)).batch(1, collate=_listed)
     samples: list[dict[str, Any]] = []

@@ -82,6 +82,18 @@ def test_batches_by_size_are_estimated(folder: Path) -> None:
     assert explain(texts.batch_by_size(85, size="txt"), file=io.StringIO()).memory.batches_bytes == 10 * one
 
 
+def test_explain_looks_at_each_source_of_a_mix(folder: Path, tmp_path: Path) -> None:
+    """Every source has its own numbers and its share; sizes of samples are weighed by it."""
+    write_counted(tmp_path / "other", (5,))
+    fields = (ps.Integer("cls"),)
+    one, two = (ps.shards(f"{path}/").decode(*fields) for path in (folder, tmp_path / "other"))
+    out = io.StringIO()
+    plan = explain(ps.mix({one: 3, two: 1}).shuffle(window=100).batch(4), file=out)
+    assert [(source.share, source.shards_count) for source in plan.sources] == [(0.75, 3), (0.25, 1)]
+    assert "75.0% of the samples" in out.getvalue()
+    assert plan.memory.window_bytes > 0
+
+
 def test_explain_refuses_what_is_not_there(tmp_path: Path) -> None:
     """No pipeline, and no data, are errors of their own."""
     with pytest.raises(ConfigError):

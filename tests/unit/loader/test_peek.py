@@ -34,6 +34,17 @@ def test_peek_without_stages_gives_bytes(tmp_path: Path) -> None:
     assert peek(ps.shards(f"{tmp_path}/"), 1)[0]["cls"] == b"0"
 
 
+def test_peek_shows_each_source_of_a_mix(tmp_path: Path) -> None:
+    """Their first samples in turn, each through its own stages; where one has no more, the others go on."""
+    write_counted(tmp_path / "a", (3,))
+    write_counted(tmp_path / "b", (1,))
+    a = ps.shards(f"{tmp_path}/a/").decode(ps.Integer("cls"))
+    b = ps.shards(f"{tmp_path}/b/").decode(ps.Integer("cls")).map(lambda sample: {"cls": sample["cls"] + 100})
+    mixed = ps.mix({a: 1, b: 5}).shuffle().batch(2)
+    assert [int(sample["cls"]) for sample in peek(mixed, 5)] == [0, 100, 1, 2]
+    assert [int(sample["cls"]) for sample in peek(mixed, 1)] == [0]
+
+
 def test_peek_leaves_no_thread(tmp_path: Path) -> None:
     """Looking at a few samples of many ends what it began."""
     write_counted(tmp_path, (500,))
