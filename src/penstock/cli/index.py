@@ -50,7 +50,14 @@ def index(
     from penstock.loader.indexing import build_index
     from penstock.pipeline import shards
 
-    source = shards(url, endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    source = shards(
+        url,
+        endpoint_url=endpoint_url,
+        region=region,
+        profile=profile,
+        anonymous=anonymous,
+        on_corrupt="skip_sample" if skip_corrupt else "raise",
+    )
     with Report(as_json=as_json) as report:
         built = build_index(
             source,
@@ -58,7 +65,6 @@ def index(
             index_dir=index_dir,
             again=again,
             foreign_indexes=not ignore_idx,
-            on_corrupt="skip_sample" if skip_corrupt else "raise",
             listener=report,
         )
     report.end(built)

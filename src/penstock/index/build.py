@@ -7,6 +7,7 @@ the version it had: a build that is killed goes on where it was.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 FOOTERS_IN_FLIGHT_MAX = 32
 """Shards whose footers are read at the same time: each needs two or three requests, one after the other."""
+
+_CONTENT = re.compile("-[a-z]+")  # of tfrecord-raw, tfrecord-example.gz, recordio-mxnet, ...
 
 How: TypeAlias = Literal["known", "footer", "idx", "read"]
 
@@ -160,7 +163,7 @@ class _Build:
         """Index the shards whose format has a footer, by their names; give the others."""
         rest, ranged = [], []
         for each in todo:
-            name = format_of_name(each.shard.url)
+            name = _said(each) or format_of_name(each.shard.url)
             if name is not None and FORMATS[name].ranged is not None and each.size_bytes:
                 ranged.append((each, name))
             else:
@@ -277,7 +280,7 @@ class _Reading:
             return None
         try:
             if self._recorder is None:
-                name = detect(self._found.shard.url, bytes(chunk.data[:HEAD_BYTES]))  # an empty shard goes by its name
+                name = _format_of(self._found, bytes(chunk.data[:HEAD_BYTES]))
                 if FORMATS[name].ranged is not None and chunk.data:
                     self.ranged = name
                     return None
@@ -293,6 +296,17 @@ class _Reading:
         except (DataError, ConfigError) as error:
             self.error = error
             return None
+
+
+def _said(found: Found) -> str | None:
+    """The format, where the job said it."""
+    said: str | None = getattr(found.shard, "format", None)
+    return said
+
+
+def _format_of(found: Found, head: bytes) -> str:
+    """The format, without what a job may say of the records' content: the next job may say otherwise."""
+    return _CONTENT.sub("", _said(found) or detect(found.shard.url, head))  # an empty shard goes by its name
 
 
 def _by_footer(found: Found, format_name: str) -> ShardIndex:
@@ -359,7 +373,7 @@ def _common_folder(keys: list[str]) -> str:
 def _from_foreign(store: Store, each: Found, said: Blob, head: Blob) -> ShardIndex | None:
     """The index of a shard by what another tool's `said`; None where that does not fit it."""
     try:
-        name = detect(each.shard.url, bytes(head.data))
+        name = _format_of(each, bytes(head.data))
         bounds = foreign.parse(said.data, format_name=name, size_bytes=each.size_bytes, name=said.key)
         offsets = bounds.offsets
         if bounds.last_is_end is None and len(offsets):

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from penstock.formats import OnCorrupt
-
 
 def build_index(
     source: Pipeline | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -23,18 +21,17 @@ def build_index(
     index_dir: str | os.PathLike[str] | None = None,
     again: bool = False,
     foreign_indexes: bool = True,
-    on_corrupt: OnCorrupt = "raise",
     listener: index.Listener | None = None,
 ) -> index.Built:
     """Index the shards of `source`, those that are indexed in their present version left as they are.
 
     Args:
-        source: ``penstock.shards(...)``, with its options for the store, or what that takes first.
+        source: ``penstock.shards(...)`` with its options, or what that takes first. A corrupt shard is not indexed; with
+            its ``on_corrupt="skip_sample"``, its good samples are.
         beside: Keep the index under ``.penstock/`` beside the shards, where every host finds it.
         index_dir: Else where; default ``$XDG_CACHE_HOME/penstock/index``.
         again: Read every shard, whatever is known.
         foreign_indexes: Take the extents from ``.idx`` files of other tools where they lie beside the shards.
-        on_corrupt: ``"raise"``: a corrupt shard is not indexed; ``"skip_sample"``, ``"skip_shard"``: its good samples are.
         listener: Told how it goes; see ``penstock.index.Listener``.
 
     Raises:
@@ -59,7 +56,7 @@ def build_index(
             place,
             again=again,
             foreign_indexes=foreign_indexes,
-            on_corrupt=on_corrupt,
+            on_corrupt=pipeline.source.on_corrupt,
             listener=listener,
         )
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.app import run
-from penstock.formats import TarWriter
+from penstock.formats import TarWriter, TFRecordWriter
 from penstock.index import ManifestEntry, read_manifest
 from penstock.store.memory import MemoryStore
 
@@ -86,6 +86,21 @@ def test_index_of_a_corrupt_shard_fails_and_does_the_rest(tmp_path: Path, capsys
     assert run(["index", "--json", "--index-dir", str(folder), f"{tmp_path}/"]) == 1
     failed = [line for line in records(capsys.readouterr().out) if line["action"] == "failed"]
     assert [line["error"] for line in failed] == ["DataError"]
+
+
+def test_index_leaves_corrupt_samples_out_where_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--skip-corrupt`` indexes the good samples of a shard and says how many it left out."""
+    out = io.BytesIO()
+    writer = TFRecordWriter(out.write)
+    spans = [writer.add({"record": b"x" * 40}) for _ in range(5)]
+    writer.finish()
+    damaged = bytearray(out.getvalue())
+    damaged[spans[2].start + 20] ^= 1
+    (tmp_path / "0.tfrecord").write_bytes(damaged)
+    assert run(["index", f"{tmp_path}/"]) == 1
+    assert "1 failed" in capsys.readouterr().err
+    assert run(["index", "--skip-corrupt", f"{tmp_path}/"]) == 0
+    assert "4 samples in 1 shards (1 read), 1 corrupt samples in 1 shards left out" in capsys.readouterr().err
 
 
 def test_index_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from indexing import Shard
 from penstock.errors import PenstockError, StoreError
 from penstock.formats import RecordIOWriter, TarParser, TFRecordWriter, parser_of
 from penstock.index import IndexPlace, ShardLike, ShardRow, beside, build, in_directory, lookup
@@ -176,6 +177,22 @@ def test_good_samples_of_corrupt_shards(memory: MemoryStore, listed: Listed) -> 
     parser = parser_of("tfrecord-raw", shard="x", start_offset_bytes=start, on_corrupt="skip_sample")
     samples = parser.feed(bytes(damaged[start:end])) + parser.finish()
     assert [bytes(sample.fields["record"])[0] for sample in samples] == [3, 5, 6]
+
+
+def test_a_format_that_was_said(memory: MemoryStore, listed: Listed) -> None:
+    """It is taken without looking, but what it says of the content of records is the job's, not the index's."""
+    out = io.BytesIO()
+    writer = TFRecordWriter(out.write)
+    writer.add({"record": b"x"})
+    writer.finish()
+    memory.write("data", out.getvalue())
+
+    class Said(Shard):
+        format = "tfrecord-raw"
+
+    shards = [Said(*shard) for shard in listed(memory)]  # type: ignore[misc]
+    built = build(shards, beside(shards))
+    assert [row.format for row in built.dataset.rows.values()] == ["tfrecord"]
 
 
 def test_a_shard_that_changes_under_way_is_not_indexed(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
