@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import re
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +109,18 @@ def test_every_format_has_a_parser():
     assert isinstance(parser_of("tar", shard="s"), TarParser)
     with pytest.raises(ConfigError, match="'rar' is not one of tar"):
         parser_of("rar", shard="s")
+
+
+def test_the_reference_names_every_format():
+    """Names and suffixes stand in docs/reference/formats.md, and no name there is unknown."""
+    page = (Path(__file__).parents[3] / "docs/reference/formats.md").read_text()
+    words = set(re.findall(r"`([^`]+)`", page))
+    plain = {name: row for name, row in FORMATS.items() if "-" not in name}
+    assert set(plain) <= words
+    assert {name for name in FORMATS if "-" in name and "." not in name} <= words
+    missing = [suffix for row in plain.values() for suffix in row.suffixes if suffix not in words]
+    derived = [suffix for suffix in missing if not suffix.endswith((".gz", ".zst", ".zstd"))]
+    assert derived == []
+    assert {word for word in words if re.fullmatch(r"(tar|tfrecord|recordio|jsonl|mds)[-.]\w+(\.\w+)?", word)} <= set(
+        FORMATS
+    )
