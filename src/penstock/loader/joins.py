@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from penstock import compose
@@ -14,7 +16,7 @@ from penstock.errors import ConfigError, DecodeError
 from penstock.pipeline import Mix, Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from penstock.pipeline import Join
 
@@ -23,40 +25,50 @@ _NUMBERS = (
     (int, re.compile(r"[+-]?[0-9]{1,18}")),
     (float, re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|-inf")),
 )
+_shared: weakref.WeakValueDictionary[tuple[Any, ...], Table] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
 
 
-class Tables:
-    """The tables of some joins.
+class Table:
+    """One table: read at its first use, and held as long as somebody who joins it is.
 
     Args:
-        pipeline: Whose source's connection reads tables on the same kind of store.
-        joins: Of it.
+        join: What to read.
+        pipeline: Whose source's connection reads it, where it lies on the same kind of store.
     """
 
-    def __init__(self, pipeline: Pipeline, joins: Sequence[Join]) -> None:
+    def __init__(self, join: Join, pipeline: Pipeline) -> None:
+        self._join = join
         self._pipeline = pipeline
-        self._joins = joins
         self._lock = threading.Lock()
-        self._tables: dict[Join, dict[str, dict[str, Any]]] = {}
+        self._rows: dict[str, dict[str, Any]] | None = None
 
-    def open(self) -> None:
-        """Read those that were not read yet.
+    def open(self) -> dict[str, dict[str, Any]]:
+        """Its rows by key; read, if they were not yet.
 
         Raises:
-            StoreError: a table cannot be read.
+            StoreError: it cannot be read.
             ConfigError: it is larger than its bound, or lacks a column.
             DecodeError: it is no table, or has a key twice.
         """
-        with self._lock:
-            for join in self._joins:
-                if join not in self._tables:
-                    self._tables[join] = _loaded(join, self._pipeline)
+        if self._rows is None:
+            with self._lock:
+                if self._rows is None:
+                    self._rows = _loaded(self._join, self._pipeline)
+        return self._rows
 
-    def row(self, join: Join, key: str) -> Mapping[str, Any] | None:
+    def row(self, key: str) -> Mapping[str, Any] | None:
         """The columns of the row for `key`; None where there is none."""
-        if join not in self._tables:
-            self.open()
-        return self._tables[join].get(key)
+        return self.open().get(key)
+
+
+def table_of(join: Join, pipeline: Pipeline) -> Table:
+    """The table of a join: one for all in this process that join it, each source of a mix among them."""
+    source = pipeline.source
+    connection = None if isinstance(source, Mix) else source.connection
+    with _shared_lock:
+        # a forked child reads its own: another thread of the parent may have been in the middle of it
+        return _shared.setdefault((os.getpid(), join, connection), Table(join, pipeline))
 
 
 def _loaded(join: Join, pipeline: Pipeline) -> dict[str, dict[str, Any]]:

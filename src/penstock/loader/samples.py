@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError, PenstockError
 from penstock.formats import RESERVED_FIELDS
-from penstock.loader.joins import Tables
+from penstock.loader.joins import table_of
 from penstock.loader.tolerance import Tolerance
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 from penstock.pipeline.fields import is_typed
@@ -130,7 +130,7 @@ class Steps:
         self._ends_raw = is_raw
         self._writes_rows = not self.is_many and _has_arrays(self._steps[-1].stage if self._steps else None)
         self._tolerance = Tolerance()
-        self._tables = Tables(pipeline, joins)
+        self._tables = {join: table_of(join, pipeline) for join in joins}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -143,7 +143,8 @@ class Steps:
         Raises:
             StoreError, DataError, ConfigError: a table cannot be read, or is none.
         """
-        self._tables.open()
+        for table in self._tables.values():
+            table.open()
 
     def specs(self) -> dict[str, Spec] | None:
         """Dtype and shape of every field that comes out, where the pipeline says; None where the first sample must."""
@@ -262,7 +263,7 @@ class Steps:
         if isinstance(stage, Select):
             return _selected(stage, values, origin)
         if isinstance(stage, Join):
-            row = self._tables.row(stage, origin.sample.key)
+            row = self._tables[stage].row(origin.sample.key)
             if row is None and stage.missing == "drop":
                 self._tolerance.count(step.name)
                 return None

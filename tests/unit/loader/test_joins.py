@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,24 @@ def test_tables_have_a_bound_and_must_exist(tmp_path: Path) -> None:
         Steps(ps.shards("/data/").join(table, bytes_max=10)).open()
     with pytest.raises(ObjectMissingError):
         Steps(ps.shards("/data/").join(str(tmp_path / "nothing.csv"))).open()
+
+
+def test_a_table_is_held_once(tmp_path: Path) -> None:
+    """All who join it share it, the sources of a mix too; it goes when nobody does, and is then read anew."""
+    path = tmp_path / "a.csv"
+    path.write_text("key,x\n1,5\n")
+    leaves = ps.mix({ps.shards("/a/"): 1, ps.shards("/b/"): 1}).join(str(path)).flat().leaves
+    both = [Steps(leaf) for leaf in leaves]
+    both[0].open()
+    path.write_text("key,x\n1,6\n")
+
+    def value(steps: Steps) -> Any:
+        return steps(Sample("1", {}, 0), shard="s", position=0, random=SampleRandom(seed=0, epoch=0))["x"]
+
+    assert [value(steps) for steps in both] == [5, 5]
+    del both
+    gc.collect()
+    assert value(Steps(leaves[1])) == 6
 
 
 def test_another_source_is_a_table(tmp_path: Path) -> None:
