@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -55,12 +56,9 @@ def assert_resumes_everywhere(
     return compared
 
 
-def ring(size: int) -> list[Callable[[int], int]]:
+def ring(size: int, barrier: threading.Barrier) -> list[Callable[[int], int]]:
     """An ``agree`` for each of `size` ranks that run in threads: the smallest value of all."""
-    import threading
-
     values = [0] * size
-    barrier = threading.Barrier(size, timeout=60)
 
     def agree(rank: int) -> Callable[[int], int]:
         def smallest(value: int) -> int:
@@ -77,9 +75,8 @@ def ring(size: int) -> list[Callable[[int], int]]:
 
 def in_step(make: Callable[..., ps.Loader], size: int, *, epochs: int = 1) -> list[list[dict[str, Any]]]:
     """The batches of `size` ranks that run in threads, each given ``rank``, ``world_size`` and ``agree``."""
-    import threading
-
-    agrees = ring(size)
+    barrier = threading.Barrier(size, timeout=60)
+    agrees = ring(size, barrier)
     found: list[Any] = [None] * size
 
     def train(rank: int) -> None:
@@ -88,15 +85,16 @@ def in_step(make: Callable[..., ps.Loader], size: int, *, epochs: int = 1) -> li
                 found[rank] = [batch for _ in loader.epochs(epochs) for batch in loader]
         except BaseException as error:
             found[rank] = error
+            barrier.abort()
 
     threads = [threading.Thread(target=train, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
+    errors = [each for each in found if isinstance(each, BaseException)]
+    for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
+        raise error
     return found
 
 

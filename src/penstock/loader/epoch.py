@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.loader.carrying import CarryFilling, CarryMark
 from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
 from penstock.loader.filling import MembersFilling, RowsFilling
 from penstock.loader.run import EpochRun, Filling
+from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from penstock.loader.columns import Layout
     from penstock.loader.feed import Feed
     from penstock.loader.planning import Plan
     from penstock.loader.run import Delivery, RunPlan
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 class Found(NamedTuple):
     """A batch for the training loop, and where the feed is behind it."""
 
-    batch: dict[str, Any]
+    batch: Any
     mark: Any
 
 
@@ -53,12 +56,18 @@ class Epoch:
         self._last: dict[str, Any] | None = None  # a row to pad with
         self._given_count = 0  # batches
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
-        begun = plan.job.begin(number, cursor, batching=plan.batching)
-        self._batches = begun.batches
-        self._agree = agree if plan.world_size > 1 and begun.batches is None else None
-        # with an index the feed ends where the last batch does
-        self._run_plan = run_plan if begun.batches is None else run_plan._replace(drop_last=False)
-        self._mark = begun.feed.mark()
+        self._skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
+        self._layout: Layout | None = None
+        # what comes out fills batches, not what goes in: then nothing is left out beforehand
+        self._batching = plan.batching._replace(drop_last=plan.batching.drop_last and not plan.carries)
+        begun = plan.job.begin(number, cursor, batching=self._batching)
+        self._batches = begun.batches if not plan.carries else None
+        self._agree = agree if plan.world_size > 1 and self._batches is None else None
+        # where batches are counted, the feed ends where the last of them does
+        self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
+        self._is_by_size = isinstance(run_plan.batch, BatchBySize)
+        mark = begun.feed.mark()
+        self._mark = CarryMark(mark, self._skip_count) if plan.carries else mark
         self._run = self._started(begun.feed)
 
     def next(self) -> Found | None:
@@ -81,7 +90,9 @@ class Epoch:
             return None
         delivery = self._run.next_batch()
         self._mark = delivery.mark if delivery is not None else self._mark
-        found = self._found(delivery, self._plan.rows_count, self._mark)
+        # batches by size are as long as they come out
+        rows_count = delivery.rows if delivery is not None and self._is_by_size else self._plan.rows_count
+        found = self._found(delivery, rows_count, self._mark)
         self._goes_on = self._asked()
         return found
 
@@ -104,7 +115,10 @@ class Epoch:
         return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
 
     def _filling(self, run: EpochRun) -> Filling:
-        if self._run_plan.is_plain:
+        batch, steps = self._run_plan.batch, self._run_plan.steps
+        if self._plan.carries:
+            return CarryFilling(run, epoch=self._number, skip_count=self._skip_count)
+        if all(each.is_empty for each in steps) and batch.collate is None and not batch.pad and not batch.ragged:
             return MembersFilling(run)
         return RowsFilling(run, epoch=self._number)
 
@@ -115,24 +129,29 @@ class Epoch:
         return self._agree(int(not has_next)) == 0 if self._plan.is_masked else self._agree(int(has_next)) > 0
 
     def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> Found:
-        if delivery is None:
-            if self._last is None:
-                self._last = self._any_row()
-            return Found(padding(self._last, rows_count=rows_count), mark)
+        if delivery is not None:
+            self._layout = delivery.layout
         if not self._plan.is_masked:
-            return Found(delivered(delivery, size=self._plan.rows_count), mark)
-        if self._last is None and delivery.is_empty:
+            assert delivery is not None
+            return Found(self._finished(delivered(delivery, size=self._plan.rows_count)), mark)
+        if self._last is None and (delivery is None or delivery.is_empty):
             self._last = self._any_row()
+        if delivery is None:
+            return Found(self._finished(padding(self._last, rows_count=rows_count)), mark)
         batch = masked(delivery, rows_count=rows_count, last=self._last)
         self._last = row_to_repeat(batch)
-        return Found(batch, mark)
+        return Found(self._finished(batch), mark)
+
+    def _finished(self, batch: dict[str, Any]) -> Any:
+        return batch if self._layout is None else self._layout.finish(batch)
 
     def _any_row(self) -> dict[str, Any] | None:
         """A sample of this rank, where the epoch was resumed behind its last one: the first one of the epoch."""
-        run = self._started(self._plan.job.begin(self._number, None, batching=self._plan.batching).feed)
+        run = self._started(self._plan.job.begin(self._number, None, batching=self._batching).feed)
         try:
             while (delivery := run.next_batch()) is not None:
                 if not delivery.is_empty:
+                    self._layout = delivery.layout
                     return row_to_repeat(delivered(delivery, size=self._plan.rows_count))
         finally:
             run.close()

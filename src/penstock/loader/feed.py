@@ -39,12 +39,14 @@ class Mark(NamedTuple):
         turn: Lanes of this round that had their turn.
         lanes: By lane that is not empty: its run, and how many of it have left. Empty where arithmetic can tell.
         left_count: Samples that the feed may still give; None: as many as there are.
+        position: Of the next sample; past all others where there is none.
     """
 
     round_count: int
     turn: int
     lanes: dict[int, tuple[RunStart, int]]
     left_count: int | None
+    position: int
 
 
 class Feed(Protocol):
@@ -176,7 +178,9 @@ class LanesFeed:
     def mark(self) -> Mark:
         """See ``Feed``. Cost: 0.3 µs per lane where marks are kept."""
         lanes = {lane.number: lane.mark() for lane in self._lanes} if self._keeps_marks else {}
-        return Mark(self._round_count, self._turn, lanes, self._left_count)
+        number = self._lanes[self._turn].number if self._lanes else 0
+        position = self._round_count * self._lanes_count + number
+        return Mark(self._round_count, self._turn, lanes, self._left_count, position)
 
     def close(self) -> None:
         """See ``Feed``."""

@@ -53,7 +53,7 @@ class MembersFilling:
             rows = len(block.samples)
             if rows < size and run.plan.drop_last:
                 return
-            batch = OpenBatch(self._columns(block))
+            batch = OpenBatch(self._columns(block), None)
             batch.rows = rows
             batch.sealed = True
             batch.mark = run.feed.mark()
@@ -115,14 +115,14 @@ class MembersFilling:
 
 
 class Task(NamedTuple):
-    """Neighbouring rows of a batch, for one decode thread; `values` where the first of them is decoded already."""
+    """Neighbouring rows of a batch, for one decode thread; `known`: values by row where they were decoded already."""
 
     batch: OpenBatch
     first_row: int
     samples: Sequence[Sample]
     segments: Sequence[Segment]
     positions: Sequence[int]
-    values: Mapping[str, Any] | None
+    known: Mapping[int, Mapping[str, Any] | None]
 
 
 class RowsFilling:
@@ -136,7 +136,7 @@ class RowsFilling:
     def __init__(self, run: EpochRun, *, epoch: int) -> None:
         self._run = run
         self._epoch = epoch
-        self._layout: Layout | None = None
+        self._layout = self._said()
         self._random = threading.local()
         self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
         self._sample_bytes = BLOCK_BYTES_MAX // 8  # of the block before: bounds the next one
@@ -151,13 +151,13 @@ class RowsFilling:
             if block is None:
                 break
             self._sample_bytes = max(1, sum(value.nbytes for value in block.samples[-1].fields.values()))
-            values = self._fix_layout(block, batch) if self._layout is None else None
+            known = self._fix_layout(block, batch) if self._layout is None else {}
             if batch is None:
                 batch = self._open()
             filled = batch.rows + len(block.samples) == size
             if filled:
                 batch.mark = run.feed.mark()
-            self._hand_out(batch, block, values, seal=filled)
+            self._hand_out(batch, block, known, seal=filled)
             batch = None if filled else batch
         if batch is not None and not run.plan.drop_last and not run.stopping:
             batch.mark = run.feed.mark()
@@ -171,43 +171,65 @@ class RowsFilling:
         error: BaseException | None = None
         dropped: list[int] = []
         try:
-            values = task.values
             for row, (sample, segment, position) in enumerate(
                 zip(task.samples, task.segments, task.positions, strict=True), task.first_row
             ):
-                if values is None:
-                    values = self._decoded(sample, segment, position)
-                if values is None:
+                if not self._write(task, row, sample, segment, position):
                     dropped.append(row)
-                else:
-                    assert self._layout is not None
-                    self._layout.put(task.batch.values, row, values, key=sample.key, shard=segment.url)
-                values = None
         except BaseException as failure:
             error = failure
         self._finish(task.batch, len(task.samples), dropped, error=error, row=row)
 
-    def _decoded(self, sample: Sample, segment: Segment, position: int) -> Mapping[str, Any] | None:
-        random = getattr(self._random, "random", None)
+    def _said(self) -> Layout | None:
+        """What the pipeline itself says of dtypes and shapes; None: the first sample tells."""
+        batch = self._run.plan.batch
+        said = [steps.specs() for steps in self._run.plan.steps]
+        if batch.collate is not None or batch.pad or batch.ragged or any(specs != said[0] for specs in said):
+            return None
+        return Layout.of_specs(said[0]) if said[0] is not None else None
+
+    def _write(self, task: Task, row: int, sample: Sample, segment: Segment, position: int) -> bool:
+        """Fill a row; False where the sample is dropped."""
+        layout = self._layout
+        if row in task.known:
+            values = task.known[row]
+            if values is not None and layout is not None:
+                layout.put(task.batch.values, row, values, key=sample.key, shard=segment.url)
+            return values is not None
+        assert layout is not None
+        return self._run.plan.steps[segment.source].write(
+            sample,
+            layout,
+            task.batch.values,
+            row,
+            shard=segment.url,
+            position=position,
+            random=self._thread_random(),
+        )
+
+    def _thread_random(self) -> SampleRandom:
+        random: SampleRandom | None = getattr(self._random, "random", None)
         if random is None:
             random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)
-        values: Mapping[str, Any] | None = self._run.plan.steps(
-            sample, shard=segment.url, position=position, random=random
-        )
-        return values
+        return random
 
-    def _fix_layout(self, block: Block, batch: OpenBatch | None) -> Mapping[str, Any] | None:
-        """Take dtypes and shapes from the epoch's first sample that is kept; its values, where it is the block's first."""
-        for index, (sample, segment, position) in enumerate(
-            zip(block.samples, block.segments, block.positions.tolist(), strict=True)
-        ):
-            values = self._decoded(sample, segment, position)
+    def _fix_layout(self, block: Block, batch: OpenBatch | None) -> dict[int, Mapping[str, Any] | None]:
+        """Take dtypes and shapes from the epoch's first sample that is kept; what was decoded for that, by row."""
+        known: dict[int, Mapping[str, Any] | None] = {}
+        row = batch.rows if batch is not None else 0
+        for sample, segment, position in zip(block.samples, block.segments, block.positions.tolist(), strict=True):
+            values: Mapping[str, Any] | None = self._run.plan.steps[segment.source](
+                sample, shard=segment.url, position=position, random=self._thread_random()
+            )
+            known[row] = values
+            row += 1
             if values is not None:
-                self._layout = Layout(values)
+                self._layout = Layout(values, self._run.plan.batch)
                 if batch is not None:
+                    batch.layout = self._layout
                     batch.values.update(self._layout.allocate(self._run.plan.batch_size))
-                return None if index else values
-        return None
+                break
+        return known
 
     def _open(self) -> OpenBatch:
         size = self._run.plan.batch_size
@@ -215,11 +237,13 @@ class RowsFilling:
         values["__key__"] = [None] * size
         values["__shard__"] = [None] * size
         values["__position__"] = np.empty(size, dtype=np.int64)
-        batch = OpenBatch(values)
+        batch = OpenBatch(values, self._layout)
         self._run.append(batch)
         return batch
 
-    def _hand_out(self, batch: OpenBatch, block: Block, values: Mapping[str, Any] | None, *, seal: bool) -> None:
+    def _hand_out(
+        self, batch: OpenBatch, block: Block, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
+    ) -> None:
         """Give the block its rows, and the decode threads some of them each."""
         run, first_row, count = self._run, batch.rows, len(block.samples)
         batch.values["__key__"][first_row : first_row + count] = map(_KEY, block.samples)
@@ -240,10 +264,9 @@ class RowsFilling:
                     block.samples[begin:end],
                     block.segments[begin:end],
                     positions[begin:end],
-                    values,
+                    known,
                 )
             )
-            values = None
 
     def _finish(
         self, batch: OpenBatch, rows_count: int, dropped: list[int], *, error: BaseException | None, row: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.formats import FORMATS
-from penstock.loader.feed import Begun, LanesFeed
+from penstock.loader.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes import Lane, Pins, RunStart
 from penstock.loader.mixing import MixedLane
 from penstock.loader.reading import LaneReader, Segment
@@ -95,8 +95,8 @@ class IndexedJob:
         )
 
     def cursor(self, mark: Any) -> dict[str, Any]:
-        """See ``Job``; the mark is a position."""
-        return {"position": mark}
+        """See ``Job``; the mark is a position of the job, or this rank's feed's."""
+        return {"position": mark.position if isinstance(mark, Mark) else mark}
 
     def _feed(self, epoch: int, position: int, stop: int) -> LanesFeed:
         """The rank's samples of an epoch with positions in [position, stop).

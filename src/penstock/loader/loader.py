@@ -18,7 +18,7 @@ from penstock.loader.samples import Steps
 from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.statistics import LoaderStatistics, Meter
 from penstock.order import ORDER_VERSION
-from penstock.pipeline import Batch, Decode, Map, Pipeline, Shuffle
+from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +82,7 @@ class Loader:
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
-        if pipeline.stage(Batch) is None:
+        if pipeline.stage(Batch) is None and pipeline.stage(BatchBySize) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
         self._options = Options(
             lanes=lanes,
@@ -98,7 +98,7 @@ class Loader:
         )
         self._options.check()
         self.pipeline = pipeline
-        self._steps = Steps(pipeline)
+        self._steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
         self._meter = Meter()
         self._threads_count = threads or len(os.sched_getaffinity(0))
         self._epoch = 0
@@ -166,7 +166,7 @@ class Loader:
         if self._loaded is not None:
             return dict(self._loaded)
         plan = self._plan
-        cursor = plan.job.cursor(self._mark) if plan is not None and self._mark is not None else self._cursor
+        cursor = plan.cursor(self._mark) if plan is not None and self._mark is not None else self._cursor
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -196,7 +196,11 @@ class Loader:
 
     def statistics(self) -> LoaderStatistics:
         """What was done so far, and where the time went. Cost: none to speak of; call it at every step."""
-        return self._meter.read(threads_count=self._threads_count)
+        dropped: dict[str, int] = {}
+        for steps in self._steps:
+            for stage, count in steps.dropped.items():
+                dropped[stage] = dropped.get(stage, 0) + count
+        return self._meter.read(threads_count=self._threads_count, dropped=dropped)
 
     def close(self) -> None:
         """End the threads and the stores' use; idempotent. Batches handed out stay valid."""
@@ -215,7 +219,7 @@ class Loader:
             TypeError: there is no index, or a stage changes the number of samples.
         """
         plan = self._planned()
-        batches = plan.job.batches(self._epoch, batching=plan.batching)
+        batches = plan.job.batches(self._epoch, batching=plan.batching) if not plan.carries else None
         if batches is None:
             raise TypeError(
                 "this loader does not know its number of batches: shards without an index tell how many samples they "
@@ -236,7 +240,7 @@ class Loader:
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _next(self, turn: int) -> dict[str, Any] | None:
+    def _next(self, turn: int) -> Any:
         if turn != self._turn:
             return None
         if self._is_closed():
@@ -274,9 +278,11 @@ class Loader:
         plan = self._planned()
         self._cursor = self._resumed(plan)
         shuffle = self.pipeline.stage(Shuffle)
+        batch = self.pipeline.stage(Batch) or self.pipeline.stage(BatchBySize)
+        assert batch is not None
         run_plan = RunPlan(
             steps=self._steps,
-            is_plain=self.pipeline.stage(Decode) is None and self.pipeline.stage(Map) is None,
+            batch=batch,
             batch_size=plan.rows_count,
             drop_last=plan.batching.drop_last,
             threads_count=self._threads_count,
@@ -348,7 +354,7 @@ class _Batches:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Any:
         batch = self._loader._next(self._turn)
         if batch is None:
             raise StopIteration

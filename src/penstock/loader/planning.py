@@ -14,11 +14,12 @@ from penstock.loader.reading import Reading, read_ahead
 from penstock.loader.state import data_digest
 from penstock.loader.streaming import StreamJob
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
-from penstock.pipeline import Batch, BatchBySize, Evaluate, Shards, Shuffle, Take
+from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.loader.carrying import CarryMark
     from penstock.loader.feed import Begun
     from penstock.loader.finding import Finder, Found
     from penstock.loader.options import Options
@@ -60,6 +61,7 @@ class Plan(NamedTuple):
         rank: Of this process.
         world_size: Data-parallel ranks.
         is_masked: Whether batches are padded, and say which rows are valid.
+        carries: Whether stages change how many samples there are: one cursor per rank, and nobody knows how many batches.
     """
 
     job: Job
@@ -69,6 +71,15 @@ class Plan(NamedTuple):
     rank: int
     world_size: int
     is_masked: bool
+    carries: bool
+
+    @property
+    def cursor(self) -> Callable[[Any], dict[str, Any]]:
+        """A mark as JSON."""
+        return self._carried if self.carries else self.job.cursor
+
+    def _carried(self, mark: CarryMark) -> dict[str, Any]:
+        return {**self.job.cursor(mark.mark), "skip": mark.skip_count}
 
     @property
     def rows_count(self) -> int:
@@ -117,6 +128,12 @@ def plan_of(
         rank=rank,
         world_size=world_size,
     )
+    carries = _carries(pipeline)
+    if carries and world_size > 1 and options.agree is None:
+        raise ConfigError(
+            f"world_size={world_size}: refill, flat_map and batch_by_size may give ranks different numbers of batches",
+            hint="give Loader(agree=penstock.torch.agree), which asks all ranks before each batch",
+        )
     found = finder.find(index=mode if options.index == "auto" else options.index)
     _log.info("%s", found.said)
     job: Job
@@ -125,6 +142,8 @@ def plan_of(
         facts = _facts(job.order, asked)
         if isinstance(job.order, Mix):
             facts["weights"] = [weights.as_json() for weights in job.order.history]
+        if carries:
+            facts.update(rank=rank, world_size=world_size)
     else:
         _check_stream(pipeline, found, asked, options)
         job = _streamed(found, asked, options, meter)
@@ -142,6 +161,14 @@ def plan_of(
         rank=rank,
         world_size=world_size,
         is_masked=pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last),
+        carries=carries,
+    )
+
+
+def _carries(pipeline: Pipeline) -> bool:
+    stages = [stage for leaf in pipeline.flat().leaves for stage in leaf.stages]
+    return any(
+        isinstance(stage, FlatMap | BatchBySize) or (isinstance(stage, Filter) and stage.refill) for stage in stages
     )
 
 

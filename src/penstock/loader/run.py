@@ -23,9 +23,11 @@ from penstock.errors import ClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.loader.columns import Layout
     from penstock.loader.feed import Feed
     from penstock.loader.samples import Steps
     from penstock.loader.statistics import Meter
+    from penstock.pipeline import Batch, BatchBySize
 
 JOIN_S_MAX = 10.0  # a user's function that does not return must not hang close()
 
@@ -35,6 +37,7 @@ class OpenBatch:
 
     Attributes:
         values: Columns by name, of the full size.
+        layout: That they were allocated by; None where no sample has fixed it yet, or nothing is left to be done.
         rows: Given to samples so far.
         missing: Rows that are handed out and not yet written.
         sealed: Whether no more rows come.
@@ -44,10 +47,11 @@ class OpenBatch:
         mark: Where the feed is behind this batch.
     """
 
-    __slots__ = ("dropped", "error", "error_row", "mark", "missing", "rows", "sealed", "values")
+    __slots__ = ("dropped", "error", "error_row", "layout", "mark", "missing", "rows", "sealed", "values")
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], layout: Layout | None) -> None:
         self.values = values
+        self.layout = layout
         self.rows = 0
         self.missing = 0
         self.sealed = False
@@ -65,12 +69,14 @@ class Delivery(NamedTuple):
         rows: Samples that were given one.
         dropped: Those of them whose sample was filtered out.
         mark: Where the feed is behind it.
+        layout: What finishes it; None: it is finished.
     """
 
     values: dict[str, Any]
     rows: int
     dropped: list[int]
     mark: Any
+    layout: Layout | None
 
     @property
     def is_empty(self) -> bool:
@@ -81,8 +87,8 @@ class Delivery(NamedTuple):
 class RunPlan(NamedTuple):
     """What stays the same from epoch to epoch."""
 
-    steps: Steps
-    is_plain: bool  # nothing is done to single samples
+    steps: tuple[Steps, ...]  # by source
+    batch: Batch | BatchBySize
     batch_size: int
     drop_last: bool
     threads_count: int
@@ -151,7 +157,7 @@ class EpochRun:
                     self.changed.notify_all()
                     self.meter.samples += head.rows - len(head.dropped)
                     self.meter.batches += 1
-                    return Delivery(head.values, head.rows, sorted(head.dropped), head.mark)
+                    return Delivery(head.values, head.rows, sorted(head.dropped), head.mark, head.layout)
                 if head is None and self._finished:
                     if self._failure is not None:
                         raise self._failure

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.formats import Parser
 
 _log = logging.getLogger("penstock.loader")
@@ -44,8 +46,12 @@ class LoaderStatistics:
     """Corrupt samples left out, at least so many, where the source says ``on_corrupt="skip_sample"`` or the like."""
     skipped_bytes: int
     """Bytes of shards passed over with them."""
+    oversize_count: int
+    """Samples that ``batch_by_size(oversize="drop")`` left out."""
     threads_count: int
     """Decode threads."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Samples that ``max_errors=`` and ``join(missing="drop")`` left out, by stage."""
 
     @property
     def samples_per_s(self) -> float:
@@ -83,6 +89,7 @@ class Meter:
         "bytes",
         "decode_s",
         "elapsed_s",
+        "oversize_count",
         "parse_s",
         "samples",
         "skipped_bytes",
@@ -102,6 +109,7 @@ class Meter:
         self.parse_s = 0.0
         self.decode_s = 0.0
         self.wait_s = 0.0
+        self.oversize_count = 0
         self.skipped_samples = 0
         self.skipped_bytes = 0
 
@@ -117,6 +125,7 @@ class Meter:
             parser.skipped_error,
         )
 
-    def read(self, *, threads_count: int) -> LoaderStatistics:
+    def read(self, *, threads_count: int, dropped: Mapping[str, int]) -> LoaderStatistics:
         """The sums as they are now."""
-        return LoaderStatistics(**{name: getattr(self, name) for name in self.__slots__}, threads_count=threads_count)
+        sums = {name: getattr(self, name) for name in self.__slots__}
+        return LoaderStatistics(**sums, threads_count=threads_count, dropped=dropped)

@@ -9,7 +9,7 @@ def statistics(**values: float) -> LoaderStatistics:
     meter = Meter()
     for name, value in values.items():
         setattr(meter, name, value)
-    return meter.read(threads_count=2)
+    return meter.read(threads_count=2, dropped={})
 
 
 @pytest.mark.parametrize(
