@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError, PenstockError
+from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError
 from penstock.formats import RESERVED_FIELDS
+from penstock.loader.decoding import decoded, written_in_place
 from penstock.loader.joins import table_of
 from penstock.loader.tolerance import Tolerance
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.columns import Layout
-    from penstock.pipeline import Field, Pipeline, Spec
+    from penstock.pipeline import Pipeline, Spec
 
 _STREAM = 0x70656E73746F636B  # "penstock": tells these streams from others with the same seed
 
@@ -65,7 +66,7 @@ class _Step(NamedTuple):
     is_raw: bool  # values are members still: views of a part, which no user's function may keep
 
 
-class _Origin:
+class Origin:
     """A sample under way: where it is from, and its random stream, begun when it is first asked for."""
 
     __slots__ = ("_index", "_random", "_rng", "children_count", "joined", "position", "sample", "shard")
@@ -82,9 +83,11 @@ class _Origin:
 
     @property
     def epoch(self) -> int:
+        """That it is read in."""
         return self._random.epoch
 
     def rng(self) -> np.random.Generator:
+        """Its random stream, where that has got to."""
         if self._rng is None:
             self._rng = self._random.at(self.position, self._index)
         return self._rng
@@ -176,7 +179,7 @@ class Steps:
             FieldMissingError: a member that the pipeline decodes is not there.
             DecodeError: a member or a user's function fails; ``__cause__`` is what it raised.
         """
-        origin = _Origin(sample, shard, position, random)
+        origin = Origin(sample, shard, position, random)
         result = self._run(sample.fields, origin, 0, len(self._steps))
         if self.is_many:
             return [] if result is None else result
@@ -216,21 +219,21 @@ class Steps:
                 return False
             layout.put(batch, row, values, key=sample.key, shard=shard)
             return True
-        origin = _Origin(sample, shard, position, random)
+        origin = Origin(sample, shard, position, random)
         last = self._steps[-1]
         values = self._run(sample.fields, origin, 0, len(self._steps) - 1)
         if values is None:
             return False
         try:
             assert isinstance(last.stage, Decode)
-            values, written = _written(last.stage, values, origin, layout, batch, row)
+            values, written = written_in_place(last.stage, values, origin, layout, batch, row)
         except DataError as error:
             self._tolerance.drop(error, last.name, last.errors_max, origin.epoch)
             return False
         layout.put(batch, row, values, key=sample.key, shard=shard, written=written)
         return True
 
-    def _run(self, values: Any, origin: _Origin, first: int, end: int) -> Any:
+    def _run(self, values: Any, origin: Origin, first: int, end: int) -> Any:
         for number in range(first, end):
             step = self._steps[number]
             try:
@@ -244,7 +247,7 @@ class Steps:
                 return self._run_children(values, origin, number + 1, end)
         return values
 
-    def _run_children(self, children: list[Any], origin: _Origin, first: int, end: int) -> list[Any]:
+    def _run_children(self, children: list[Any], origin: Origin, first: int, end: int) -> list[Any]:
         results: list[Any] = []
         for child in children:
             origin.begin_child()
@@ -255,11 +258,11 @@ class Steps:
                 results.append(result)
         return results
 
-    def _applied(self, step: _Step, values: Mapping[str, Any], origin: _Origin) -> Any:
+    def _applied(self, step: _Step, values: Mapping[str, Any], origin: Origin) -> Any:
         """What `step` makes of `values`; None where it drops the sample."""
         stage = step.stage
         if isinstance(stage, Decode):
-            return _decoded(stage, values, origin)
+            return decoded(stage, values, origin)
         if isinstance(stage, Select):
             return _selected(stage, values, origin)
         if isinstance(stage, Join):
@@ -298,97 +301,7 @@ def _own_value(value: memoryview) -> Any:
     return array if array.ndim else array[()]
 
 
-# ── decode ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _decoded(stage: Decode, members: Mapping[str, Any], origin: _Origin) -> dict[str, Any]:
-    values = _kept_beside(stage, members, origin)
-    for field in stage.fields:
-        data = _members_of(field, members, origin)
-        try:
-            found = field.decode_members(data, origin.rng() if field.takes_rng else None)
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise _decode_error(field, data, origin, error) from error
-        values.update(zip(field.names, found, strict=True))
-    return values
-
-
-def _written(
-    stage: Decode,
-    members: Mapping[str, Any],
-    origin: _Origin,
-    layout: Layout,
-    batch: dict[str, Any],
-    row: int,
-) -> tuple[dict[str, Any], list[str]]:
-    """Decode into the row what is an array of known shape; the values of the other fields, and what is written."""
-    values = _kept_beside(stage, members, origin)
-    written: list[str] = []
-    for field in stage.fields:
-        data = _members_of(field, members, origin)
-        rng = origin.rng() if field.takes_rng else None
-        try:
-            if all(map(layout.holds, field.names, field.specs)):
-                field.write_members(data, [batch[name][row] for name in field.names], rng)
-                written += field.names
-            else:
-                values.update(zip(field.names, field.decode_members(data, rng), strict=True))
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise _decode_error(field, data, origin, error) from error
-    return values, written
-
-
-def _kept_beside(stage: Decode, members: Mapping[str, Any], origin: _Origin) -> dict[str, Any]:
-    """What was joined before."""
-    if not origin.joined:
-        return {}
-    names = origin.joined.difference(stage.names)
-    return {name: value for name, value in members.items() if name in names}
-
-
-def _members_of(field: Field, members: Mapping[str, Any], origin: _Origin) -> list[memoryview]:
-    found = []
-    for name in field.names:
-        data = members.get(name)
-        if data is None:
-            raise FieldMissingError(
-                f"{field!r}: the sample has {', '.join(map(repr, members)) or 'no members'}",
-                stage="decode",
-                field=name,
-                sample_key=origin.sample.key,
-                shard=origin.shard,
-            )
-        if isinstance(data, str):  # from a table
-            data = data.encode()
-        try:
-            view = memoryview(data)
-            if is_typed(view) and not field.TAKES_NUMBERS:
-                raise ValueError(f"it is no bytes, but {np.asarray(view).dtype}{list(view.shape or ())}")
-            found.append(view)
-        except (TypeError, ValueError) as error:
-            raise _decode_error(field, [], origin, error) from error
-    return found
-
-
-def _decode_error(field: Field, data: Sequence[memoryview], origin: _Origin, error: Exception) -> DecodeError:
-    return DecodeError(
-        f"{field!r} cannot read these {sum(each.nbytes for each in data)} bytes: {error or type(error).__name__}",
-        stage="decode",
-        field=field.name,
-        sample_key=origin.sample.key,
-        offset_bytes=origin.sample.offset_bytes,
-        shard=origin.shard,
-    )
-
-
-# ── the others ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _selected(stage: Select, values: Mapping[str, Any], origin: _Origin) -> dict[str, Any]:
+def _selected(stage: Select, values: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
     try:
         return {name: values[name] for name in stage.names}
     except KeyError as error:
@@ -402,7 +315,7 @@ def _selected(stage: Select, values: Mapping[str, Any], origin: _Origin) -> dict
 
 
 def _joined(
-    stage: Join, name: str, values: Mapping[str, Any], row: Mapping[str, Any] | None, origin: _Origin
+    stage: Join, name: str, values: Mapping[str, Any], row: Mapping[str, Any] | None, origin: Origin
 ) -> dict[str, Any]:
     where = {"stage": name, "sample_key": origin.sample.key, "shard": origin.shard}
     if row is None:
@@ -417,7 +330,7 @@ def _joined(
     return {**values, **row}
 
 
-def _called(step: _Step, given: dict[str, Any], values: Mapping[str, Any], origin: _Origin) -> Any:
+def _called(step: _Step, given: dict[str, Any], values: Mapping[str, Any], origin: Origin) -> Any:
     """What a user's function makes of a sample, without the names that are the loader's."""
     stage = step.stage
     assert isinstance(stage, Map | Filter | FlatMap)

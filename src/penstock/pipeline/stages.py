@@ -5,9 +5,9 @@ What gathers samples into batches is in `batching`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize
@@ -83,22 +83,14 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
-    """A user's function of one sample: ``fn(sample)`` or ``fn(sample, rng)``.
+class Call:
+    """A stage that calls a user's function of a sample: ``fn(sample)`` or ``fn(sample, rng)``."""
 
-    Attributes:
-        fn: The function.
-        fields: What it gives, in its order, where that was said.
-        errors_max: Samples that may be dropped, per epoch, because it fails.
-    """
-
-    fn: Callable[..., Sample]
-    fields: tuple[tuple[str, Spec], ...] | None = None
-    errors_max: int = 0
+    METHOD: ClassVar[str] = "map"
+    fn: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        check_function(self.fn, "map")
-        _check_errors_max(self.errors_max)
+        check_function(self.fn, self.METHOD)
 
     @property
     def takes_rng(self) -> bool:
@@ -109,6 +101,24 @@ class Map:
     def name(self) -> str:
         """The function's name, for people."""
         return function_name(self.fn)
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Call):
+    """A user's function of one sample: ``fn(sample)`` or ``fn(sample, rng)``.
+
+    Attributes:
+        fn: The function.
+        fields: What it gives, in its order, where that was said.
+        errors_max: Samples that may be dropped, per epoch, because it fails.
+    """
+
+    fields: tuple[tuple[str, Spec], ...] | None = None
+    errors_max: int = 0
+
+    def __post_init__(self) -> None:
+        Call.__post_init__(self)
+        _check_errors_max(self.errors_max)
 
     def __repr__(self) -> str:
         shown = ""
@@ -119,7 +129,7 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Call):
     """Samples for which ``fn(sample)`` or ``fn(sample, rng)`` is false are left out.
 
     Attributes:
@@ -128,30 +138,20 @@ class Filter:
         errors_max: Samples that may be dropped, per epoch, because it fails.
     """
 
-    fn: Callable[..., object]
+    METHOD: ClassVar[str] = "filter"
     refill: bool = False
     errors_max: int = 0
 
     def __post_init__(self) -> None:
-        check_function(self.fn, "filter")
+        Call.__post_init__(self)
         _check_errors_max(self.errors_max)
-
-    @property
-    def takes_rng(self) -> bool:
-        """Whether a ``numpy.random.Generator`` is passed."""
-        return takes_rng(self.fn)
-
-    @property
-    def name(self) -> str:
-        """The function's name, for people."""
-        return function_name(self.fn)
 
     def __repr__(self) -> str:
         return f".filter({self.name}{', refill=True' if self.refill else ''}{_errors_shown(self.errors_max)})"
 
 
 @dataclass(frozen=True, slots=True)
-class FlatMap:
+class FlatMap(Call):
     """``fn(sample)`` or ``fn(sample, rng)`` gives any number of samples for one.
 
     Attributes:
@@ -159,22 +159,12 @@ class FlatMap:
         errors_max: Samples that may be dropped, per epoch, because it fails.
     """
 
-    fn: Callable[..., Iterable[Sample]]
+    METHOD: ClassVar[str] = "flat_map"
     errors_max: int = 0
 
     def __post_init__(self) -> None:
-        check_function(self.fn, "flat_map")
+        Call.__post_init__(self)
         _check_errors_max(self.errors_max)
-
-    @property
-    def takes_rng(self) -> bool:
-        """Whether a ``numpy.random.Generator`` is passed."""
-        return takes_rng(self.fn)
-
-    @property
-    def name(self) -> str:
-        """The function's name, for people."""
-        return function_name(self.fn)
 
     def __repr__(self) -> str:
         return f".flat_map({self.name}{_errors_shown(self.errors_max)})"
