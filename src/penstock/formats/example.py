@@ -54,37 +54,39 @@ def parse_example(view: memoryview) -> dict[str, memoryview]:
         ValueError: It is none.
     """
     fields: dict[str, memoryview] = {}
-    length = len(view)
+    heads, labels, end = _heads, _labels, len(view)
     top = _TOP(view)
-    if top is None or top.end() + (_sizes.get(top[1]) or _size(top[1])) != length:
-        for number, start, end in _messages(view, 0, length):
-            if number != 1:
-                raise ValueError(f"no tf.train.Example: it has a field number {number}")
-            _read_entries(view, start, end, fields)
+    if top is not None and top.end() + (_sizes.get(top[1]) or _size(top[1])) == end:
+        at = top.end()
     else:
-        _read_entries(view, top.end(), length, fields)
-    return fields
-
-
-def _read_entries(view: memoryview, at: int, end: int, fields: dict[str, memoryview]) -> None:
-    """The fields of ``Features`` in view[at:end], nearly all of them map entries."""
-    heads = _heads
-    while at < end:
+        view = _merged(view)
+        at, end = 0, len(view)
+    while at < end:  # over the fields of Features, nearly all of them map entries
         match = _HEAD(view, at, end)
-        if match is None:
-            at = _read_entry(view, at, end, fields)
-            continue
-        known = heads.get(match[0]) or _learn(match[0])
-        start = match.end()
-        if known is None or start + known[1] > end:
+        known = None if match is None else heads.get(match[0]) or _learn(match[0])
+        if match is None or known is None:
             at = _read_entry(view, at, end, fields)
             continue
         name, size_bytes, is_bytes = known
-        if name in fields:
-            raise ValueError(f"no tf.train.Example: feature {name!r} twice")
-        at = start + size_bytes
-        value = view[start:at]
-        fields[name] = value if is_bytes else integers(value)
+        start = match.end()
+        stop = start + size_bytes
+        if stop > end or name in fields:
+            at = _read_entry(view, at, end, fields)  # which says what is wrong
+            continue
+        value = view[start:stop]
+        fields[name] = value if is_bytes else labels.get(bytes(value)) or integers(value)
+        at = stop
+    return fields
+
+
+def _merged(view: memoryview) -> memoryview:
+    """The contents of ``Features`` where it is not all there is: one behind the other, which is how protobuf merges."""
+    pieces = []
+    for number, start, end in _messages(view, 0, len(view)):
+        if number != 1:
+            raise ValueError(f"no tf.train.Example: it has a field number {number}")
+        pieces.append(view[start:end])
+    return memoryview(b"".join(pieces))
 
 
 def _learn(head: bytes) -> tuple[str, int, bool] | None:
