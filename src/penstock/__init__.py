@@ -12,6 +12,7 @@ from penstock.errors import __all__ as _errors
 
 if TYPE_CHECKING:
     from penstock import testing as testing
+    from penstock import index as index
     from penstock import tensorflow as tensorflow
     from penstock import torch as torch
     from penstock.compose import connect as connect
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.errors import *  # noqa: F403 - __all__ there
     from penstock.loader import Loader as Loader
     from penstock.loader.explain import explain as explain
+    from penstock.loader.indexing import build_index as build_index
     from penstock.loader.peek import peek as peek
     from penstock.pipeline import Audio as Audio
     from penstock.pipeline import Bytes as Bytes
@@ -54,11 +56,12 @@ _ORIGIN = {
         "penstock.pipeline",
     ),
     "Loader": "penstock.loader",
+    "build_index": "penstock.loader.indexing",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.peek",
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("tensorflow", "testing", "torch")
+_SUBPACKAGES = ("index", "tensorflow", "testing", "torch")
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 
