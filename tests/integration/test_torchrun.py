@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -10,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import PIL.Image
 import pytest
 
 import penstock as ps
-from loading import shard, write_counted
+from loading import write_counted
+from pages import write_pictures
 from penstock.index import beside, build
 from penstock.loader.shards import ShardFinder
 
@@ -85,15 +83,7 @@ def test_ranks_through_a_dataloader(tmp_path: Path, door: str) -> None:
 
 def test_the_example_trains_one_network_in_two_halves(tmp_path: Path) -> None:
     """On four processes, both halves of a replica print the same keys and loss, and the replicas print others."""
-    for number in range(4):
-        members = []
-        for picture in range(number, 200, 4):
-            pixels = np.zeros((8, 8), np.uint8)
-            pixels[:, picture % 8] = 255
-            png = io.BytesIO()
-            PIL.Image.fromarray(pixels).save(png, "PNG")
-            members.append({"__key__": f"{picture:05d}", "png": png.getvalue(), "cls": str(picture % 8)})
-        (tmp_path / f"s-{number:03d}.tar").write_bytes(shard(members))
+    write_pictures(tmp_path, samples=200, shards=4)
     lines = sorted(re.findall(r"replica .*", torchrun(4, EXAMPLE, f"{tmp_path}/")))
     assert len(lines) == 8
     said = {line: re.sub(r" part \d", "", line) for line in lines}

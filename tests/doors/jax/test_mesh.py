@@ -1,39 +1,24 @@
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import PIL.Image
 import pytest
 
 import penstock as ps
-from loading import shard
+from pages import write_pictures
 
 jax = pytest.importorskip("jax")
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "jax_mesh.py"
 
 
-def write_stripes(folder: Path, *, samples: int, shards: int) -> None:
-    """Shards of 8 x 8 pictures whose bright column is their class."""
-    for index in range(shards):
-        members = []
-        for number in range(index, samples, shards):
-            pixels = np.zeros((8, 8), np.uint8)
-            pixels[:, number % 8] = 255
-            png = io.BytesIO()
-            PIL.Image.fromarray(pixels).save(png, "PNG")
-            members.append({"__key__": f"{number:05d}", "png": png.getvalue(), "cls": str(number % 8)})
-        (folder / f"s-{index:03d}.tar").write_bytes(shard(members))
-
-
 def test_the_example_learns_on_four_devices(tmp_path: Path) -> None:
     """Each batch lies on all four devices of the mesh, and the loss falls from epoch to epoch."""
-    write_stripes(tmp_path, samples=300, shards=5)
+    write_pictures(tmp_path, samples=300, shards=5)
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), f"{tmp_path}/"], capture_output=True, text=True, timeout=110, check=False
     )
@@ -45,7 +30,7 @@ def test_the_example_learns_on_four_devices(tmp_path: Path) -> None:
 
 def test_arrays_are_taken_as_they_are(tmp_path: Path) -> None:
     """A batch's arrays go to jax.device_put and to numpy functions of JAX without conversion, dtype and bytes equal."""
-    write_stripes(tmp_path, samples=20, shards=2)
+    write_pictures(tmp_path, samples=20, shards=2)
     made = ps.shards(f"{tmp_path}/").decode(ps.Image("png", mode="L"), ps.Integer("cls")).batch(8)
     with ps.Loader(made) as loader:
         for batch in loader:
@@ -56,7 +41,7 @@ def test_arrays_are_taken_as_they_are(tmp_path: Path) -> None:
 
 def test_what_jax_holds_outlives_the_loader(tmp_path: Path) -> None:
     """JAX may keep a batch's memory as its own: later batches and close() do not change it."""
-    write_stripes(tmp_path, samples=40, shards=2)
+    write_pictures(tmp_path, samples=40, shards=2)
     made = ps.shards(f"{tmp_path}/").decode(ps.Image("png", mode="L"), ps.Integer("cls")).batch(4)
     held, copies = [], []
     with ps.Loader(made) as loader:

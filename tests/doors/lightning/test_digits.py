@@ -1,21 +1,22 @@
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import PIL.Image
 import pytest
 
 import penstock as ps
-from loading import pipeline, shard, write_counted
+from loading import pipeline, write_counted
+from pages import write_pictures
+from penstock.index import beside, build
+from penstock.loader.shards import ShardFinder
 
 lightning = pytest.importorskip("lightning")
 import torch  # noqa: E402 - Lightning brings it
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "lightning_digits.py"
 
@@ -23,13 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on worke
 
 
 class Recorder(lightning.LightningModule):  # type: ignore[misc]
-    """Writes down the samples that it is given; stops in the middle of an epoch where it is told to."""
+    """Writes down the samples that it is given."""
 
-    def __init__(self, *, stop_after: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.seen: list[int] = []
-        self.stop_after = stop_after
 
     def training_step(self, batch: dict[str, Any]) -> torch.Tensor:
         self.seen += batch["cls"].tolist()
@@ -72,16 +72,7 @@ def test_fit_with_a_dataloader(tmp_path: Path, workers: int) -> None:
 
 def test_the_example_runs_and_goes_on(tmp_path: Path) -> None:
     """It trains its three epochs; started again on a checkpoint of its middle, it does the steps that are left."""
-    (tmp_path / "data").mkdir()
-    for index in range(4):
-        members = []
-        for number in range(index, 320, 4):
-            pixels = np.zeros((8, 8), np.uint8)
-            pixels[:, number % 8] = 255
-            png = io.BytesIO()
-            PIL.Image.fromarray(pixels).save(png, "PNG")
-            members.append({"__key__": f"{number:05d}", "png": png.getvalue(), "cls": str(number % 8)})
-        (tmp_path / f"data/s-{index:03d}.tar").write_bytes(shard(members))
+    write_pictures(tmp_path / "data", samples=320, shards=4)
     command = [sys.executable, str(EXAMPLE), f"{tmp_path}/data/", f"{tmp_path}/checkpoints"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -90,3 +81,20 @@ def test_the_example_runs_and_goes_on(tmp_path: Path) -> None:
     assert torch.load(middle, weights_only=False)["global_step"] == 10
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert re.search(r"^15 steps, loss [01]\.\d+$", done.stdout, re.MULTILINE), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_run_resumes_at_the_very_next_batch(tmp_path: Path, step: int) -> None:
+    """With an index, a checkpoint from inside an epoch continues exactly: no sample twice, none left out."""
+    write_counted(tmp_path / "data", (9, 4, 7))
+    shards = ShardFinder(ps.shards(f"{tmp_path}/data/").source, fetch=None).find()
+    build(shards, beside(shards))
+    made = pipeline(tmp_path / "data", batch=3)
+    checkpoints = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    whole, rest = Recorder(), Recorder()
+    with ps.Loader(made) as loader:
+        trainer(max_epochs=2, callbacks=[checkpoints]).fit(whole, ps.torch.Tensors(loader))
+    with ps.Loader(made) as loader:
+        resumed = trainer(max_epochs=2, enable_checkpointing=False)
+        resumed.fit(rest, ps.torch.Tensors(loader), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
+    assert rest.seen == whole.seen[3 * step :]

@@ -1,0 +1,38 @@
+"""The runnable examples of pages that need a framework: blocks after ``<!-- runs -->`` and ``<!-- runs: NAME -->``."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+
+from loading import shard
+
+ROOT = Path(__file__).parents[1]
+_BLOCK = re.compile(r"^<!-- runs(?:: (\w+))? -->\n+```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def code_of(page: str, framework: str) -> str:
+    """All Python of a page that runs where `framework` is installed, as one program."""
+    blocks = _BLOCK.findall((ROOT / page).read_text())
+    assert any(name == framework for name, _ in blocks), f"{page} has no block that needs {framework}"
+    return "\n".join(body for name, body in blocks if name in ("", framework))
+
+
+def write_pictures(
+    folder: Path, *, samples: int, shards: int, size: tuple[int, int] = (8, 8), kind: str = "png"
+) -> None:
+    """Shards of pictures whose bright column is their class: ``NAME.png`` (grey) or ``NAME.jpg`` (colour), and ``NAME.cls``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(shards):
+        members = []
+        for number in range(index, samples, shards):
+            pixels = np.zeros((*size, 3) if kind == "jpg" else size, np.uint8)
+            pixels[:, number % 8] = 255
+            file = io.BytesIO()
+            PIL.Image.fromarray(pixels).save(file, "JPEG" if kind == "jpg" else "PNG")
+            members.append({"__key__": f"{number:06d}", kind: file.getvalue(), "cls": str(number % 8)})
+        (folder / f"s-{index:03d}.tar").write_bytes(shard(members))
