@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 from penstock.formats.jsonl import KEY_NAMES
 from penstock.formats.ranged import TAIL_BYTES, ShardReader, Unit, merged
 from penstock.formats.sample import RESERVED_FIELDS, Sample
+from penstock.formats.thrift import Struct, read_struct
 from penstock.formats.typed import view_of_array
 from penstock.types import ByteRange
 
@@ -34,6 +35,9 @@ MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 BLOCK_BYTES_MAX = 8 << 30
 """Of a row group once decompressed; a footer that promises more is not believed."""
+
+ROWS_MAX = 1 << 28
+"""Of a row group: each is a Python object."""
 
 _GAP_BYTES = 64 << 10  # between columns that are read as one: less than a request costs anywhere
 
@@ -121,7 +125,10 @@ class ParquetReader(ShardReader):
             self._metadata = self._parquet.read_metadata(self._arrow.BufferReader(MAGIC + footer))
             schema = self._metadata.schema.to_arrow_schema()
             self._choose(schema)
-            self.units = tuple(self._unit(index, begin_bytes) for index in range(self._metadata.num_row_groups))
+            groups = read_struct(footer).get(4) or []
+            self.units = tuple(self._unit(group, begin_bytes) for group in groups)
+            if len(groups) != self._metadata.num_row_groups:
+                raise ValueError(f"{len(groups)} row groups, pyarrow says {self._metadata.num_row_groups}")
         except ConfigError:
             raise
         except (self._arrow.ArrowException, OSError, ValueError) as error:
@@ -146,25 +153,26 @@ class ParquetReader(ShardReader):
         if not self._columns:
             raise ConfigError(f"{self._shard} has none of the columns {sorted(wanted or ())}", hint=f"it has {names}")
 
-    def _unit(self, index: int, end_bytes: int) -> Unit:
-        group = self._metadata.row_group(index)
-        if group.total_byte_size > BLOCK_BYTES_MAX:
-            raise ValueError(f"a row group of {group.total_byte_size} bytes, more than {BLOCK_BYTES_MAX}")
-        spans = []
-        for column_index in range(group.num_columns):
-            column = group.column(column_index)
-            if not any(
-                column.path_in_schema == name or column.path_in_schema.startswith(name + ".") for name in self._columns
-            ):
-                continue
-            start = column.data_page_offset
-            if column.has_dictionary_page and column.dictionary_page_offset:
-                start = min(start, column.dictionary_page_offset)
-            end = start + column.total_compressed_size
-            if not len(MAGIC) <= start <= end <= end_bytes:
-                raise ValueError(f"column {column.path_in_schema!r} lies at bytes [{start}, {end})")
-            spans.append(ByteRange(start, end))
-        return Unit(merged(spans, _GAP_BYTES), group.num_rows)
+    def _unit(self, group: Struct, end_bytes: int) -> Unit:
+        """A row group, as the footer describes it: ``RowGroup`` of parquet.thrift, by the numbers of its fields."""
+        try:
+            columns, size_bytes, rows_count = group[1], int(group[2]), int(group[3])
+            if not 0 <= size_bytes <= BLOCK_BYTES_MAX or not 0 <= rows_count <= ROWS_MAX:
+                raise ValueError(f"a row group of {rows_count} rows in {size_bytes} bytes")
+            spans = [self._span(column[3], end_bytes) for column in columns]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"its footer describes no row group: {error!r}") from None
+        return Unit(merged([span for span in spans if span is not None], _GAP_BYTES), rows_count)
+
+    def _span(self, column: Struct, end_bytes: int) -> ByteRange | None:
+        """Where a column of a row group lies; None where nobody wants it. ``ColumnMetaData``."""
+        if column[3][0].decode("utf-8", "replace") not in self._columns:
+            return None
+        start = min(column[9], column.get(11) or column[9])
+        end = start + column[7]
+        if not len(MAGIC) <= start <= end <= end_bytes:
+            raise ValueError(f"a column lies at bytes [{start}, {end})")
+        return ByteRange(start, end)
 
     def _read(self, unit_index: int, views: list[memoryview]) -> list[Sample]:
         unit = self.units[unit_index]

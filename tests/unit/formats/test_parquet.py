@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import json
+import random
 
 import pytest
 
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.formats import detect, parser_of, ranged_of, samples_of
+from penstock.formats.thrift import read_struct
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -142,3 +144,47 @@ def test_columns_that_are_refused():
     assert (sample.key, list(sample.fields)) == ("k", ["x"])
     assert sample.fields["x"][0] == 1.0
     assert sample.fields["x"][1] != sample.fields["x"][1]
+
+
+def test_a_damaged_footer_is_an_error_not_the_end_of_the_process():
+    """Flipped bits in the footer: samples or CorruptShardError. pyarrow's own view of a damaged column ends the process."""
+    data = parquet(TABLE, row_group_size=16)
+    footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
+    flips = random.Random(3)
+    refused = 0
+    for _ in range(120):
+        damaged = bytearray(data)
+        damaged[-flips.randint(9, footer_bytes)] ^= 1 << flips.randrange(8)
+        try:
+            read(damaged)
+        except CorruptShardError as error:
+            refused += 1
+            last = error
+    assert refused > 10
+    assert last.shard == "s.parquet"
+
+
+@pytest.mark.parametrize(
+    ("footer", "text"),
+    [
+        (b"\x15", "cut off"),
+        (b"\x19\xfc\xff\xff\xff\x7f", "does not fit"),
+        (b"\x18\x7f", "does not fit"),
+        (b"\x1c" * 40, "nested deeper"),
+        (b"\x16" + b"\xff" * 11, "more than 64 bits"),
+        (b"\x1d\x00", "a value of type 13"),
+        (b"\x1b\x7f\x55", "does not fit"),
+    ],
+)
+def test_a_footer_is_read_within_bounds(footer, text):
+    """Lengths, depth and numbers that cannot be are refused before anything of that size is made."""
+    with pytest.raises(ValueError, match=text):
+        read_struct(footer)
+
+
+def test_a_footer_holds_every_kind_of_value():
+    """Numbers of all widths, texts, lists, maps, truth values; numbers of fields as differences or in full."""
+    data = bytes.fromhex("1503 11 12 17000000000000f03f 18026869 192504 08 1b0155 0204 1307 0c14 00 00")
+    assert read_struct(data) == {
+        1: -2, 2: True, 3: False, 4: 1.0, 5: b"hi", 6: [2, 4], 7: None, 8: 7, 10: {},
+    }  # fmt: skip
