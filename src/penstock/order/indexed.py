@@ -23,6 +23,7 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.order.bounds import RANKS_MAX, WINDOW_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
+from penstock.order.laned import Laned
 from penstock.order.permutation import LANES, RUN, SHARDS, key_of, permutation
 from penstock.order.stream import LANES_DEFAULT
 
@@ -75,7 +76,7 @@ class SourcePlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IndexedOrder:
+class IndexedOrder(Laned):
     """Which sample comes when, for one epoch and one rank; see the module's text.
 
     Attributes:
@@ -147,20 +148,6 @@ class IndexedOrder:
         if self.lanes is not None:
             return self.lanes
         return LANES_DEFAULT if self.shuffled else self.world_size
-
-    @property
-    def lanes_owned(self) -> tuple[int, ...]:
-        """The rank's lanes, ascending; all ranks own equally many."""
-        return tuple(range(self.rank, self.lanes_count, self.world_size))
-
-    def lane_length(self, lane: int) -> int:
-        """Samples in a lane; lanes differ by at most 1."""
-        check_lane(lane, self.lanes_count)
-        return self.samples_count // self.lanes_count + (lane < self.samples_count % self.lanes_count)
-
-    def position(self, lane: int, index: int) -> int:
-        """Position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
-        return index * self.lanes_count + lane
 
     def at_epoch(self, epoch: int) -> IndexedOrder:
         """The same order, of another epoch."""

@@ -32,6 +32,7 @@ from penstock.errors import ConfigError
 from penstock.order.bounds import RANKS_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
 from penstock.order.circle import CIRCLE_LANES_MAX, Circle
 from penstock.order.indexed import SAMPLES_MAX, IndexedOrder, Leaving, Location, SourcePlace, counts_of
+from penstock.order.laned import Laned
 from penstock.order.permutation import PASS, SOURCE, key_of
 from penstock.order.stream import LANES_DEFAULT
 
@@ -72,7 +73,7 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mix:
+class Mix(Laned):
     """Which sample of which source comes when, for one epoch and one rank; see the module's text.
 
     Attributes:
@@ -143,20 +144,6 @@ class Mix:
         if self.lanes is not None:
             return self.lanes
         return LANES_DEFAULT if any(source.shuffled for source in self.sources) else self.world_size
-
-    @property
-    def lanes_owned(self) -> tuple[int, ...]:
-        """The rank's lanes, ascending; all ranks own equally many."""
-        return tuple(range(self.rank, self.lanes_count, self.world_size))
-
-    def lane_length(self, lane: int) -> int:
-        """Rows of a lane; lanes differ by at most 1."""
-        check_lane(lane, self.lanes_count)
-        return self.samples_count // self.lanes_count + (lane < self.samples_count % self.lanes_count)
-
-    def position(self, lane: int, row: int) -> int:
-        """Position in the job's order of the `row`-th sample (from 0) that leaves `lane` in this epoch."""
-        return row * self.lanes_count + lane
 
     def at_epoch(self, epoch: int) -> Mix:
         """The same mix, of another epoch."""
