@@ -1,0 +1,39 @@
+"""What every order with an index has: positions that go round the lanes, and lanes that belong to ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.order.bounds import check_lane
+
+
+class Laned:
+    """Position p is row p // L of lane p mod L; rank r of W owns the lanes l with l mod W = r."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        rank: int
+        world_size: int
+
+        @property
+        def samples_count(self) -> int:
+            """Positions of an epoch."""
+
+        @property
+        def lanes_count(self) -> int:
+            """L."""
+
+    @property
+    def lanes_owned(self) -> tuple[int, ...]:
+        """The rank's lanes, ascending; all ranks own equally many."""
+        return tuple(range(self.rank, self.lanes_count, self.world_size))
+
+    def lane_length(self, lane: int) -> int:
+        """Samples that leave a lane in an epoch; lanes differ by at most 1."""
+        check_lane(lane, self.lanes_count)
+        return self.samples_count // self.lanes_count + (lane < self.samples_count % self.lanes_count)
+
+    def position(self, lane: int, index: int) -> int:
+        """Position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
+        return index * self.lanes_count + lane
