@@ -1,6 +1,7 @@
 """Runs a pipeline: see README.md in this folder."""
 
 from penstock.loader.loader import Loader
+from penstock.loader.options import LoaderOptions
 from penstock.loader.statistics import LoaderStatistics
 
-__all__ = ["Loader", "LoaderStatistics"]
+__all__ = ["Loader", "LoaderOptions", "LoaderStatistics"]

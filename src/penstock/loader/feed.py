@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -12,9 +12,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.formats import Sample
-    from penstock.loader.lanes import Item, RunStart
-    from penstock.loader.reading import Segment
+    from penstock.loader.lanes import RunStart
     from penstock.order import Batches
+
+
+class Where(Protocol):
+    """Where a sample came from: a ``Segment`` of a shard, or an object."""
+
+    @property
+    def url(self) -> str:
+        """For people, and for ``__shard__``."""
+
+    @property
+    def source(self) -> int:
+        """Number of the source in a mix; 0 where there is one."""
+
+
+Item: TypeAlias = "tuple[Sample, Where]"
+"""A sample on its way."""
 
 
 class Block(NamedTuple):
@@ -27,7 +42,7 @@ class Block(NamedTuple):
     """
 
     samples: Sequence[Sample]
-    segments: Sequence[Segment]
+    segments: Sequence[Where]
     positions: NDArray[np.int64]
 
 

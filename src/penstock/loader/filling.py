@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.formats import Sample
-    from penstock.loader.feed import Block
-    from penstock.loader.reading import Segment
+    from penstock.loader.feed import Block, Where
     from penstock.loader.run import EpochRun
 
 TASK_ROWS_MAX = 32
@@ -120,7 +119,7 @@ class Task(NamedTuple):
     batch: OpenBatch
     first_row: int
     samples: Sequence[Sample]
-    segments: Sequence[Segment]
+    segments: Sequence[Where]
     positions: Sequence[int]
     known: Mapping[int, Mapping[str, Any] | None]
 
@@ -188,7 +187,7 @@ class RowsFilling:
             return None
         return Layout.of_specs(said[0]) if said[0] is not None else None
 
-    def _write(self, task: Task, row: int, sample: Sample, segment: Segment, position: int) -> bool:
+    def _write(self, task: Task, row: int, sample: Sample, segment: Where, position: int) -> bool:
         """Fill a row; False where the sample is dropped."""
         layout = self._layout
         if row in task.known:

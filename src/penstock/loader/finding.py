@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, StoreError
 from penstock.index import beside, in_directory, lookup
+from penstock.loader.objects import ObjectSource
 from penstock.loader.shards import ShardFinder
-from penstock.pipeline import Shards
+from penstock.pipeline import Mix, Objects, Shards
 
 if TYPE_CHECKING:
     import os
@@ -26,11 +27,18 @@ class FoundSource(NamedTuple):
         shards: In an order that the URLs fix.
         rows: What an index knows of each.
         place: Where that index lies; None: there is none.
+        objects: Samples that are objects of their own; they need no index.
     """
 
     shards: list[Shard]
     rows: Sequence[ShardRow | None]
     place: IndexPlace | None
+    objects: ObjectSource | None = None
+
+    @property
+    def samples_count(self) -> int:
+        """As far as it is known."""
+        return len(self.objects) if self.objects is not None else sum(row.samples_count for row in self.rows if row)
 
 
 class Found(NamedTuple):
@@ -63,11 +71,10 @@ class Finder:
     ) -> None:
         self._pipeline = pipeline
         self._index_dir = index_dir
-        self._finders = []
+        self._sources: list[tuple[Shards | Objects, ShardFinder]] = []
         for leaf in pipeline.flat().leaves:
-            if not isinstance(leaf.source, Shards):
-                raise ConfigError(f"{leaf.source!r} cannot be read by a Loader", hint="ps.shards(url)")
-            self._finders.append(ShardFinder(leaf.source, fetch=fetch))
+            assert not isinstance(leaf.source, Mix)
+            self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch)))
 
     def find(self, *, index: str) -> Found:
         """Look.
@@ -81,19 +88,15 @@ class Finder:
             StoreError: the store could not be listed.
             ConfigError: a URL that no store takes; no index, and one is required.
         """
-        sources = []
-        for finder in self._finders:
-            shards = finder.find()
-            if index == "stream":
-                sources.append(FoundSource(shards, [None] * len(shards), None))
-            else:
-                sources.append(self._looked_up(shards, needed=index != "auto"))
-        unknown = [row for source in sources for row in source.rows].count(None)
+        sources = [self._found(number, index) for number in range(len(self._sources))]
+        unknown = [row for source in sources if source.objects is None for row in source.rows].count(None)
         total = sum(len(source.shards) for source in sources)
+        samples = sum(source.samples_count for source in sources)
+        if all(source.objects is not None for source in sources):
+            return Found(self._pipeline, sources, True, f"reading {samples} samples that are objects")
         if index == "stream":
             return Found(self._pipeline, sources, False, f"reading {total} shards without an index, as asked")
         if not unknown:
-            samples = sum(row.samples_count for source in sources for row in source.rows if row is not None)
             places = ", ".join(source.place.url for source in sources if source.place is not None)
             return Found(self._pipeline, sources, True, f"reading {total} shards, {samples} samples, by {places}")
         said = f"no index knows {unknown} of {total} shards"
@@ -103,8 +106,17 @@ class Finder:
 
     def close(self) -> None:
         """Close the stores; idempotent."""
-        for finder in self._finders:
+        for _, finder in self._sources:
             finder.close()
+
+    def _found(self, number: int, index: str) -> FoundSource:
+        source, finder = self._sources[number]
+        shards = [] if isinstance(source, Objects) and source.read is not None else finder.find()
+        if isinstance(source, Objects):
+            return FoundSource(shards, [None] * len(shards), None, ObjectSource(shards, source, number=number))
+        if index == "stream":
+            return FoundSource(shards, [None] * len(shards), None)
+        return self._looked_up(shards, needed=index != "auto")
 
     def _looked_up(self, shards: list[Shard], *, needed: bool) -> FoundSource:
         nothing = FoundSource(shards, [None] * len(shards), None)

@@ -8,6 +8,7 @@ from penstock.formats import FORMATS
 from penstock.loader.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes import Lane, Pins, RunStart
 from penstock.loader.mixing import MixedLane
+from penstock.loader.objects import ObjectLane, ObjectsFeed
 from penstock.loader.reading import LaneReader, Segment
 from penstock.order import Batches, Mix
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.index import IndexPlace, ShardIndex, ShardRow
     from penstock.loader.feed import AnyLane, Batching
+    from penstock.loader.objects import ObjectSource
     from penstock.loader.reading import Reading
     from penstock.loader.shards import Shard
     from penstock.order import IndexedOrder
@@ -28,12 +30,19 @@ class IndexedSource(NamedTuple):
     Attributes:
         shards: As listed.
         rows: Of the index, one for each.
-        place: Where the shards' own indexes lie.
+        place: Where the shards' own indexes lie; None for objects.
+        objects: What there is instead of shards.
     """
 
     shards: Sequence[Shard]
     rows: Sequence[ShardRow]
-    place: IndexPlace
+    place: IndexPlace | None
+    objects: ObjectSource | None
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Samples of each shard; each object is one by itself."""
+        return [1] * len(self.objects) if self.objects is not None else [row.samples_count for row in self.rows]
 
 
 class _Part(NamedTuple):
@@ -65,12 +74,16 @@ class IndexedJob:
         sources: One, or those of the mix, in its order.
         order: Of epoch 0.
         reading: How.
+        threads_count: For users' functions that read.
     """
 
     mode = "index"
 
-    def __init__(self, sources: Sequence[IndexedSource], *, order: IndexedOrder | Mix, reading: Reading) -> None:
+    def __init__(
+        self, sources: Sequence[IndexedSource], *, order: IndexedOrder | Mix, reading: Reading, threads_count: int
+    ) -> None:
         self.order = order
+        self._threads_count = threads_count
         self._sources = sources
         self._reading = reading
         self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
@@ -79,7 +92,17 @@ class IndexedJob:
         """See ``Job``."""
         position = 0 if cursor is None else cursor["position"]
         batches = self.batches(epoch, batching=batching, origin=position)
-        return Begun(self._feed(epoch, position, batches.stop), batches)
+        order, objects = self.order.at_epoch(epoch), self._sources[0].objects
+        if objects is None or isinstance(order, Mix):
+            return Begun(self._feed(order, position, batches.stop), batches)
+        feed = ObjectsFeed(
+            objects,
+            order=order,
+            positions=_positions(order, position, batches.stop),
+            meter=self._reading.meter,
+            threads_count=self._threads_count,
+        )
+        return Begun(feed, batches)
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
         """See ``Job``; those from position `origin` on."""
@@ -98,12 +121,11 @@ class IndexedJob:
         """See ``Job``; the mark is a position of the job, or this rank's feed's."""
         return {"position": mark.position if isinstance(mark, Mark) else mark}
 
-    def _feed(self, epoch: int, position: int, stop: int) -> LanesFeed:
+    def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed:
         """The rank's samples of an epoch with positions in [position, stop).
 
         Cost: one small read for each shard that a lane enters or leaves inside, all at once.
         """
-        order = self.order.at_epoch(epoch)
         self._offsets.clear()
         rounds, first_lane = divmod(position, order.lanes_count)
         owned = [number for number in order.lanes_owned if order.lane_length(number) > _row(number, position, order)]
@@ -117,7 +139,7 @@ class IndexedJob:
             for lane in lanes:
                 lane.close()
             raise
-        count = len(range(position + (order.rank - position) % order.world_size, stop, order.world_size))
+        count = len(_positions(order, position, stop))
         turn = sum(number < first_lane for number in owned)
         if turn == len(owned):  # the rank's lanes had their turn in this round
             rounds, turn = rounds + 1, 0
@@ -126,7 +148,7 @@ class IndexedJob:
         )
 
     def _lane(self, order: IndexedOrder | Mix, number: int, row: int, pins: Pins) -> AnyLane:
-        def open_lane(source: int, taken: int) -> tuple[Lane, int]:
+        def open_lane(source: int, taken: int) -> tuple[AnyLane, int]:
             part = _part(order, number, source, taken)
             self._load_offsets([part])
             return self._source_lane(part, pins), part.left_count
@@ -135,7 +157,17 @@ class IndexedJob:
             return MixedLane(number, order=order, row=row, open_lane=open_lane)
         return open_lane(0, row)[0]
 
-    def _source_lane(self, part: _Part, pins: Pins) -> Lane:
+    def _source_lane(self, part: _Part, pins: Pins) -> AnyLane:
+        objects = self._sources[part.source].objects
+        if objects is not None:
+            return ObjectLane(
+                objects,
+                order=part.order,
+                lane=part.lane,
+                taken=part.start.before_count + part.skip_count,
+                meter=self._reading.meter,
+                threads_count=self._threads_count,
+            )
         segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
         reader = LaneReader(segments, reading=self._reading)
         return Lane(
@@ -167,7 +199,7 @@ class IndexedJob:
         missing: dict[int, list[int]] = {}
         for part in parts:
             source = self._sources[part.source]
-            for stored in part.stored:
+            for stored in part.stored if source.place is not None else ():
                 shard = stored.shard % len(source.shards)
                 row = source.rows[shard]
                 is_part = row.has_offsets and stored.samples_count < row.samples_count
@@ -176,6 +208,7 @@ class IndexedJob:
         for source_index, shards in missing.items():
             source = self._sources[source_index]
             wanted = sorted(set(shards))
+            assert source.place is not None
             found = source.place.load_shards([source.rows[shard] for shard in wanted])
             for shard, index in zip(wanted, found, strict=True):
                 self._offsets[source_index, shard] = index
@@ -214,6 +247,11 @@ def _part(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> _P
         skip_count, start = 0, RunStart(0, None, 0, 0, place.taken)
     stored = place.order.lane_segments(lane, start.before_count) if left_count > 0 else []
     return _Part(source, place.order, lane, start, skip_count, left_count, stored)
+
+
+def _positions(order: IndexedOrder | Mix, position: int, stop: int) -> range:
+    """The rank's, of those in [position, stop)."""
+    return range(position + (order.rank - position) % order.world_size, stop, order.world_size)
 
 
 def _row(lane: int, position: int, order: IndexedOrder | Mix) -> int:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.formats import Sample
 
 if TYPE_CHECKING:
+    from penstock.loader.feed import Item
     from penstock.loader.reading import LaneReader, Piece, Segment
-
-Item: TypeAlias = "tuple[Sample, Segment]"
-"""A sample on its way, and the segment of a shard that it came from."""
 
 
 class Runs(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,7 +11,7 @@ from penstock.errors import ClosedError, ConfigError
 from penstock.loader.epoch import Epoch
 from penstock.loader.finding import Finder
 from penstock.loader.options import Options
-from penstock.loader.planning import Plan, plan_of
+from penstock.loader.planning import Plan, plan_of, threads_count
 from penstock.loader.run import RunPlan
 from penstock.loader.samples import Steps
 from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
@@ -21,6 +20,7 @@ from penstock.order import ORDER_VERSION
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Mapping
 
     from penstock.config import FetchConfig
@@ -100,7 +100,7 @@ class Loader:
         self.pipeline = pipeline
         self._steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
         self._meter = Meter()
-        self._threads_count = threads or len(os.sched_getaffinity(0))
+        self._threads_count = threads_count(self._options)
         self._epoch = 0
         self._batches_count = 0  # handed out in this epoch
         self._mark: Any = None  # behind the last of them

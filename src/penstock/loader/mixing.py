@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.loader.lanes import Item, Lane, RunStart
+    from penstock.loader.feed import AnyLane, Item
+    from penstock.loader.lanes import RunStart
     from penstock.order import Mix
 
 TURNS_COUNT = 512
 """Turns that are asked for at once: one answer costs as much as some hundred of them."""
 
-OpenLane: TypeAlias = "Callable[[int, int], tuple[Lane, int]]"
+OpenLane: TypeAlias = "Callable[[int, int], tuple[AnyLane, int]]"
 """``open_lane(source, taken)``: a source's own lane from its `taken`-th sample on, and how many samples it has from
 there to the end of the source, or of that pass over it."""
 
@@ -131,6 +132,6 @@ class _Pass:
 
     __slots__ = ("lane", "left")
 
-    def __init__(self, lane: Lane, left: int) -> None:
+    def __init__(self, lane: AnyLane, left: int) -> None:
         self.lane = lane
         self.left = left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.config import default_budget_bytes
@@ -157,12 +158,17 @@ def plan_of(
         job=job,
         batching=batching,
         facts=facts,
-        digest=data_digest(shard for each in found.sources for shard in each.shards),
+        digest=data_digest(found.sources),
         rank=rank,
         world_size=world_size,
         is_masked=pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last),
         carries=carries,
     )
+
+
+def threads_count(options: Options) -> int:
+    """Decode threads: as said, else one per core that this process may use."""
+    return options.threads or len(os.sched_getaffinity(0))
 
 
 def _carries(pipeline: Pipeline) -> bool:
@@ -226,11 +232,10 @@ def _indexed(
     pipeline: Pipeline, found: Found, asked: _Order, options: Options, meter: Meter, saved: Mapping[str, Any]
 ) -> IndexedJob:
     sources = [
-        IndexedSource(each.shards, [row for row in each.rows if row is not None], each.place)
+        IndexedSource(each.shards, [row for row in each.rows if row is not None], each.place, each.objects)
         for each in found.sources
-        if each.place is not None
     ]
-    counts = [[row.samples_count for row in source.rows] for source in sources]
+    counts = [source.counts for source in sources]
     order: IndexedOrder | Mix
     order = (
         IndexedOrder(samples=counts[0], **asked._asdict())
@@ -238,7 +243,7 @@ def _indexed(
         else mixed(pipeline, counts, asked, saved)
     )
     reading = _reading(pipeline, len(order.lanes_owned) * len(sources), options, meter)
-    return IndexedJob(sources, order=order, reading=reading)
+    return IndexedJob(sources, order=order, reading=reading, threads_count=threads_count(options))
 
 
 def mixed(pipeline: Pipeline, counts: Sequence[Sequence[int]], asked: _Order, saved: Mapping[str, Any]) -> Mix:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
 from penstock import compose
 from penstock.errors import ObjectMissingError
 from penstock.formats import format_of_name
+from penstock.index import FOLDER, read_manifest
+from penstock.pipeline import Objects, Shards
 from penstock.pipeline.source import braces_unfolded, has_glob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.config import FetchConfig
-    from penstock.pipeline import Shards
     from penstock.store import Store
     from penstock.types import Key
 
@@ -45,29 +47,37 @@ class Shard:
 
 
 class ShardFinder:
-    """Connects once per root and lists. The stores stay open until ``close()``."""
+    """Connects once per root and lists. The stores stay open until ``close()``.
 
-    def __init__(self, source: Shards, *, fetch: FetchConfig | None) -> None:
+    Args:
+        source: Shards; or objects, of which none is left out for its name.
+        fetch: For the stores.
+    """
+
+    def __init__(self, source: Shards | Objects, *, fetch: FetchConfig | None) -> None:
         self._source = source
+        self._takes_all = isinstance(source, Objects)
         self._fetch = fetch
         self._stores: dict[str, Store] = {}
 
     def find(self) -> list[Shard]:
-        """All shards of the source.
+        """All shards, or objects, of the source.
 
         Raises:
             ObjectMissingError: a prefix or pattern has no shard.
             StoreError: the store could not be listed.
             ConfigError: a URL that no store takes.
 
-        Cost: one listing per prefix or pattern (one request per 1 000 keys); none for shards given by name.
+        Cost: one listing per prefix or pattern (one request per 1 000 keys); one read of a manifest; none for shards
+        given by name.
         """
-        shards: list[Shard] = []
+        shards: list[Shard] = self._manifested()
         for url in self._source.urls:
             for each in [url] if self._source.is_list else braces_unfolded(url):
                 shards.extend(self._of(each))
-        for shard in shards:
-            shard.format = self._source.format
+        if isinstance(self._source, Shards):
+            for shard in shards:
+                shard.format = self._source.format
         return shards
 
     def close(self) -> None:
@@ -76,12 +86,31 @@ class ShardFinder:
         for store in stores.values():
             store.close()
 
+    def _manifested(self) -> list[Shard]:
+        """What a manifest names, in its order."""
+        url = self._source.manifest
+        if url is None:
+            return []
+        root, key = compose.split(url)
+        entries = read_manifest(self._store(root).read(key).data, url=url)
+        base = os.path.commonprefix([entry.url for entry in entries])
+        base = base[: base.rfind("/") + 1]  # one store for all, also where a store is a directory
+        shards = []
+        for entry in entries:
+            if base.startswith("s3://") or not base:
+                root, key = compose.split(entry.url)
+            else:
+                root, key = base, entry.url[len(base) :]
+            shards.append(Shard(self._store(root), key, etag=entry.etag, size_bytes=entry.size_bytes))
+        return shards
+
     def _of(self, url: str) -> list[Shard]:
         if has_glob(url) and not self._source.is_list:
             folder, pattern = _glob_parts(url)
             matches = re.compile(_glob_regex(pattern)).fullmatch
             return self._listed(folder, url, matches)
-        if url.endswith("/") or (not self._source.is_list and format_of_name(url) is None):
+        is_prefix = self._takes_all or format_of_name(url) is None
+        if url.endswith("/") or (not self._source.is_list and is_prefix):
             return self._listed(url.rstrip("/") + "/", url, None)
         root, key = compose.split(url)
         return [Shard(self._store(root), key)]
@@ -93,18 +122,24 @@ class ShardFinder:
         for info in store.list():
             if info.is_prefix or (matches is not None and matches(info.key) is None):
                 continue
-            if format_of_name(info.key) is None:
+            if self._is_other(info.key):
                 others_count += 1
                 continue
             shards.append(Shard(store, info.key, etag=info.etag, size_bytes=info.size_bytes))
         if not shards:
             raise ObjectMissingError(
-                f"no shards here ({others_count} objects of other kinds)",
+                f"no {'objects' if self._takes_all else 'shards'} here ({others_count} objects of other kinds)",
                 operation="LIST",
                 url=store.describe("") if matches is None else url,
-                hint="a prefix takes objects whose name ends in .tar; is it the right folder?",
+                hint="a prefix takes objects whose names say their format, .tar and the like; is it the right folder?",
             )
         return shards
+
+    def _is_other(self, key: str) -> bool:
+        """Whether an object that was listed is none of the data."""
+        if self._takes_all:
+            return key.startswith(FOLDER) or f"/{FOLDER}" in key or key.endswith("/")
+        return format_of_name(key) is None
 
     def _store(self, root: str) -> Store:
         store = self._stores.get(root)

@@ -11,7 +11,7 @@ from penstock.order import ORDER_VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.loader.shards import Shard
+    from penstock.loader.finding import FoundSource
 
 STATE_VERSION = 1
 _REQUIRED = {"version": int, "order_version": int, "mode": str, "epoch": int, "batches": int, "job": dict, "data": str}
@@ -26,11 +26,16 @@ _WORDS = {
 }
 
 
-def data_digest(shards: Iterable[Shard]) -> str:
+def data_digest(sources: Iterable[FoundSource]) -> str:
     """Identity of a data set: a digest of its shards' URLs, sizes and versions, as far as the listing tells."""
     digest = hashlib.blake2b(digest_size=16)
-    for shard in shards:
-        digest.update(f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n".encode(errors="surrogateescape"))
+    for source in sources:
+        for shard in source.shards:
+            line = f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n"
+            digest.update(line.encode(errors="surrogateescape"))
+        if source.objects is not None:
+            for group in source.objects.groups:
+                digest.update(f"{group.key}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
