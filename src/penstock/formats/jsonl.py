@@ -18,6 +18,9 @@ from penstock.formats.magic import look
 from penstock.formats.parsing import OnCorrupt, ShardParser
 from penstock.formats.sample import Sample
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 LINE_BYTES_MAX = 256 << 20
 """Of one line; what has no newline for so long is no JSON lines, and is not collected further."""
 
@@ -25,9 +28,6 @@ KEY_NAMES = ("__key__", "key", "id")
 
 _FIND_END = re.compile(b"\n").search
 _decode = json.JSONDecoder().decode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def is_jsonl(head: bytes) -> bool:
