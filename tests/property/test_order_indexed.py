@@ -339,7 +339,8 @@ def test_any_world_sizes_hand_out_the_same_sequence(order, data):
 def test_a_lane_is_entered_at_any_row(mixed, data):
     """Reading a lane from any row on gives the tail of reading it from its start."""
     lane = data.draw(st.integers(0, mixed.lanes_count - 1))
-    whole = [tuple(mixed.leaving(lane).location(i)) for i in range(mixed.lane_length(lane))]
+    left = mixed.leaving(lane)
+    whole = [tuple(left.location(i)) for i in range(mixed.lane_length(lane))]
     row = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, 20))
     part = mixed.leaving(lane, row, count)
