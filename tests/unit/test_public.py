@@ -15,8 +15,8 @@ NAMES = {
     "TransportConfig", "RetryConfig", "HedgeConfig", "FetchConfig", "Image", "Integer", "Text", "Json", "Bytes",
     "Audio", "Float", "Function", "Numpy", "mix", "objects", "explain", "peek", "build_index", "__version__",
 }  # fmt: skip
-HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt", "cv2", "simplejpeg", "soundfile",
-         "pyarrow", "zstandard", "cloudpickle")  # fmt: skip
+HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt",
+         "cv2", "simplejpeg", "soundfile", "pyarrow", "zstandard", "cloudpickle")  # fmt: skip
 
 
 def test_public_names_are_complete() -> None:
