@@ -22,6 +22,19 @@ def code_of(page: str, framework: str) -> str:
     return "\n".join(body for name, body in blocks if name in ("", framework))
 
 
+def programs_of(page: Path, *installed: str) -> list[str]:
+    """The page's runnable Python as programs: blocks that begin with imports of their own begin another one."""
+    programs: list[str] = []
+    for name, body in _BLOCK.findall(page.read_text()):
+        if name and name not in installed:
+            continue
+        if programs and "import penstock as ps\n" not in body:
+            programs[-1] += body
+        else:
+            programs.append(body)
+    return programs
+
+
 def write_pictures(
     folder: Path, *, samples: int, shards: int, size: tuple[int, int] = (8, 8), kind: str = "png"
 ) -> None:
