@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from penstock.errors import ClosedError, ConfigError
-from penstock.loader.epoch import Epoch
-from penstock.loader.finding import Finder
+from penstock.errors import ConfigError
 from penstock.loader.options import Options
-from penstock.loader.planning import Plan, plan_of, threads_count
-from penstock.loader.run import RunPlan
-from penstock.loader.samples import Steps
-from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
-from penstock.loader.statistics import LoaderStatistics, Meter
-from penstock.order import ORDER_VERSION
-from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
+from penstock.loader.session import Session
+from penstock.pipeline import Batch, BatchBySize, Pipeline
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.config import FetchConfig
-
-_log = logging.getLogger("penstock.loader")
+    from penstock.loader.planning import Plan
+    from penstock.loader.statistics import LoaderStatistics
 
 
 class Loader:
@@ -56,6 +47,9 @@ class Loader:
             whole shards where there is none; ``"require"`` refuses to, ``"stream"`` does not look. A log line says which.
             A resumed run keeps the mode it began with.
         index_dir: Default ``$XDG_CACHE_HOME/penstock/index``.
+        on_epoch: ``fn(epoch, statistics)``, asked when an epoch begins, may give another pipeline: shards added or dropped,
+            other weights; None goes on with what is. It must decide from its arguments, alike on every rank: a resumed
+            epoch asks it again with the statistics that the state remembers.
         fetch: Bounds for reading; its ``budget_bytes_max`` bounds what is read ahead.
 
     Raises:
@@ -78,13 +72,14 @@ class Loader:
         prefetch_batches: int = 2,
         index: Literal["auto", "require", "stream"] = "auto",
         index_dir: str | os.PathLike[str] | None = None,
+        on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None = None,
         fetch: FetchConfig | None = None,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
         if pipeline.stage(Batch) is None and pipeline.stage(BatchBySize) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
-        self._options = Options(
+        options = Options(
             lanes=lanes,
             threads=threads,
             rank=rank,
@@ -94,29 +89,22 @@ class Loader:
             prefetch_batches=prefetch_batches,
             index=index,
             index_dir=index_dir,
+            on_epoch=on_epoch,
             fetch=fetch,
         )
-        self._options.check()
-        self.pipeline = pipeline
-        self._steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
-        self._meter = Meter()
-        self._threads_count = threads_count(self._options)
-        self._epoch = 0
-        self._batches_count = 0  # handed out in this epoch
-        self._mark: Any = None  # behind the last of them
-        self._cursor: dict[str, Any] | None = None  # where a loaded state began in this epoch
-        self._loaded: dict[str, Any] | None = None  # a state that iteration has yet to begin from
-        self._accepts_changed_data = False
-        self._turn = 0  # counts epochs and restarts: an iterator of an earlier turn is exhausted
-        self._left_s: float | None = None  # when the training loop got its last batch
-        self._held = _Held(Finder(pipeline, fetch=fetch, index_dir=index_dir))
-        self._plan: Plan | None = None
-        self._finalizer = weakref.finalize(self, self._held.close)
+        options.check()
+        self._session = Session(pipeline, options)
+        self._finalizer = weakref.finalize(self, self._session.close)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What is read: as given, or as ``on_epoch`` gave it."""
+        return self._session.pipeline
 
     @property
     def epoch(self) -> int:
         """The epoch being iterated, or the next one, from 0."""
-        return self._epoch
+        return self._session.epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rest of the current epoch; all of it where the last one was finished.
@@ -124,10 +112,9 @@ class Loader:
         Raises:
             ClosedError: the loader is closed.
         """
-        if self._is_closed():
-            raise ClosedError("the loader is closed")
-        self._left_s = None
-        return _Batches(self, self._turn)
+        self._session.check_open()
+        self._session.left_s = None
+        return _Batches(self, self._session.turn)
 
     def epochs(self, n: int) -> Iterator[int]:
         """The numbers of the epochs up to `n` in all: ``for epoch in loader.epochs(90): for batch in loader: ...``.
@@ -152,7 +139,7 @@ class Loader:
         """
         if epoch is not None and epoch < 0:
             raise ConfigError(f"restart({epoch}) must not be negative")
-        self._begin_at(self._epoch if epoch is None else epoch)
+        self._session.begin_at(self._session.epoch if epoch is None else epoch)
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,20 +150,7 @@ class Loader:
             A dict that JSON can hold, of a few hundred bytes; without an index about 150 more for each lane. Without an
             index every rank has its own.
         """
-        if self._loaded is not None:
-            return dict(self._loaded)
-        plan = self._plan
-        cursor = plan.cursor(self._mark) if plan is not None and self._mark is not None else self._cursor
-        return {
-            "version": STATE_VERSION,
-            "order_version": ORDER_VERSION,
-            "mode": plan.job.mode if plan is not None else "",
-            "epoch": self._epoch,
-            "batches": self._batches_count,
-            "job": dict(plan.facts) if plan is not None else {},
-            "data": plan.digest if plan is not None else "",
-            "cursor": cursor,
-        }
+        return self._session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool = False) -> None:
         """Go on where `state` was saved. The job and the data are compared when iteration starts.
@@ -188,19 +162,25 @@ class Loader:
         Raises:
             ConfigError: `state` is none, or of another version; at the next iteration: of another job or data set.
         """
-        loaded = checked(state)
-        self._begin_at(loaded["epoch"])
-        self._batches_count = loaded["batches"]
-        self._loaded = loaded
-        self._accepts_changed_data = accept_changed_data
+        self._session.load_state_dict(state, accept_changed_data=accept_changed_data)
+
+    def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
+        """Mix in other proportions from a batch of this epoch on; no sample is lost or repeated by it.
+
+        Call it alike on all ranks. What was read ahead from that batch on is read again; the state remembers.
+
+        Args:
+            weights: Of the parts of the pipeline's ``mix``, by pipeline or in its order.
+            from_batch: Not handed out yet, counted from the epoch's beginning.
+
+        Raises:
+            ConfigError: no mix, weights that do not fit it, or the batch was handed out.
+        """
+        self._session.set_weights(weights, from_batch=from_batch)
 
     def statistics(self) -> LoaderStatistics:
         """What was done so far, and where the time went. Cost: none to speak of; call it at every step."""
-        dropped: dict[str, int] = {}
-        for steps in self._steps:
-            for stage, count in steps.dropped.items():
-                dropped[stage] = dropped.get(stage, 0) + count
-        return self._meter.read(threads_count=self._threads_count, dropped=dropped)
+        return self._session.statistics()
 
     def close(self) -> None:
         """End the threads and the stores' use; idempotent. Batches handed out stay valid."""
@@ -219,7 +199,7 @@ class Loader:
             TypeError: there is no index, or a stage changes the number of samples.
         """
         plan = self._planned()
-        batches = plan.job.batches(self._epoch, batching=plan.batching) if not plan.carries else None
+        batches = plan.job.batches(self.epoch, batching=plan.batching) if not plan.carries else None
         if batches is None:
             raise TypeError(
                 "this loader does not know its number of batches: shards without an index tell how many samples they "
@@ -232,116 +212,19 @@ class Loader:
         return True
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options.given().items())
+        options = "".join(f", {name}={value!r}" for name, value in self._session.options.given().items())
         return f"Loader({self.pipeline!r}{options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.pipeline, self._options)
+        return _rebuilt, (self._session.pipeline, self._session.options)
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _next(self, turn: int) -> Any:
-        if turn != self._turn:
-            return None
-        if self._is_closed():
-            raise ClosedError("the loader is closed")
-        asked_s = time.perf_counter()
-        epoch = self._held.epoch
-        if epoch is None:
-            epoch = self._held.epoch = self._started()
-            if self._is_closed():  # closed by another thread meanwhile, which saw no epoch to close
-                self._held.close_epoch()
-        found = epoch.next()
-        got_s = time.perf_counter()
-        self._meter.stall_s += got_s - asked_s
-        self._meter.elapsed_s += got_s - (asked_s if self._left_s is None else self._left_s)
-        if found is None:
-            self._begin_at(self._epoch + 1)
-            return None
-        self._batches_count += 1
-        self._mark = found.mark
-        self._left_s = got_s
-        return found.batch
-
-    def _begin_at(self, epoch: int) -> None:
-        self._held.close_epoch()
-        self._epoch = epoch
-        self._turn += 1
-        self._batches_count = 0
-        self._mark = self._cursor = self._loaded = None
-        self._left_s = None
-
-    def _is_closed(self) -> bool:
-        return not self._finalizer.alive
-
-    def _started(self) -> Epoch:
-        plan = self._planned()
-        self._cursor = self._resumed(plan)
-        shuffle = self.pipeline.stage(Shuffle)
-        batch = self.pipeline.stage(Batch) or self.pipeline.stage(BatchBySize)
-        assert batch is not None
-        run_plan = RunPlan(
-            steps=self._steps,
-            batch=batch,
-            batch_size=plan.rows_count,
-            drop_last=plan.batching.drop_last,
-            threads_count=self._threads_count,
-            prefetch_batches=self._options.prefetch_batches,
-            seed=shuffle.seed if shuffle else 0,
-        )
-        epoch = Epoch(
-            plan,
-            run_plan=run_plan,
-            number=self._epoch,
-            cursor=self._cursor,
-            agree=self._options.agree,
-            meter=self._meter,
-        )
-        self._loaded = None
-        return epoch
+        return self._session.next(turn)
 
     def _planned(self) -> Plan:
-        if self._plan is None:
-            self._plan = plan_of(
-                self.pipeline,
-                options=self._options,
-                finder=self._held.finder,
-                meter=self._meter,
-                state=self._loaded,
-            )
-        return self._plan
-
-    def _resumed(self, plan: Plan) -> dict[str, Any] | None:
-        """Where in the epoch a loaded state says to begin."""
-        state = self._loaded
-        if state is None or not state["job"]:
-            return None
-        if self._accepts_changed_data and state["data"] != plan.digest:
-            _log.warning("the data set changed since the state was saved: epoch %d begins again", self._epoch)
-            self._batches_count = 0
-            return None
-        check_same_data(state, plan.digest)
-        cursor: dict[str, Any] | None = state["cursor"]
-        if cursor is not None:  # at an epoch's beginning another job may go on
-            check_same_job(state, mode=plan.job.mode, job=plan.facts)
-        return cursor
-
-
-class _Held:
-    """What must be released. Refers to no loader, so that a loader can be collected while threads run."""
-
-    def __init__(self, finder: Finder) -> None:
-        self.finder = finder
-        self.epoch: Epoch | None = None
-
-    def close_epoch(self) -> None:
-        epoch, self.epoch = self.epoch, None
-        if epoch is not None:
-            epoch.close()
-
-    def close(self) -> None:
-        self.close_epoch()
-        self.finder.close()
+        return self._session.planned()
 
 
 class _Batches:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.config import FetchConfig
+    from penstock.loader.statistics import LoaderStatistics
+    from penstock.pipeline import Pipeline
 
 PREFETCH_BATCHES_MAX = 1024
 THREADS_MAX = 256
@@ -30,6 +32,7 @@ class LoaderOptions(TypedDict, total=False):
     prefetch_batches: int
     index: Literal["auto", "require", "stream"]
     index_dir: str | os.PathLike[str] | None
+    on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None
     fetch: FetchConfig | None
 
 
@@ -46,6 +49,7 @@ class Options:
     prefetch_batches: int = 2
     index: Literal["auto", "require", "stream"] = "auto"
     index_dir: str | os.PathLike[str] | None = None
+    on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None = None
     fetch: FetchConfig | None = None
 
     def check(self) -> None:

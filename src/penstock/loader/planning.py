@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
 
-_log = logging.getLogger("penstock.loader")
 _AT_END: dict[str, Any] = {"all": "stop", "first": "first", "repeat": "repeat"}
 
 
@@ -62,6 +60,7 @@ class Plan(NamedTuple):
         rank: Of this process.
         world_size: Data-parallel ranks.
         is_masked: Whether batches are padded, and say which rows are valid.
+        said: One line on what is read, for people.
         carries: Whether stages change how many samples there are: one cursor per rank, and nobody knows how many batches.
     """
 
@@ -72,7 +71,13 @@ class Plan(NamedTuple):
     rank: int
     world_size: int
     is_masked: bool
+    said: str
     carries: bool
+
+    @property
+    def weights_said(self) -> str:
+        """The weights that began the epoch's order, and what they were changed to; "" where nothing is mixed."""
+        return f", weights {self.facts['weights']}" if "weights" in self.facts else ""
 
     @property
     def cursor(self) -> Callable[[Any], dict[str, Any]]:
@@ -136,7 +141,6 @@ def plan_of(
             hint="give Loader(agree=penstock.torch.agree), which asks all ranks before each batch",
         )
     found = finder.find(index=mode if options.index == "auto" else options.index)
-    _log.info("%s", found.said)
     job: Job
     if found.is_indexed:
         job = _indexed(pipeline, found, asked, options, meter, saved)
@@ -162,6 +166,7 @@ def plan_of(
         rank=rank,
         world_size=world_size,
         is_masked=pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last),
+        said=found.said,
         carries=carries,
     )
 

@@ -113,6 +113,11 @@ class Meter:
         self.skipped_samples = 0
         self.skipped_bytes = 0
 
+    def stepped(self, left_s: float, asked_s: float, got_s: float) -> None:
+        """The training loop left with a batch, came back, and got the next one, at these times."""
+        self.stall_s += got_s - asked_s
+        self.elapsed_s += got_s - left_s
+
     def skipped(self, url: str, parser: Parser) -> None:
         """A shard's parser passed over what was corrupt, as the pipeline says; each such shard is logged once."""
         self.skipped_samples += parser.skipped_samples

@@ -1,0 +1,50 @@
+"""Changing the weights of a mix while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.order import Mix
+from penstock.pipeline import Mix as MixSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.loader.planning import Plan
+    from penstock.pipeline import Pipeline
+
+
+def reweighted(
+    pipeline: Pipeline,
+    plan: Plan,
+    weights: Sequence[float] | Mapping[Pipeline, float],
+    *,
+    epoch: int,
+    position: int,
+) -> None:
+    """Give the plan's order other weights from a position of an epoch on, and its facts the history of them.
+
+    Raises:
+        ConfigError: there is no mix, or the weights do not fit its parts.
+    """
+    order: Any = plan.job.order
+    if not isinstance(order, Mix) or not isinstance(pipeline.source, MixSource):
+        raise ConfigError(f"set_weights() needs a mix, this loader reads {pipeline.source!r}")
+    parts = pipeline.source.parts
+    given = [weights.get(part, 0.0) for part in parts] if isinstance(weights, Mapping) else list(weights)
+    unknown = [part for part in weights if part not in parts] if isinstance(weights, Mapping) else []
+    if unknown or len(given) != len(parts):
+        raise ConfigError(
+            f"set_weights() got {weights!r} for a mix of {len(parts)} parts",
+            hint="a mapping of the mix's own pipelines",
+        )
+    entries = []
+    for part, weight in zip(parts, given, strict=True):
+        inner = part.flat().schedule
+        shares = next(each for begin, each in reversed(inner) if begin <= position)
+        entries += [weight * share for share in shares]
+    changed = order.at_epoch(epoch).with_weights(entries, position=position)
+    plan.job.order = changed.at_epoch(0)
+    plan.facts["weights"] = [each.as_json() for each in changed.history]

@@ -1,0 +1,259 @@
+"""What a ``Loader`` is in the middle of: its plan, its epoch, the batches handed out, and the state that says so.
+
+Refers to no loader, so that a loader can be collected while the session's threads run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ClosedError, ConfigError
+from penstock.loader.changing import reweighted
+from penstock.loader.epoch import Epoch
+from penstock.loader.finding import Finder
+from penstock.loader.planning import Plan, plan_of, threads_count
+from penstock.loader.run import RunPlan
+from penstock.loader.samples import Steps
+from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
+from penstock.loader.statistics import LoaderStatistics, Meter
+from penstock.order import ORDER_VERSION
+from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.loader.options import Options
+
+_log = logging.getLogger("penstock.loader")
+_DIGEST_MASK = (1 << 62) - 1  # what a signed 64-bit integer of a collective holds
+
+
+class Session:
+    """One loader's run over epochs.
+
+    Args:
+        pipeline: Ends with a batch.
+        options: The loader's.
+    """
+
+    def __init__(self, pipeline: Pipeline, options: Options) -> None:
+        self.options = options
+        self.meter = Meter()
+        self.epoch = 0
+        self.turn = 0  # counts epochs and restarts: an iterator of an earlier turn is exhausted
+        self.left_s: float | None = None  # when the training loop got its last batch
+        self._first = pipeline  # as given; `on_epoch` may replace it
+        self._batches_count = 0  # handed out in this epoch
+        self._mark: Any = None  # behind the last of them
+        self._cursor: dict[str, Any] | None = None  # where in the epoch reading began
+        self._decided: dict[str, Any] | None = None  # the statistics that `on_epoch` was given for this epoch
+        self._loaded: dict[str, Any] | None = None  # a state that iteration has yet to begin from
+        self._accepts_changed_data = False
+        self._running: Epoch | None = None
+        self._plan: Plan | None = None
+        self._closed = False
+        self._use(pipeline)
+
+    def _use(self, pipeline: Pipeline) -> None:
+        """Read another pipeline from now on."""
+        self.pipeline = pipeline
+        self.steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
+        self._finder = Finder(pipeline, fetch=self.options.fetch, index_dir=self.options.index_dir)
+        self._plan = None
+
+    # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def next(self, turn: int) -> Any:
+        """The next batch of a turn; None at its end. See ``Loader``."""
+        if turn != self.turn:
+            return None
+        self.check_open()
+        asked_s = time.perf_counter()
+        if self._running is None:
+            self._running = self._started()
+            if self._closed:  # by another thread meanwhile, which saw no epoch to close
+                self._close_epoch()
+                self.check_open()
+        found = self._running.next()
+        got_s = time.perf_counter()
+        self.meter.stepped(asked_s if self.left_s is None else self.left_s, asked_s, got_s)
+        if found is None:
+            self.begin_at(self.epoch + 1)
+            return None
+        self._batches_count += 1
+        self._mark = found.mark
+        self.left_s = got_s
+        return found.batch
+
+    def begin_at(self, epoch: int) -> None:
+        """Be at the beginning of an epoch; iterators made before are exhausted."""
+        self._close_epoch()
+        self.epoch = epoch
+        self.turn += 1
+        self._batches_count = 0
+        self._mark = self._cursor = self._loaded = self._decided = None
+        self.left_s = None
+
+    def planned(self) -> Plan:
+        """What was found by looking, now or before."""
+        if self._plan is None:
+            self._plan = plan_of(
+                self.pipeline, options=self.options, finder=self._finder, meter=self.meter, state=self._loaded
+            )
+        return self._plan
+
+    def check_open(self) -> None:
+        """Refuse to go on once closed.
+
+        Raises:
+            ClosedError: it is.
+        """
+        if self._closed:
+            raise ClosedError("the loader is closed")
+
+    def close(self) -> None:
+        """End the threads and the stores' use; idempotent."""
+        self._closed = True
+        self._close_epoch()
+        self._finder.close()
+
+    def statistics(self) -> LoaderStatistics:
+        """See ``Loader``."""
+        dropped: dict[str, int] = {}
+        for steps in self.steps:
+            for stage, count in steps.dropped.items():
+                dropped[stage] = dropped.get(stage, 0) + count
+        return self.meter.read(threads_count=threads_count(self.options), dropped=dropped)
+
+    # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Loader``."""
+        if self._loaded is not None:
+            return dict(self._loaded)
+        plan = self._plan
+        cursor = plan.cursor(self._mark) if plan is not None and self._mark is not None else self._cursor
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "mode": plan.job.mode if plan is not None else "",
+            "epoch": self.epoch,
+            "batches": self._batches_count,
+            "job": dict(plan.facts) if plan is not None else {},
+            "data": plan.digest if plan is not None else "",
+            "cursor": cursor,
+            "on_epoch": self._decided,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool) -> None:
+        """See ``Loader``."""
+        loaded = checked(state)
+        self.begin_at(loaded["epoch"])
+        self._batches_count = loaded["batches"]
+        self._loaded = loaded
+        self._accepts_changed_data = accept_changed_data
+        if self._plan is not None and loaded["cursor"] is not None:
+            self._plan = None  # weights, lanes and mode are the state's
+
+    def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
+        """See ``Loader``."""
+        plan = self.planned()
+        if self._loaded is not None:
+            self._cursor, self._loaded = self._resumed(plan), None
+        if from_batch < self._batches_count:
+            raise ConfigError(
+                f"set_weights(from_batch={from_batch}): batch {self._batches_count - 1} was handed out already"
+            )
+        cursor = self._cursor if self._mark is None else plan.cursor(self._mark)
+        position = 0 if cursor is None else cursor["position"]
+        from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
+        reweighted(self.pipeline, plan, weights, epoch=self.epoch, position=from_position)
+        self._close_epoch()  # what was prefetched is read again
+        if self._batches_count or cursor is not None:
+            self._cursor, self._mark = cursor or {"position": 0}, None
+
+    # ── beginning ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _close_epoch(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def _started(self) -> Epoch:
+        self._decide()
+        plan = self.planned()
+        if self._loaded is not None:
+            self._cursor = self._resumed(plan)
+        shuffle = self.pipeline.stage(Shuffle)
+        batch = self.pipeline.stage(Batch) or self.pipeline.stage(BatchBySize)
+        assert batch is not None
+        seed = shuffle.seed if shuffle else 0
+        run_plan = RunPlan(
+            steps=self.steps,
+            batch=batch,
+            batch_size=plan.rows_count,
+            drop_last=plan.batching.drop_last,
+            threads_count=threads_count(self.options),
+            prefetch_batches=self.options.prefetch_batches,
+            seed=seed,
+        )
+        epoch = Epoch(
+            plan,
+            run_plan=run_plan,
+            number=self.epoch,
+            cursor=self._cursor,
+            agree=self.options.agree,
+            meter=self.meter,
+        )
+        self._loaded = None
+        _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)
+        return epoch
+
+    def _decide(self) -> None:
+        """Ask ``on_epoch`` what to read, as it was asked before where a state says so."""
+        on_epoch = self.options.on_epoch
+        if on_epoch is None or (self._cursor is not None and self._loaded is None):
+            return
+        said = self._loaded.get("on_epoch") if self._loaded is not None else None
+        if said is None:
+            said = asdict(self.statistics())
+        changed = on_epoch(self.epoch, LoaderStatistics(**said))
+        self._decided = said
+        if changed is None:
+            changed = self.pipeline
+        if not isinstance(changed, Pipeline) or (changed.stage(Batch) or changed.stage(BatchBySize)) is None:
+            raise ConfigError(f"on_epoch gave {changed!r}, not a pipeline with .batch(), or None to go on with what is")
+        if changed != self.pipeline:
+            self._finder.close()
+            self._use(changed)
+        self._agree_on_data()
+
+    def _agree_on_data(self) -> None:
+        """All ranks must have decided alike."""
+        plan, agree = self.planned(), self.options.agree
+        if agree is None or plan.world_size == 1:
+            return
+        digest = int(plan.digest, 16) & _DIGEST_MASK
+        if agree(digest) != digest or -agree(-digest) != digest:
+            raise ConfigError(
+                f"epoch {self.epoch}: on_epoch gave another data set here than on another rank",
+                hint="decide from what all ranks know",
+            )
+
+    def _resumed(self, plan: Plan) -> dict[str, Any] | None:
+        """Where in the epoch the loaded state says to begin."""
+        state = self._loaded
+        if state is None or not state["job"]:
+            return None
+        if self._accepts_changed_data and state["data"] != plan.digest:
+            _log.warning("the data set changed since the state was saved: epoch %d begins again", self.epoch)
+            self._batches_count = 0
+            return None
+        check_same_data(state, plan.digest)
+        cursor: dict[str, Any] | None = state["cursor"]
+        if cursor is not None:  # at an epoch's beginning another job may go on
+            check_same_job(state, mode=plan.job.mode, job=plan.facts)
+        return cursor
