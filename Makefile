@@ -30,8 +30,8 @@ test: $(VENV)/.ready lint unit suite  ## Everything: lint, types, layers, unit a
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 	@echo "== lint"
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples docs
+	$(BIN)/ruff format --check src tests bench examples docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -51,7 +51,7 @@ test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (i
 
 bench: $(VENV)/.ready  ## Peers, servers and every benchmark (half an hour); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
-	for question in small_objects large_objects listing import_time memory tar_parse; do $(BIN)/python bench/$$question.py; done
+	for question in small_objects large_objects listing import_time memory tar_parse shuffle_quality; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made
 	rm -rf $(VENV) bench/.venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
