@@ -1,0 +1,112 @@
+"""The PyTorch doors on a real S3 server: what they give is what was written, also in workers that were forked."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from loading import counted, numbers, shard
+from penstock.store import Store
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.server, pytest.mark.torch]
+
+SAMPLES = 40
+
+
+@pytest.fixture(autouse=True)
+def _forking_is_the_users_choice() -> Iterator[None]:
+    """Python warns of fork in a process with threads; what must work all the same is tested here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
+        yield
+
+
+@pytest.fixture
+def connection(s3_endpoint: Any) -> dict[str, Any]:
+    """How to reach the session's S3."""
+    return {
+        "endpoint_url": s3_endpoint.endpoint_url,
+        "region": s3_endpoint.region,
+        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
+    }
+
+
+@pytest.fixture
+def shards(s3_store: Store, bucket: str, connection: dict[str, Any]) -> Any:
+    """Counted samples in four shards."""
+    for number in range(4):
+        s3_store.write(f"train/s-{number:03d}.tar", shard(counted(range(number * 10, number * 10 + 10))))
+    return ps.shards(f"s3://{bucket}/train/", **connection).shuffle(window=16).decode(ps.Integer("cls")).batch(6)
+
+
+@pytest.fixture
+def objects(s3_store: Store, bucket: str, connection: dict[str, Any]) -> Any:
+    """Counted samples, each an object."""
+    for number in range(SAMPLES):
+        s3_store.write(f"objects/{number:03d}.cls", str(number).encode())
+    return ps.objects(f"s3://{bucket}/objects/", **connection).decode(ps.Integer("cls"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_shards_in_workers(shards: Any, method: str) -> None:
+    """Workers started while this process reads from the same store get the loader's epoch, and the reading goes on."""
+    with ps.Loader(shards) as loader:
+        expected = numbers(loader)
+        batches = iter(loader)
+        first = next(batches)
+        dataset = ps.torch.IterableDataset(shards, threads=1)
+        workers = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+        assert numbers(workers) == expected
+        assert sorted(numbers([first]) + numbers(batches)) == list(range(SAMPLES))
+        dataset.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_objects_in_workers(objects: Any, method: str) -> None:
+    """Single objects by number, first here, then in workers, which use connections of their own."""
+    dataset = ps.torch.MapDataset(objects)
+    assert dataset[7]["cls"] == 7
+    workers = torch.utils.data.DataLoader(
+        dataset, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=method
+    )
+    assert sorted(numbers(workers)) == list(range(SAMPLES))
+    assert dataset[-1]["cls"] == SAMPLES - 1
+
+
+def test_a_checkpoint_goes_there_and_back(s3_store: Store, bucket: str, connection: dict[str, Any]) -> None:
+    """torch.save through writer(), in several parts, and torch.load through open()."""
+    state = {"weights": torch.arange(3_000_000, dtype=torch.float32), "step": 7}
+    url = f"s3://{bucket}/checkpoints/7.pt"
+    with ps.torch.writer(url, part_bytes=5 << 20, **connection) as file:
+        torch.save(state, file)
+    found = torch.load(ps.open(url, **connection), weights_only=True)
+    assert torch.equal(found["weights"], state["weights"])
+
+    def interrupted() -> None:
+        with ps.torch.writer(url, part_bytes=5 << 20, **connection) as file:
+            torch.save({"weights": torch.zeros(3_000_000)}, file)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert torch.load(ps.open(url, **connection), weights_only=True)["step"] == 7
+
+
+def test_an_iteration_left_half_way_leaves_nothing(
+    shards: Any, nothing_left: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """A dataset that is dropped in the middle of an epoch, with and without workers, leaves no thread and no process."""
+    with nothing_left():
+        for workers in (0, 2):
+            dataset = ps.torch.IterableDataset(shards, threads=1)
+            batches = iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers))
+            assert len(next(batches)["cls"]) == 6
+            del batches, dataset
+            gc.collect()
