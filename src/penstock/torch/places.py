@@ -1,30 +1,33 @@
 """Where samples lie that are asked for by number: objects, indexed shards, or whatever a function of a key reads.
 
-Looked up once, in the process that first asks, and carried to workers: names are kept as one block of bytes, so that a
-million of them cost a million names and not a million objects, which fork would copy page by page.
+Looked up once, in the process that first asks, and carried to workers: names and versions are kept as blocks of bytes,
+so that a million of them cost their bytes and not a million objects, which fork would copy page by page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock import compose
-from penstock.errors import ConfigError, ObjectMissingError
-from penstock.formats import Sample
-from penstock.index import lookup, read_manifest
-from penstock.index.sample_map import SampleMap
+from penstock.errors import DecodeError
+from penstock.fetch import PlanItem
+from penstock.formats import Sample, group_objects
+from penstock.formats.grouping import NO_EXTENSION
+from penstock.index import SampleMap, lookup
 from penstock.loader.shards import ShardFinder
-from penstock.pipeline.source import Objects, Shards, braces_unfolded, has_glob
+from penstock.pipeline import Objects, Shards
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.config import FetchConfig
+    from penstock.loader.shards import Shard
     from penstock.store import Store
 
 CALLS_MAX = 32  # of a user's reading function, side by side: they wait, most of the time
@@ -84,44 +87,47 @@ class _Names:
 
 
 class _ObjectPlaces:
-    """Objects, or neighbours with one stem; in key order below each URL."""
+    """Objects, or groups of them with one stem, in the ``Loader``'s stored order; of the versions that were listed."""
 
     def __init__(self, source: Objects, *, fetch: FetchConfig | None) -> None:
+        self._group_by = source.group_by
         self._stores: list[Store] = []
-        roots: dict[str, int] = {}
-        found: list[tuple[int, str]] = []
-        for root, keys in _found(source):
-            number = roots.setdefault(root, len(roots))
-            if number == len(self._stores):
-                self._stores.append(compose.connect(root, **source.connection.given(), fetch=fetch))
-            found += [(number, key) for key in (keys if keys is not None else _listed(self._stores[number]))]
-        if not found:
-            raise ObjectMissingError(f"{source!r} has no objects", operation="LIST")
-        self._names = _Names(key for _, key in found)
-        self._store_of = np.array([number for number, _ in found], dtype=np.uint32)
-        first = range(len(found))
-        if source.group_by == "stem":
-            first = [next(group) for _, group in groupby(first, key=lambda at: (found[at][0], _stem(found[at][1])[0]))]  # type: ignore[assignment]
-        self._first = np.array([*first, len(found)], dtype=np.int64)
+        found: list[Shard] = []
+        first, store_of = [0], []
+        for store, run in groupby(ShardFinder(source, fetch=fetch).find(), key=attrgetter("store")):
+            self._stores.append(store)
+            by_key = {each.key: each for each in run}
+            for group in group_objects(by_key, group_by=source.group_by):
+                found += [by_key[key] for key in group.members.values()]
+                first.append(len(found))
+                store_of.append(len(self._stores) - 1)
+        self._first = np.array(first, dtype=np.int64)
+        self._store_of = np.array(store_of, dtype=np.uint32)
+        self._names = _Names(each.key for each in found)
+        self._etags = _Names(each.etag or "" for each in found)
+        self._sizes = np.array([-1 if each.size_bytes is None else each.size_bytes for each in found], dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._first) - 1
+        return len(self._store_of)
 
     def fetch(self, indices: Sequence[int]) -> Iterator[Fetched]:
-        rows = [row for index in indices for row in range(int(self._first[index]), int(self._first[index + 1]))]
-        blobs = self._read(rows)
-        for index in indices:
-            members: dict[str, memoryview] = {}
-            first = int(self._first[index])
-            for row in range(first, int(self._first[index + 1])):
-                members[_stem(self._names[row])[1]] = next(blobs)
-            name = self._names[first]
-            yield Fetched(Sample(_stem(name)[0], members, 0), self._stores[int(self._store_of[first])].describe(name))
+        for number, run in groupby(indices, key=lambda index: int(self._store_of[index])):
+            store, wanted = self._stores[number], list(run)
+            blobs = store.read_many([self._item(row) for index in wanted for row in self._rows(index)])
+            for index in wanted:
+                names = [self._names[row] for row in self._rows(index)]
+                group = group_objects(names, group_by=self._group_by)[0]
+                members = {field: next(blobs).data for field in group.members}
+                yield Fetched(Sample(group.key, members, 0), store.describe(names[0]))
 
-    def _read(self, rows: list[int]) -> Iterator[memoryview]:
-        for number, group in groupby(rows, key=lambda row: int(self._store_of[row])):
-            for blob in self._stores[number].read_many([self._names[row] for row in group]):
-                yield blob.data
+    def _rows(self, index: int) -> range:
+        return range(int(self._first[index]), int(self._first[index + 1]))
+
+    def _item(self, row: int) -> PlanItem:
+        size_bytes = int(self._sizes[row])
+        return PlanItem(
+            self._names[row], etag=self._etags[row] or None, size_bytes=size_bytes if size_bytes >= 0 else None
+        )
 
 
 class _ShardPlaces:
@@ -171,41 +177,14 @@ class _FunctionPlaces:
     def fetch(self, indices: Sequence[int]) -> Iterator[Fetched]:
         keys = [self._names[index] for index in indices]
         with ThreadPoolExecutor(max(1, min(CALLS_MAX, len(keys)))) as pool:
-            for key, data in zip(keys, pool.map(self._read, keys), strict=True):
-                members = {_stem(key)[1]: data} if isinstance(data, bytes) else data
-                yield Fetched(Sample(_stem(key)[0], _views(members), 0), key)
+            for key, members in zip(keys, pool.map(self._called, keys), strict=True):
+                yield Fetched(Sample(key, {name: memoryview(value) for name, value in members.items()}, 0), key)
 
-
-def _views(members: Mapping[str, Any]) -> dict[str, memoryview]:
-    return {name: memoryview(value) for name, value in members.items()}
-
-
-def _stem(key: str) -> tuple[str, str]:
-    """The sample's key and the member's name: what lies before and behind the first dot of the last segment."""
-    folder, slash, name = key.rpartition("/")
-    stem, _, member = name.partition(".")
-    return folder + slash + stem, member.lower()
-
-
-def _found(source: Objects) -> Iterator[tuple[str, list[str] | None]]:
-    """(URL of a store, keys in it), in order; None: all that the store lists."""
-    if source.manifest is not None:
-        with compose.open(source.manifest, **source.connection.given()) as file:
-            entries = read_manifest(file.read(), url=source.manifest)
-        for root, group in groupby((compose.split(entry.url) for entry in entries), key=lambda pair: pair[0]):
-            yield root, [key for _, key in group]
-        return
-    for url in source.urls:
-        if source.is_list or not has_glob(url):
-            for each in [url] if source.is_list else braces_unfolded(url):
-                root, key = compose.split(each)
-                is_one = key and not each.endswith("/") and (source.is_list or "." in key.rpartition("/")[2])
-                yield (root, [key]) if is_one else (each.rstrip("/") + "/", None)
-        else:
-            raise ConfigError(f"{url!r} is a pattern", hint="give a prefix that ends with '/', or a list of URLs")
-
-
-def _listed(store: Store) -> list[str]:
-    """All names that can be samples: hidden objects and markers of folders cannot."""
-    keys = (info.key for info in store.list() if not info.is_prefix)
-    return [key for key in keys if not key.endswith("/") and not key.rpartition("/")[2].startswith(".")]
+    def _called(self, key: str) -> Mapping[str, bytes]:
+        try:
+            found = self._read(key)
+        except Exception as error:
+            name = getattr(self._read, "__qualname__", repr(self._read))
+            text = f"read={name} failed: {type(error).__name__}: {error}"
+            raise DecodeError(text, stage="read", sample_key=key) from error
+        return found if isinstance(found, Mapping) else {NO_EXTENSION: found}

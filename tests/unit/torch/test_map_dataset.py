@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from loading import write_counted
-from penstock.errors import ConfigError, DecodeError, ObjectMissingError
+from penstock.errors import ConfigError, DecodeError, ObjectChangedError, ObjectMissingError
 from penstock.index import build, in_directory
 from penstock.loader.shards import ShardFinder
 from penstock.pipeline import mix, objects
@@ -30,12 +30,11 @@ def _forking_is_the_users_choice() -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twenty objects with their number as text, in two folders, and what is no sample beside them."""
+    """Twenty objects with their number as text, in two folders."""
     for number in range(20):
         path = tmp_path / f"{'ab'[number % 2]}/{number:03d}.cls"
         path.parent.mkdir(exist_ok=True)
         path.write_text(str(number))
-    (tmp_path / "a/.hidden.cls").write_text("no")
     return tmp_path
 
 
@@ -54,7 +53,7 @@ def test_samples_by_number(folder: Path) -> None:
     assert len(dataset) == 20
     assert [dataset[index]["cls"] for index in range(20)] == expected_order()
     assert dataset[-1]["cls"] == 19
-    assert dataset[3]["__key__"] == "a/006"
+    assert dataset[3]["__key__"] == "a/006.cls"
     assert dataset[3]["__shard__"].endswith("/a/006.cls")
     assert dataset[3]["__position__"] == 3
     with pytest.raises(IndexError, match="sample 20 of 20"):
@@ -116,12 +115,15 @@ def test_groups_by_stem(tmp_path: Path) -> None:
 
 def test_a_source_of_your_own() -> None:
     """A function of a key is called side by side, and its bytes or members are the sample."""
-    bare = ps.torch.MapDataset(objects(["x/7.cls", "x/8.cls"], read=lambda key: key[2:3].encode()))
-    assert [sample["cls"] for sample in bare.__getitems__([1, 0])] == [b"8", b"7"]
+    bare = ps.torch.MapDataset(objects(["x/7", "x/8"], read=lambda key: key[2:].encode()))
+    assert [sample["data"] for sample in bare.__getitems__([1, 0])] == [b"8", b"7"]
     made = objects(["7", "8"], read=lambda key: {"cls": key.encode(), "txt": b"hello"})
     dataset = ps.torch.MapDataset(made.decode(ps.Integer("cls"), ps.Text("txt")))
     assert dataset[1]["cls"] == 8
     assert dataset[0]["txt"] == "hello"
+    broken = ps.torch.MapDataset(objects(["7"], read=lambda key: {}[key]))
+    with pytest.raises(DecodeError, match=r"read=.* failed: KeyError"):
+        broken[0]
 
 
 def test_lists_and_several_stores(folder: Path) -> None:
@@ -129,6 +131,18 @@ def test_lists_and_several_stores(folder: Path) -> None:
     made = objects([f"{folder}/b/003.cls", f"{folder}/a/"]).decode(ps.Integer("cls"))
     dataset = ps.torch.MapDataset(made)
     assert [sample["cls"] for sample in dataset.__getitems__([0, 1, 10, 2])] == [3, 0, 18, 2]
+
+
+def test_the_loaders_samples(folder: Path) -> None:
+    """Numbers, keys, URLs and random streams are those of a Loader of the same pipeline, in its stored order."""
+    made = objects(f"{folder}/*/0*.cls").decode(ps.Integer("cls")).map(_drawn)
+    dataset = ps.torch.MapDataset(made)
+    with ps.Loader(made.batch(6)) as loader:
+        for batch in loader:
+            for row, position in enumerate(batch["__position__"]):
+                sample = dataset[int(position)]
+                for name in ("cls", "drawn", "__key__", "__shard__"):
+                    assert sample[name] == batch[name][row]
 
 
 def test_samples_of_indexed_shards(tmp_path: Path) -> None:
@@ -193,12 +207,14 @@ def test_stages_that_batch_or_drop_are_refused(folder: Path) -> None:
 
 
 def test_errors_name_the_sample(folder: Path) -> None:
-    """What does not decode, and what is gone, is an error that names the object; the others can still be read."""
+    """What changed, does not decode, or is gone is an error that names the object; the others can still be read."""
     dataset = dataset_of(folder)
     assert len(dataset) == 20
-    (folder / "a/000.cls").write_text("none")
-    with pytest.raises(DecodeError, match=r"a/000"):
+    (folder / "a/000.cls").write_text("another version")
+    with pytest.raises(ObjectChangedError, match=r"a/000\.cls"):
         dataset[0]
+    with pytest.raises(DecodeError, match=r"a/000\.cls"):
+        dataset_of(folder)[0]
     (folder / "a/000.cls").unlink()
     with pytest.raises(ObjectMissingError, match=r"a/000\.cls"):
         dataset.__getitems__([1, 0])
