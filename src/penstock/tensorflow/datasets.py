@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -9,9 +10,10 @@ import tensorflow as tf  # type: ignore[import-untyped]
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
+from penstock.loader.columns import Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from penstock.loader.options import LoaderOptions
     from penstock.pipeline import Pipeline
@@ -26,8 +28,9 @@ def dataset(
     """A ``tf.data.Dataset`` of dicts of tensors, one element per batch, in the ``Loader``'s order.
 
     Each iteration is one whole epoch; the next one, also after one that was left early, is the next epoch. Batches
-    cross into TensorFlow as arrays, never sample by sample: numbers as they lie, text and bytes as ``tf.string[B]``.
-    Raw TFRecords are such a column: ``.map(lambda batch: tf.io.parse_example(batch["record"], features))``.
+    cross into TensorFlow as arrays, never sample by sample: numbers as they lie, text and bytes as ``tf.string[B]``,
+    ragged columns as ``tf.RaggedTensor``. Raw TFRecords are a column too:
+    ``.map(lambda batch: tf.io.parse_example(batch["record"], features))``.
 
     Args:
         source: A pipeline that ends with ``.batch(n)``; or a ``Loader``, which stays yours to close, and to ask for
@@ -66,11 +69,18 @@ def signature_of(batch: Mapping[str, Any]) -> dict[str, tf.TensorSpec]:
     """What ``tf.data`` must know of batches like this one: dtype and shape of each column, the batch size left open.
 
     Raises:
-        ConfigError: a column is neither an array nor a list of ``str`` or ``bytes``.
+        ConfigError: no dict, or a column is neither an array, nor ragged, nor a list of ``str`` or ``bytes``.
     """
+    if not isinstance(batch, Mapping):
+        raise ConfigError(
+            f"a batch is {type(batch).__name__}, not a dict of columns", hint="let collate= return a dict"
+        )
     signature = {}
     for name, column in batch.items():
-        if isinstance(column, np.ndarray) and column.dtype != object:
+        if isinstance(column, Ragged):
+            shape = (None, None, *column.data.shape[1:])
+            signature[name] = tf.RaggedTensorSpec(shape, column.data.dtype, ragged_rank=1, row_splits_dtype=tf.int64)
+        elif isinstance(column, np.ndarray) and column.dtype != object:
             signature[name] = tf.TensorSpec((None, *column.shape[1:]), column.dtype)
         elif all(isinstance(value, str | bytes) for value in column):
             signature[name] = tf.TensorSpec((None,), tf.string)
@@ -123,12 +133,15 @@ class _Epochs:
 def _flat(epochs: _Epochs, signature: Mapping[str, tf.TensorSpec]) -> Callable[[], Iterator[dict[str, Any]]]:
     """A function as ``from_generator`` wants it."""
     strings = [name for name, spec in signature.items() if spec.dtype == tf.string]
+    ragged = [name for name, spec in signature.items() if isinstance(spec, tf.RaggedTensorSpec)]
 
     def batches() -> Iterator[dict[str, Any]]:
         for batch in epochs:
             given = {name: batch[name] for name in signature}
             for name in strings:
                 given[name] = np.array(given[name], dtype=object)  # one conversion of all, in C
+            for name in ragged:
+                given[name] = tf.RaggedTensor.from_row_splits(*given[name], validate=False)
             yield given
 
     return batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
 _TENSOR_KINDS = "biufc"  # strings, dates and objects have no tensor
 
@@ -26,23 +27,35 @@ class Stateful(Protocol):
         """Go on there."""
 
 
-def tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
+def tensors(batch: Any) -> Any:
     """A batch with its arrays as tensors that share their memory; lists (text, bytes, keys) stay lists.
 
     Args:
-        batch: As a ``Loader`` gives it.
+        batch: As a ``Loader`` gives it: a dict, in which a ragged column is a pair of data and offsets, or what the
+            pipeline's ``collate`` made.
 
     Returns:
-        ``torch.Tensor`` of the array's dtype and shape, on the CPU, for each array of numbers.
+        The same dict (or tuple), with a ``torch.Tensor`` of the array's dtype and shape, on the CPU, for each array of
+        numbers.
 
     Cost: no copy; some microseconds per field.
     """
-    return {
-        name: torch.from_numpy(column)
-        if isinstance(column, np.ndarray) and column.dtype.kind in _TENSOR_KINDS
-        else column
-        for name, column in batch.items()
-    }
+    return converted(batch, _tensor)
+
+
+def converted(value: Any, fn: Callable[[Any], Any]) -> Any:
+    """`value` with `fn` applied to everything in it that is neither a dict nor a tuple."""
+    if isinstance(value, Mapping):
+        return {name: converted(each, fn) for name, each in value.items()}
+    if isinstance(value, tuple):
+        parts = [converted(each, fn) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)  # named tuples keep their names
+    return fn(value)
+
+
+def _tensor(value: Any) -> Any:
+    is_numbers = isinstance(value, np.ndarray) and value.dtype.kind in _TENSOR_KINDS
+    return torch.from_numpy(value) if is_numbers else value
 
 
 class Tensors:
@@ -52,10 +65,10 @@ class Tensors:
     (Lightning) does so here.
     """
 
-    def __init__(self, batches: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         return _TensorIterator(iter(self.batches))
 
     def __len__(self) -> int:
@@ -93,11 +106,11 @@ def stateful(batches: object) -> Stateful:
 
 
 class _TensorIterator:
-    def __init__(self, batches: Iterator[Mapping[str, Any]]) -> None:
+    def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Any:
         return tensors(next(self._batches))

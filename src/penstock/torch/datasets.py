@@ -186,7 +186,8 @@ class _Iteration:
         for batch in self._batches:
             self.batches_count += 1
             if (self.batches_count - 1) % count == index:
-                return tensors(batch)
+                made: dict[str, Any] = tensors(batch)
+                return made
         self.finished = True
         raise StopIteration
 

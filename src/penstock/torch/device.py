@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from penstock.errors import ConfigError
-from penstock.torch.batches import Stateful, stateful, tensors
+from penstock.torch.batches import Stateful, converted, stateful, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 AHEAD_MAX = 64
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -37,9 +37,7 @@ class Prefetch:
     Cost: ``ahead`` + 1 batches of device memory, and as much pinned memory where the batches are not pinned already.
     """
 
-    def __init__(
-        self, batches: Iterable[Mapping[str, Any]], *, device: str | torch.device | None = None, ahead: int = 2
-    ) -> None:
+    def __init__(self, batches: Iterable[Any], *, device: str | torch.device | None = None, ahead: int = 2) -> None:
         if not 1 <= ahead <= AHEAD_MAX:
             raise ConfigError(f"ahead={ahead!r} must lie in [1, {AHEAD_MAX}] batches")
         if device is None:
@@ -52,7 +50,7 @@ class Prefetch:
         self.ahead = ahead
         self._running: _CudaIterator | None = None
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         if self.device.type == "cuda":
             self._running = _CudaIterator(self.batches, self.device, self.ahead)
             return self._running
@@ -87,32 +85,32 @@ class Prefetch:
 class _PlainIterator:
     """To the CPU, or a device without streams of its own: one batch at a time."""
 
-    def __init__(self, batches: Iterator[Mapping[str, Any]], device: torch.device) -> None:
+    def __init__(self, batches: Iterator[Any], device: torch.device) -> None:
         self._batches = batches
         self._device = device
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Any:
         batch = tensors(next(self._batches))
-        return {name: value.to(self._device) if _is_tensor(value) else value for name, value in batch.items()}
+        return converted(batch, lambda value: value.to(self._device) if _is_tensor(value) else value)
 
 
 class _Copy(NamedTuple):
     """A batch on its way: its tensors on the device, when it is there, and the memory it comes from."""
 
-    batch: dict[str, Any]
+    batch: Any
     arrived: torch.cuda.Event
     sources: list[torch.Tensor]
     state: dict[str, Any] | None
 
 
 class _CudaIterator:
-    def __init__(self, batches: Iterable[Mapping[str, Any]], device: torch.device, ahead: int) -> None:
+    def __init__(self, batches: Iterable[Any], device: torch.device, ahead: int) -> None:
         self._stateful = batches if isinstance(batches, Stateful) else None
         self.state = None if self._stateful is None else self._stateful.state_dict()
-        self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
+        self._batches: Iterator[Any] | None = iter(batches)
         self._device = device
         self._ahead = ahead
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
@@ -123,7 +121,7 @@ class _CudaIterator:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Any:
         while len(self._copies) <= self._ahead and self._begin_copy():
             pass
         if not self._copies:
@@ -146,18 +144,22 @@ class _CudaIterator:
     def _begin_copy(self) -> bool:
         if self._batches is None:
             return False
-        found = next(self._batches, None)
-        if found is None:
+        try:
+            found = next(self._batches)
+        except StopIteration:
             self._batches = None
             return False
         state = None if self._stateful is None else self._stateful.state_dict()
-        batch, sources = tensors(found), []
+        sources: list[torch.Tensor] = []
+
+        def copied(value: Any) -> Any:
+            if not _is_tensor(value):
+                return value
+            sources.append(value if value.is_pinned() or value.is_cuda else value.pin_memory())
+            return sources[-1].to(self._device, non_blocking=True)
+
         with torch.cuda.stream(self._stream):
-            for name, value in batch.items():
-                if _is_tensor(value):
-                    pinned = value if value.is_pinned() or value.is_cuda else value.pin_memory()
-                    sources.append(pinned)
-                    batch[name] = pinned.to(self._device, non_blocking=True)
+            batch = converted(tensors(found), copied)
             arrived = self._stream.record_event()
         self._copies.append(_Copy(batch, arrived, sources, state))
         return True

@@ -77,6 +77,17 @@ def test_pictures_arrive_as_they_are(tmp_path: Path) -> None:
         assert (batch["image"].numpy()[:, 0, 0, 0] == batch["cls"].numpy()).all()
 
 
+def _tokens(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": np.arange(sample["cls"], dtype=np.int32), "cls": sample["cls"]}
+
+
+def test_ragged_columns_are_ragged_tensors(folder: Path) -> None:
+    """Arrays of unequal lengths arrive as tf.RaggedTensor, row by row what they were."""
+    made = ps.shards(f"{folder}/").decode(ps.Integer("cls")).map(_tokens).batch(8, ragged=["tokens"])
+    for batch in ps.tensorflow.dataset(made):
+        assert [len(row) for row in batch["tokens"].to_list()] == batch["cls"].numpy().tolist()
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras's word for an epoch of unknown length
 def test_in_a_keras_fit(folder: Path) -> None:
     """model.fit takes it, epoch after epoch."""

@@ -10,6 +10,7 @@ import pytest
 import penstock as ps
 from loading import numbers, pipeline, write_counted
 from penstock.errors import ConfigError
+from penstock.loader.columns import Ragged
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -43,6 +44,18 @@ def test_what_is_no_number_stays() -> None:
     """Arrays of strings have no tensor and pass through."""
     batch = {"name": np.array(["a", "b"])}
     assert ps.torch.tensors(batch)["name"] is batch["name"]
+
+
+def test_ragged_columns_and_collated_batches() -> None:
+    """A ragged column's data and offsets become tensors under their names; so do arrays in what collate made."""
+    ragged = Ragged(np.arange(5), np.array([0, 2, 5]))
+    made = ps.torch.tensors({"tokens": ragged})["tokens"]
+    assert made.data.tolist() == [0, 1, 2, 3, 4]
+    nested = torch.nested.nested_tensor_from_jagged(made.data, made.offsets)
+    assert [each.tolist() for each in nested.unbind()] == [[0, 1], [2, 3, 4]]
+    pair = ps.torch.tensors((np.zeros(2), ["a", "b"]))
+    assert isinstance(pair[0], torch.Tensor)
+    assert pair[1] == ["a", "b"]
 
 
 def test_tensors_have_the_loaders_state(tmp_path: Path) -> None:
