@@ -115,10 +115,9 @@ class Epoch:
         return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
 
     def _filling(self, run: EpochRun) -> Filling:
-        batch, steps = self._run_plan.batch, self._run_plan.steps
         if self._plan.carries:
             return CarryFilling(run, epoch=self._number, skip_count=self._skip_count)
-        if all(each.is_empty for each in steps) and batch.collate is None and not batch.pad and not batch.ragged:
+        if self._plan.is_plain:
             return MembersFilling(run)
         return RowsFilling(run, epoch=self._number)
 

@@ -65,7 +65,7 @@ class MembersFilling:
         fields = list(map(_FIELDS, block.samples))
         if self._names is None:
             self._names = tuple(fields[0])
-            self._typed = {name for name, value in fields[0].items() if value.format != "B"}
+            self._typed = {name for name, value in fields[0].items() if is_typed(value)}
         names = self._names
         try:
             values: dict[str, Any] = {name: self._column(name, fields, block) for name in names}
@@ -81,7 +81,7 @@ class MembersFilling:
     def _column(self, name: str, fields: list[dict[str, memoryview]], block: Block) -> Any:
         members = map(itemgetter(name), fields)
         if name not in self._typed:
-            return list(map(bytes, members))
+            return list(map(bytes, members))  # bytes stay what they are
         arrays = list(map(np.asarray, members))
         first = arrays[0]
         for array, sample, segment in zip(arrays, block.samples, block.segments, strict=True):
@@ -111,6 +111,11 @@ class MembersFilling:
             sample_key=sample.key,
             shard=segment.url,
         )
+
+
+def is_typed(value: memoryview | bytes) -> bool:
+    """Whether a member is numbers, as the format says, and no bytes."""
+    return isinstance(value, memoryview) and value.format != "B"
 
 
 class Task(NamedTuple):

@@ -8,13 +8,12 @@ time cost 8 µs of Python for each, in blocks it is well under one (docs/LOG.md)
 from __future__ import annotations
 
 from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.formats import Sample
 
 if TYPE_CHECKING:
-    from penstock.loader.feed import Item
+    from penstock.loader.feed import Items, Where
     from penstock.loader.reading import LaneReader, Piece, Segment
 
 
@@ -98,10 +97,12 @@ class Lane:
         self._skip_count = skip_count
         self._pieces: deque[Piece] = deque()  # parsed, in no run yet
         self._piece_at = 0
-        self._ready: list[Item] = []
+        self._ready: list[Sample] = []
+        self._ready_from: list[Where] = []
         self._ready_at = 0
         self._leaving: deque[_Leaving] = deque()  # runs of which samples are ready, the last one that left at least
-        self._filling: list[Item] = []
+        self._filling: list[Sample] = []
+        self._filling_from: list[Where] = []
         self._filling_bytes = 0
         self._start = start or RunStart(0, None, 0, 0, 0)  # of the run being filled
         self._run_length = runs.run_length(number, self._start.run_index)
@@ -113,10 +114,10 @@ class Lane:
             pass
         return len(self._ready) - self._ready_at
 
-    def take(self, count: int) -> list[Item]:
+    def take(self, count: int) -> Items:
         """The next `count` samples, for which ``prepare`` answered; as many are taken in for the next run."""
         end = self._ready_at + count
-        items = self._ready[self._ready_at : end]
+        items = self._ready[self._ready_at : end], self._ready_from[self._ready_at : end]
         self._ready_at = end
         self.taken_count += count
         while len(self._leaving) > 1 and self._leaving[0].end_count <= self.taken_count:
@@ -160,18 +161,22 @@ class Lane:
             self._run_length = len(self._pieces[0].samples) if self._pieces else 0
             self._fill(self._run_length)
         run, self._filling = self._filling, []
+        run_from, self._filling_from = self._filling_from, []
         if not run:
             return not self._ended
         if self._runs.shuffled:
             order = self._runs.permute_run(self.number, self._start.run_index, len(run))
-            run = [run[index] for index in order]
+            run, run_from = [run[index] for index in order], [run_from[index] for index in order]
         self._settled_count += len(run)
         self._leaving.append(_Leaving(self._start, self._settled_count, self._filling_bytes))
         self._filling_bytes = 0
         run_index = self._start.run_index + 1
         self._start = RunStart(run_index, None, 0, 0, self._settled_count)
         self._run_length = self._runs.run_length(self.number, run_index)
-        self._ready = self._ready[self._ready_at :] + run if self._ready_at < len(self._ready) else run
+        self._ready, self._ready_from = (
+            self._ready[self._ready_at :] + run,
+            self._ready_from[self._ready_at :] + run_from,
+        )
         self._ready_at = min(self._skip_count, len(self._ready))  # 0, but after a state was loaded
         self._skip_count -= self._ready_at
         self.taken_count += self._ready_at
@@ -201,7 +206,8 @@ class Lane:
                 self._piece_at = 0
             if self._runs.shuffled:
                 samples = self._pinned(samples, piece.sample_bytes)
-            self._filling.extend(zip(samples, repeat(piece.segment)))
+            self._filling += samples
+            self._filling_from += [piece.segment] * len(samples)
 
     def _pinned(self, samples: list[Sample], sample_bytes: int) -> list[Sample]:
         """`samples`, to wait in a run: as they are, or copied out where too many bytes wait already."""

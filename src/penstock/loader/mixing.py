@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.loader.feed import AnyLane, Item
+    from penstock.formats import Sample
+    from penstock.loader.feed import AnyLane, Items, Where
     from penstock.loader.lanes import RunStart
     from penstock.order import Mix
 
@@ -59,13 +60,16 @@ class MixedLane:
                 self._prepare(source, wanted)
         return len(turns)
 
-    def take(self, count: int) -> list[Item]:
+    def take(self, count: int) -> Items:
         """As ``Lane.take``."""
         turns = self._turns_of(count).tolist()
-        taken = {source: iter(self._take(source, turns.count(source))) for source in set(turns)}
+        taken = {}
+        for source in set(turns):
+            samples, taken_from = self._take(source, turns.count(source))
+            taken[source] = iter(samples), iter(taken_from)
         self._turns = self._turns[count:]
         self._row += count
-        return [next(taken[source]) for source in turns]
+        return [next(taken[source][0]) for source in turns], [next(taken[source][1]) for source in turns]
 
     def mark(self) -> tuple[RunStart, int]:
         """Refused: where a mix is follows from the position alone."""
@@ -113,18 +117,21 @@ class MixedLane:
             count -= here
             index += 1
 
-    def _take(self, source: int, count: int) -> list[Item]:
+    def _take(self, source: int, count: int) -> Items:
         lanes = self._lanes[source]
-        items: list[Item] = []
+        samples: list[Sample] = []
+        taken_from: list[Where] = []
         while count:
             each = lanes[0]
             here = min(count, each.left)
-            items += each.lane.take(here)
+            more, more_from = each.lane.take(here)
+            samples += more
+            taken_from += more_from
             each.left -= here
             count -= here
             if not each.left:
                 lanes.popleft().lane.close()
-        return items
+        return samples, taken_from
 
 
 class _Pass:

@@ -25,7 +25,7 @@ from penstock.loader.feed import Block, Mark
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.loader.feed import Item
+    from penstock.loader.feed import Items, Where
     from penstock.loader.lanes import RunStart
     from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
@@ -108,7 +108,7 @@ class ObjectReader:
         self._blobs: Any = None
         self._closed = False
 
-    def next(self) -> Item | None:
+    def next(self) -> tuple[Sample, Where] | None:
         """The next sample; None at the end. Blocks for bytes.
 
         Raises:
@@ -147,7 +147,7 @@ class ObjectReader:
                 yield item
             group = self._next_group()
 
-    def _take(self) -> Item | None:
+    def _take(self) -> tuple[Sample, Where] | None:
         began_s = time.perf_counter()
         blob = next(self._blobs, None)
         if blob is None:
@@ -184,7 +184,7 @@ class CallReader:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def next(self) -> Item | None:
+    def next(self) -> tuple[Sample, Where] | None:
         """The next sample; None at the end. Blocks for the function.
 
         Raises:
@@ -275,15 +275,16 @@ class ObjectsFeed:
 
     def take(self, count: int) -> Block | None:
         """See ``Feed``."""
-        items: list[Item] = []
-        while len(items) < count and (item := self._reader.next()) is not None:
-            items.append(item)
-        if not items:
+        samples: list[Sample] = []
+        origins: list[Where] = []
+        while len(samples) < count and (item := self._reader.next()) is not None:
+            samples.append(item[0])
+            origins.append(item[1])
+        if not samples:
             return None
         begin = self._given_count
-        self._given_count += len(items)
+        self._given_count += len(samples)
         positions = np.array(self._positions[begin : self._given_count], dtype=np.int64)
-        samples, origins = zip(*items, strict=True)
         return Block(samples, origins, positions)
 
     def mark(self) -> Mark:
@@ -331,7 +332,7 @@ class ObjectLane:
         numbers = (order.leaving(lane, first, 64).shards for first in range(taken, order.lane_length(lane), 64))
         flat = (number % len(source) for part in numbers for number in part.tolist())
         self._reader = source.samples(flat, meter=meter, threads_count=threads_count)
-        self._ready: deque[Item] = deque()
+        self._ready: deque[tuple[Sample, Where]] = deque()
 
     def prepare(self, count: int) -> int:
         """As ``Lane.prepare``."""
@@ -339,9 +340,10 @@ class ObjectLane:
             self._ready.append(item)
         return len(self._ready)
 
-    def take(self, count: int) -> list[Item]:
+    def take(self, count: int) -> Items:
         """As ``Lane.take``."""
-        return [self._ready.popleft() for _ in range(count)]
+        items = [self._ready.popleft() for _ in range(count)]
+        return [sample for sample, _ in items], [origin for _, origin in items]
 
     def mark(self) -> tuple[RunStart, int]:
         """Not asked: where it is follows from the position."""

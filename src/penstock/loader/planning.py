@@ -60,6 +60,7 @@ class Plan(NamedTuple):
         rank: Of this process.
         world_size: Data-parallel ranks.
         is_masked: Whether batches are padded, and say which rows are valid.
+        is_plain: Whether batches are lists of members, as they are stored.
         said: One line on what is read, for people.
         carries: Whether stages change how many samples there are: one cursor per rank, and nobody knows how many batches.
     """
@@ -71,6 +72,7 @@ class Plan(NamedTuple):
     rank: int
     world_size: int
     is_masked: bool
+    is_plain: bool
     said: str
     carries: bool
 
@@ -166,6 +168,7 @@ def plan_of(
         rank=rank,
         world_size=world_size,
         is_masked=pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last),
+        is_plain=is_plain(pipeline),
         said=found.said,
         carries=carries,
     )
@@ -174,6 +177,14 @@ def plan_of(
 def threads_count(options: Options) -> int:
     """Decode threads: as said, else one per core that this process may use."""
     return options.threads or len(os.sched_getaffinity(0))
+
+
+def is_plain(pipeline: Pipeline) -> bool:
+    """Whether nothing is done to single samples: batches are lists of their members."""
+    stages = [stage for leaf in pipeline.flat().leaves for stage in leaf.stages]
+    batch = pipeline.stage(Batch)
+    shapes = batch is None or batch.collate is not None or batch.pad or batch.ragged
+    return not shapes and all(isinstance(stage, Shuffle | Take | Evaluate | Batch) for stage in stages)
 
 
 def _carries(pipeline: Pipeline) -> bool:
@@ -208,6 +219,7 @@ def _reading(pipeline: Pipeline, readers_count: int, options: Options, meter: Me
     return Reading(
         sizes=read_ahead(readers_count, options.fetch),
         pinned_bytes_max=budget_bytes // 8,
+        copies=is_plain(pipeline) and pipeline.stage(Shuffle) is not None,
         on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
         meter=meter,
     )

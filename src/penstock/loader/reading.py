@@ -128,12 +128,15 @@ class Reading(NamedTuple):
         sizes: Parts and requests of each.
         pinned_bytes_max: Of parts that samples may keep while they wait in runs.
         on_corrupt: What to do with corrupt bytes, by source.
+        copies: Whether samples are copied out of the parts as they arrive: where nobody decodes them, their members are
+            copied once in any case, now they are in the processor's cache, and nothing waits as a slice of a part.
         meter: Told of bytes, store and parse time.
     """
 
     sizes: ReadAhead
     pinned_bytes_max: int
     on_corrupt: Sequence[OnCorrupt]
+    copies: bool
     meter: Meter
 
 
@@ -171,6 +174,7 @@ class LaneReader:
         self._sizes = reading.sizes
         self._meter = reading.meter
         self._on_corrupt = reading.on_corrupt
+        self._copies = reading.copies
         self._chunks: Iterator[Chunk] | None = None
         self._group: list[Segment] = []
         self._index = -1
@@ -287,5 +291,11 @@ class LaneReader:
             end = min(end, segment.skip_count + segment.count - first)
         if begin or end < len(samples):
             samples = samples[begin:end] if begin < end else []
-        if samples:
-            pieces.append(Piece(samples, segment, segment.first_sample + first + begin, sample_bytes))
+        if not samples:
+            return
+        if self._copies and all(value.format == "B" for value in samples[0].fields.values()):
+            sample_bytes = 0
+            for sample in samples:
+                fields = sample.fields
+                sample.fields = dict(zip(fields, map(bytes, fields.values()), strict=True))  # type: ignore[arg-type]
+        pieces.append(Piece(samples, segment, segment.first_sample + first + begin, sample_bytes))

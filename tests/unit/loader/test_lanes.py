@@ -18,7 +18,7 @@ def lane(folder: Path, *, window: int | None, pins: Pins, part_bytes: int = 65_5
     shards = ShardFinder(ps.shards(f"{folder}/").source, fetch=None).find()
     order = StreamOrder(shards_count=len(shards), window=window or 1, lanes=1, shuffled=window is not None)
     sizes = read_ahead(1, FetchConfig())._replace(part_bytes=part_bytes)
-    reading = Reading(sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), meter=Meter())
+    reading = Reading(sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), copies=False, meter=Meter())
     segments = [Segment(shards[shard], index) for index, shard in enumerate(order.shards_of(0))]
     return Lane(0, runs=order, reader=LaneReader(segments, reading=reading), pins=pins)
 
@@ -26,7 +26,7 @@ def lane(folder: Path, *, window: int | None, pins: Pins, part_bytes: int = 65_5
 def drained(given: Lane, *, step: int = 1) -> list[str]:
     keys = []
     while count := min(step, given.prepare(step)):
-        keys += [sample.key for sample, _ in given.take(count)]
+        keys += [sample.key for sample in given.take(count)[0]]
     return keys
 
 
@@ -69,7 +69,7 @@ def test_pins_are_bounded_and_given_back(tmp_path: Path, bytes_max: int) -> None
     given = lane(tmp_path, window=20, pins=pins)
     seen = []
     while given.prepare(1):
-        [(sample, _)] = given.take(1)
+        [sample], _ = given.take(1)
         assert 0 <= pins.held_bytes <= bytes_max
         assert sample.fields["bin"] == bytes([int(sample.key)]) * 300
         seen.append(sample.key)
