@@ -149,6 +149,11 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     def _made(self, worker: Worker | None) -> Loader:
         options = self._options.copy()
         if worker is not None:
+            if options.get("on_epoch") is not None:
+                raise ConfigError(
+                    "on_epoch decides by one loader's statistics, and each DataLoader worker has its own",
+                    hint="num_workers=0, or a ps.Loader",
+                )
             options.pop("agree", None)  # a collective of ranks, and a worker is none
             options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // worker.workers_count))
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))

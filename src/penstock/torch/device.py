@@ -141,6 +141,11 @@ class _CudaIterator:
         self._release(wait=False)
         return copy.batch
 
+    def __del__(self) -> None:
+        """Wait for the copies under way: the memory that they read may go back to a loader now."""
+        for copy in (*getattr(self, "_sources", ()), *getattr(self, "_copies", ())):
+            copy.arrived.synchronize()
+
     def _begin_copy(self) -> bool:
         if self._batches is None:
             return False

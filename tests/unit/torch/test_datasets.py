@@ -153,6 +153,15 @@ def test_foreign_states_are_refused(folder: Path) -> None:
     dataset.close()
 
 
+def test_workers_do_not_decide_about_the_next_epoch(folder: Path) -> None:
+    """on_epoch would decide differently in each worker: refused there, and only there."""
+    dataset = ps.torch.IterableDataset(pipeline(folder), on_epoch=lambda epoch, statistics: None, threads=1)
+    assert sorted(numbers(dataset)) == list(range(20))
+    with pytest.raises(ConfigError, match="on_epoch"):
+        next(iter(loader_of(dataset, num_workers=1)))
+    dataset.close()
+
+
 def test_bad_options_are_refused_when_it_is_made(folder: Path) -> None:
     """The loader's checks run in the constructor."""
     with pytest.raises(ConfigError, match="prefetch_batches"):
