@@ -1,0 +1,126 @@
+"""Who fetches what, among the processes of a node: byte locks that die with their holder.
+
+A lease is a lock of one byte of the file ``leases``, at an offset that the name of what is fetched hashes to. Open file
+description locks (``F_OFD_SETLK``) belong to the descriptor, not to the thread or the process id: one descriptor per
+process holds all its leases, the kernel drops them when the process ends in whatever way, nothing is left behind, and no
+file is made or removed. Two names of one offset (of 2^60) only wait for each other needlessly.
+
+A process's temporary files carry its token; it holds the lock of that token's byte for its life, so that whoever cleans
+up knows which of them nobody writes any more, without process ids, which containers do not share.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from penstock import forks
+
+if TYPE_CHECKING:
+    from penstock.cache.troubles import Troubles
+
+_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid: struct flock of 64-bit Linux
+_NAMES = 1 << 60
+_TOKENS = 1 << 62  # where the bytes of tokens begin
+_TOKEN_BITS = 52
+
+
+class Leases:
+    """The leases of this process. Safe from any thread; nothing blocks.
+
+    Args:
+        path: Of the file; made when first needed.
+        troubles: Told when there can be no locks; then nobody waits for anybody.
+    """
+
+    def __init__(self, path: str, troubles: Troubles) -> None:
+        self._path = path
+        self._troubles = troubles
+        self._reset()
+        forks.register(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._token = secrets.randbits(_TOKEN_BITS)
+
+    def after_fork_in_child(self) -> None:
+        """The parent's leases stay the parent's: closing the inherited descriptor drops none of them."""
+        fd = self._fd
+        self._reset()
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+
+    @property
+    def token(self) -> str:
+        """This process's part of the names of its temporary files."""
+        return f"{self._token:013x}"
+
+    def open(self) -> bool:
+        """Have the file open and this process's token locked; False where that cannot be."""
+        if self._fd >= 0:
+            return True
+        with self._lock:
+            if self._fd >= 0:
+                return True
+            try:
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # the directory comes with the first write
+                    self._troubles.note("lock", error)
+                return False
+            try:
+                _set(fd, fcntl.F_WRLCK, _TOKENS + self._token)
+            except OSError as error:
+                os.close(fd)
+                self._troubles.note("lock", error)
+                return False
+            self._fd = fd
+            return True
+
+    def try_take(self, name: int) -> bool | None:
+        """Take the lease of `name`: True, or False where another process has it; None where there are no leases."""
+        if not self.open():
+            return None
+        try:
+            _set(self._fd, fcntl.F_WRLCK, name % _NAMES)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            self._troubles.note("lock", error)
+            return None
+        return True
+
+    def release(self, name: int) -> None:
+        """Give a lease back."""
+        if self._fd >= 0:
+            try:
+                _set(self._fd, fcntl.F_UNLCK, name % _NAMES)
+            except OSError as error:
+                self._troubles.note("lock", error)
+
+    def is_alive(self, token: str) -> bool:
+        """Whether the process of this token still runs; True where that cannot be known."""
+        if not self.open():
+            return True
+        try:
+            number = int(token, 16)
+        except ValueError:
+            return False
+        if number >= 1 << _TOKEN_BITS or number == self._token:
+            return number == self._token
+        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _TOKENS + number, 1, 0))
+        return bool(_FLOCK.unpack(answer[: _FLOCK.size])[0] != fcntl.F_UNLCK)
+
+
+def _set(fd: int, kind: int, offset: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, offset, 1, 0))

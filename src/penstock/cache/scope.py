@@ -1,0 +1,29 @@
+"""Where a store's keys live, as cached entries name it: the same object has the same name through every wrapper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.store.base import Store
+
+
+def core_of(store: Store) -> Any:
+    """The store inside all wrappers."""
+    core: Any = store
+    while hasattr(core, "inner"):
+        core = core.inner
+    return core
+
+
+def scope_of(store: Store, namespace: str) -> tuple[tuple[str, ...], str]:
+    """Fields of every identity (namespace, endpoint, bucket), and what precedes every key.
+
+    ``connect("s3://bucket")`` and ``connect("s3://bucket/train/")`` share entries: the prefix goes before the key. Any other
+    store is named by the URL that it gives its keys.
+    """
+    core = core_of(store)
+    site = getattr(core, "site", None)
+    if site is not None:
+        return (namespace, site.endpoint_url or "aws", site.bucket), site.prefix
+    return (namespace, "", core.describe("")), ""

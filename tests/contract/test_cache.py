@@ -1,0 +1,88 @@
+"""The cache keeps every promise of the store inside it, cold and warm, with and without a TTL."""
+
+import math
+
+import pytest
+
+from penstock.cache import CacheConfig, Cached
+from penstock.store.hedged import Hedged
+from penstock.store.limited import Limited
+from penstock.store.local import LocalStore
+from penstock.store.memory import MemoryStore
+from penstock.store.retrying import Retrying
+from penstock.store.traced import Traced
+from penstock.testing.contract import StoreContract
+
+CONFIGS = {  # name: arguments of CacheConfig
+    "one block": {},
+    "small blocks": {"block_bytes": 4096},
+    "unasked": {"metadata_ttl_s": math.inf, "block_bytes": 65536},
+    "one thread": {"threads_max": 1, "metadata_ttl_s": 60.0},
+}
+
+
+class TestCachedMemory(StoreContract):
+    """Around a MemoryStore, in several configurations."""
+
+    @pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
+    def store(self, request, tmp_path):
+        self.memory = MemoryStore()
+        with Cached(self.memory, CacheConfig(tmp_path, 10**9, free_ratio_min=0.0, **request.param)) as store:
+            yield store
+
+    def uploads_left(self, store):
+        return len(self.memory._bucket.uploads)
+
+
+class TestCachedStack(StoreContract):
+    """Around the default stack."""
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        stack = Traced(Hedged(Retrying(Limited(MemoryStore()))))
+        with Cached(stack, CacheConfig(tmp_path, 10**9, free_ratio_min=0.0)) as store:
+            yield store
+
+
+class TestCachedTiny(StoreContract):
+    """With room for a few blocks: everything is evicted all the time."""
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        config = CacheConfig(tmp_path, 100_000, block_bytes=8192, free_ratio_min=0.0, metadata_ttl_s=math.inf)
+        with Cached(MemoryStore(), config) as store:
+            yield store
+
+
+class TestCachedNowhere(StoreContract):
+    """In a directory that cannot be: every read goes to the store."""
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        (tmp_path / "file").write_bytes(b"")
+        with Cached(MemoryStore(), CacheConfig(tmp_path / "file" / "cache", 10**9)) as store:
+            yield store
+
+
+class TestCachedLocal(StoreContract):
+    """Around local files."""
+
+    keys_are_paths = True
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        config = CacheConfig(tmp_path / "cache", 10**9, free_ratio_min=0.0, metadata_ttl_s=60.0)
+        (tmp_path / "data").mkdir()
+        with Cached(LocalStore(tmp_path / "data"), config) as store:
+            yield store
+
+
+@pytest.mark.server
+class TestCachedS3(StoreContract):
+    """Around the S3 store as ``connect`` composes it, on a real server."""
+
+    @pytest.fixture
+    def store(self, s3_store, tmp_path):
+        config = CacheConfig(tmp_path, 10**9, free_ratio_min=0.0, metadata_ttl_s=60.0)
+        with Cached(s3_store, config) as store:
+            yield store
