@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
 
 from loading import shard
+from penstock.formats import TFRecordWriter
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^<!-- runs(?:: (\w+))? -->\n+```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -33,6 +37,32 @@ def programs_of(page: Path, *installed: str) -> list[str]:
         else:
             programs.append(body)
     return programs
+
+
+def run_page(page: str, framework: str, folder: Path) -> None:
+    """Run a page's Python in a process of its own, on shards of pictures and of records below `folder`."""
+    write_pictures(folder / "train", samples=64, shards=4, size=(30, 40), kind="jpg")
+    write_records(folder / "records", samples=40)
+    code = code_of(page, framework)
+    for url, name in (("s3://bucket/train/", "train"), ("s3://my-bucket/records/", "records")):
+        code = code.replace(url, f"{folder}/{name}/")
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def write_records(folder: Path, *, samples: int) -> None:
+    """A TFRecord shard of ``tf.train.Example``: ``x``, three floats, and ``label``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    out = bytearray()
+    writer = TFRecordWriter(out.extend)
+    for number in range(samples):
+        writer.add({"x": [float(number), 0.5, -1.0], "label": number})
+    writer.finish()
+    (folder / "part-000.tfrecord").write_bytes(out)
 
 
 def write_pictures(

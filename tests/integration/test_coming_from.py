@@ -17,8 +17,7 @@ import PIL.Image
 import pytest
 
 import penstock as ps
-from pages import ROOT, programs_of, write_pictures
-from penstock.formats import TFRecordWriter
+from pages import ROOT, programs_of, write_pictures, write_records
 
 PAGES = sorted((ROOT / "docs/coming-from").glob("[!R]*.md"))
 PEERS = {
@@ -42,28 +41,19 @@ def mds(count: int) -> bytes:
     return struct.pack(f"<{count + 2}I", count, *offsets) + head + b"".join(samples)
 
 
-def records(count: int) -> bytes:
-    """A TFRecord shard of ``tf.train.Example``."""
-    out = bytearray()
-    writer = TFRecordWriter(out.extend)
-    for number in range(count):
-        writer.add({"x": [float(number), 0.5, -1.0], "label": number})
-    writer.finish()
-    return bytes(out)
-
-
 @pytest.fixture(scope="module")
 def environment(ministack: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Of a user whose ``my-bucket`` holds the same kind of data in the formats that the pages name."""
     ministack.create_bucket("my-bucket")
     keys = ps.Credentials(access_key=ministack.access_key, secret_key=ministack.secret_key)
-    folder = tmp_path_factory.mktemp("train")
+    folder, records = tmp_path_factory.mktemp("train"), tmp_path_factory.mktemp("records")
+    write_records(records, samples=10)
     write_pictures(folder, samples=40, shards=4, kind="jpg")
     with ps.connect("s3://my-bucket/", endpoint_url=ministack.endpoint_url, credentials=keys) as store:
         for number, path in enumerate(sorted(folder.iterdir())):
             store.write(f"train/train-{number:06d}.tar", path.read_bytes())
             store.write(f"mds/shard.{number:05d}.mds", mds(10))
-            store.write(f"records/part-{number:05d}.tfrecord", records(10))
+            store.write(f"records/part-{number:05d}.tfrecord", (records / "part-000.tfrecord").read_bytes())
         store.write("mds/index.json", b"{}")
         for number in range(20):
             file = io.BytesIO()
