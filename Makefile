@@ -30,8 +30,8 @@ test: $(VENV)/.ready lint unit suite  ## Everything: lint, types, layers, unit a
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 	@echo "== lint"
-	$(BIN)/ruff check src tests bench examples docs
-	$(BIN)/ruff format --check src tests bench examples docs
+	$(BIN)/ruff check src tests bench examples docs/concepts/*.py
+	$(BIN)/ruff format --check src tests bench examples docs/concepts/*.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
