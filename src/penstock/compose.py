@@ -2,7 +2,7 @@
 
 ``Traced(Hedged(Retrying(Limited(S3Store))))``: a request that backs off holds no permit, a hedge is retried like any
 other request, and what is traced is what the caller saw. Local files, memory and fsspec get ``Traced`` alone: their
-failures do not pass by waiting.
+failures do not pass by waiting. With ``cache=``, ``Cached`` is around all of it: a block that is here is no request.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.fetch import set_process_budget
 if TYPE_CHECKING:
     import io
 
+    from penstock.cache import CacheConfig
     from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
     from penstock.store.base import Store
     from penstock.store.credentials import Credentials
@@ -45,6 +46,7 @@ def connect(
     retry: RetryConfig | None = None,
     hedge: HedgeConfig | None = None,
     fetch: FetchConfig | None = None,
+    cache: CacheConfig | str | os.PathLike[str] | None = None,
 ) -> Store:
     """A store for the objects below `url`; nothing is asked of the network yet.
 
@@ -67,6 +69,7 @@ def connect(
         retry: Attempts and backoff.
         hedge: Second requests for late answers; ``HedgeConfig(ratio_max=0)`` turns them off.
         fetch: Parts, read-ahead, gap, and the process's byte budget.
+        cache: Keep what is read on this node's disk: ``"/nvme/penstock:200GB"``, or a ``CacheConfig``.
 
     Raises:
         ConfigError: the URL, or an argument, cannot be.
@@ -99,6 +102,10 @@ def connect(
         from penstock.store.traced import Traced
 
         store = Traced(_local_or_foreign(text))
+    if cache is not None:
+        from penstock.cache import Cached
+
+        store = Cached(store, cache)
     if fetch is not None:
         _set_fetch(store, fetch)
     return store
