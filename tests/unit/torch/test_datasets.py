@@ -16,7 +16,7 @@ from penstock.errors import ClosedError, ConfigError
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-METHODS = ["fork", "forkserver", "spawn"]
+METHODS = ["fork", *(pytest.param(name, marks=pytest.mark.server) for name in ("forkserver", "spawn"))]  # slow to start
 
 
 @pytest.fixture

@@ -49,7 +49,9 @@ def _take(table: EpochTable, answers: Any) -> None:
     answers.put([table.take(Worker(0, 1, seed)) for seed in (3, 4)])
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(name, marks=pytest.mark.server) for name in ("forkserver", "spawn"))]
+)
 def test_child_processes_share_it(method: str) -> None:
     """A number taken in a child process is taken in its parent, whatever starts the child."""
     context = multiprocessing.get_context(method)

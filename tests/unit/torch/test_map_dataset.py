@@ -82,7 +82,7 @@ def test_what_is_asked_for_twice_is_read_once() -> None:
     assert reads == {"2": 1, "1": 1}
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.server)])
 def test_in_a_dataloader(folder: Path, method: str | None) -> None:
     """DataLoader shuffles and batches it; every sample comes once, whatever starts the workers."""
     options = {} if method is None else {"num_workers": 2, "multiprocessing_context": method}
