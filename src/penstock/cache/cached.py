@@ -154,21 +154,29 @@ class Cached(Wrapper):
         identity = identity_of(*self._scope, self._prefix + key, etag, str(self.config.block_bytes))
         return identity, digest_of(identity)
 
-    def claim_block(self, read: Read, index: int, *, patient: bool) -> Claim | None:
+    def lease_number(self, read: Read, index: int) -> int:
+        """Of the lease of a block, or of a ``Get`` of unknown version."""
+        digest = self._direct_digest(read) if index == DIRECT_INDEX else read.digest
+        return int(digest[:15], 16) + max(0, index)
+
+    def _direct_digest(self, read: Read) -> str:
+        operation = read.operation
+        return digest_of(identity_of(*self._scope, self._prefix + operation.key, str(operation.span), "direct"))
+
+    def claim_block(self, read: Read, index: int, *, patient: bool) -> Claim | bool:
         """See ``Claims.take``."""
-        number = int(read.digest[:15], 16) + index
+        number = self.lease_number(read, index)
         return self.claims.take(f"{read.digest}.{index:x}", number, read, index, patient=patient)
 
-    def claim_direct(self, read: Read, *, patient: bool) -> Claim | None:
+    def claim_direct(self, read: Read, *, patient: bool) -> Claim | bool:
         """The claim of a ``Get`` of unknown version."""
-        operation = read.operation
-        digest = digest_of(identity_of(*self._scope, self._prefix + operation.key, str(operation.span), "direct"))
-        return self.claims.take(digest, int(digest[:15], 16), read, DIRECT_INDEX, patient=patient)
+        number = self.lease_number(read, DIRECT_INDEX)
+        return self.claims.take(self._direct_digest(read), number, read, DIRECT_INDEX, patient=patient)
 
     def free(self, claim: Claim) -> None:
         """Release a claim, and have those who waited for it look again."""
         for waiter, index in self.claims.release(claim):
-            waiter.resume(index, expired=False)
+            waiter.resume((index,), expired=False)
 
 
 class _Step:

@@ -66,6 +66,7 @@ class Fetch:
         assert info is not None
         whole = span == (0, info.size_bytes)  # asked for without a range: only then does S3 send its checksum
         read.cache.counts.fetched_bytes += span.length_bytes
+        read.cache.counts.miss_count += len(self._claims)
         try:
             self.transfer = read.cache.inner.submit(Get(read.operation.key, None if whole else span, info.etag), self)
         except PenstockError as error:
@@ -145,7 +146,7 @@ class Fetch:
         for _, claim in self._claims:
             for other, index in read.cache.claims.release(claim):
                 if alone or not isinstance(error, StoreError):
-                    other.resume(index, expired=False)
+                    other.resume((index,), expired=False)
                 else:
                     other.fail(error)
         read.fail(error, len(self._claims))

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.buffers import small_buffer
+from penstock.cache.claims import Claim
 from penstock.cache.entry import block_name
 from penstock.cache.fetching import Direct, Fetch, Revalidation
 from penstock.errors import CancelledOperationError, ObjectChangedError, ObjectMissingError, StoreError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.cache.cached import Cached
-    from penstock.cache.claims import Claim
     from penstock.cache.fetching import Request
     from penstock.types import Get, Sink, Transfer
 
@@ -161,8 +161,15 @@ class Read:
 
     def _go_direct(self) -> None:
         claim = self.cache.claim_direct(self, patient=self._patient)
-        if claim is not None:
+        if isinstance(claim, Claim):
             self.track(Direct(self, claim))
+        elif not claim:
+            self.cache.claims.watch(self.cache.lease_number(self, DIRECT_INDEX), self, (DIRECT_INDEX,))
+
+    def _expect(self) -> None:
+        """One more piece to wait for."""
+        with self._lock:
+            self._pending += 1
 
     def plan(self, info: ObjectInfo) -> None:
         """The version is known: find its blocks, and fetch what is missing."""
@@ -192,7 +199,6 @@ class Read:
             self._check()
             if not self._hit(index):
                 missing.append(index)
-        self.cache.counts.miss_count += len(missing)
         if missing:
             self._fetch(missing)
 
@@ -221,18 +227,22 @@ class Read:
     def _fetch(self, missing: list[int]) -> None:
         """Claim blocks, and ask for those that are ours, neighbours together."""
         mine: list[tuple[int, Claim]] = []
+        elsewhere: list[int] = []
         for index in missing:
-            with self._lock:
-                self._pending += 1
+            self._expect()
             claim = self.cache.claim_block(self, index, patient=self._patient)
-            if claim is None:
+            if claim is False:
+                elsewhere.append(index)
+            elif claim is True:
                 continue
             # between the look at the disk and the lease, its last holder may have stored it
-            if claim.leased and self.cache.files.exists(block_name(self.digest, index)) and self._hit(index):
+            elif claim.leased and self.cache.files.exists(block_name(self.digest, index)) and self._hit(index):
                 self.cache.free(claim)
                 self.settle()
             else:
                 mine.append((index, claim))
+        if elsewhere:  # one look for all of them: who fetches several neighbours releases the last of them last
+            self.cache.claims.watch(self.cache.lease_number(self, elsewhere[-1]), self, tuple(elsewhere))
         run: list[tuple[int, Claim]] = []
         for index, claim in mine:
             if run and index != run[-1][0] + 1:
@@ -265,20 +275,18 @@ class Read:
 
     # ── Waiter ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def resume(self, block_index: int, *, expired: bool) -> None:
+    def resume(self, indices: tuple[int, ...], *, expired: bool) -> None:
         """See ``claims.Waiter``."""
         if expired:
             self._patient = False
-        again = self.run if block_index == DIRECT_INDEX else lambda: self._again(block_index)
-        self.cache.step(again, self.fail)
-
-    def _again(self, index: int) -> None:
-        try:
-            self._get([index])
-        except Exception as error:
-            self.fail(error)
+        if indices == (DIRECT_INDEX,):
+            self.cache.step(self.run, self.fail)
         else:
-            self.settle()
+            self.cache.step(lambda: self._again(indices), lambda error: self.fail(error, len(indices)))
+
+    def _again(self, indices: tuple[int, ...]) -> None:
+        self._get(indices)
+        self.settle(len(indices))
 
     def give(self, index: int, data: memoryview) -> None:
         """Another read of this process fetched a block that this one waits for: uint8[n] of it, from the block's start."""

@@ -16,7 +16,7 @@ class CacheStatistics:
     Attributes:
         hit_bytes: Read from the disk.
         hit_count: Blocks read from the disk.
-        miss_count: Blocks that were not there.
+        miss_count: Blocks that were not there and were fetched here.
         fetched_bytes: Asked of the store to fill what was missing. Far above the bytes delivered: reads are much smaller than
             ``block_bytes``.
         stored_bytes: Written to the disk, headers included.
