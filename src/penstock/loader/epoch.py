@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.loader.carrying import CarryFilling, CarryMark
 from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
 from penstock.loader.filling import MembersFilling, RowsFilling
+from penstock.loader.indexed import IndexedJob
 from penstock.loader.run import EpochRun, Filling
 from penstock.pipeline import BatchBySize
 
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.loader.columns import Layout
-    from penstock.loader.feed import Feed
+    from penstock.loader.feed import Begun
     from penstock.loader.planning import Plan
+    from penstock.loader.processes import ProcessRun
     from penstock.loader.run import Delivery, RunPlan
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
@@ -37,6 +39,8 @@ class Epoch:
         number: Of the epoch.
         cursor: Where in it to begin; None is its beginning.
         agree: See ``Loader``.
+        processes: See there.
+        restarts: See there.
         meter: Told of samples, bytes and seconds.
     """
 
@@ -49,6 +53,8 @@ class Epoch:
         cursor: Mapping[str, Any] | None,
         agree: Callable[[int], int] | None,
         meter: Meter,
+        processes: int = 0,
+        restarts: bool = False,
     ) -> None:
         self._plan = plan
         self._number = number
@@ -60,15 +66,22 @@ class Epoch:
         self._layout: Layout | None = None
         # what comes out fills batches, not what goes in: then nothing is left out beforehand
         self._batching = plan.batching._replace(drop_last=plan.batching.drop_last and not plan.carries)
+        self._is_by_size = isinstance(run_plan.batch, BatchBySize)
+        self._batches: Batches | None
+        self._run: EpochRun | ProcessRun
+        if processes:
+            self._batches, self._run = self._divided(run_plan, cursor, processes, restarts=restarts)
+            self._agree = None
+            self._run_plan = run_plan._replace(drop_last=False)
+            return
         begun = plan.job.begin(number, cursor, batching=self._batching)
         self._batches = begun.batches if not plan.carries else None
         self._agree = agree if plan.world_size > 1 and self._batches is None else None
         # where batches are counted, the feed ends where the last of them does
         self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
-        self._is_by_size = isinstance(run_plan.batch, BatchBySize)
         mark = begun.feed.mark()
         self._mark = CarryMark(mark, self._skip_count) if plan.carries else mark
-        self._run = self._started(begun.feed)
+        self._run = self._started(begun)
 
     def next(self) -> Found | None:
         """The next batch, or None at the end. Blocks.
@@ -111,8 +124,30 @@ class Epoch:
                 return self._found(delivery, rows_count, batches.position_after(index))
         return None
 
-    def _started(self, feed: Feed) -> EpochRun:
-        return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
+    def _started(self, begun: Begun) -> EpochRun:
+        return EpochRun(self._run_plan, feed=begun.feed, filling=self._filling, meter=self._meter)
+
+    def _divided(
+        self, run_plan: RunPlan, cursor: Mapping[str, Any] | None, processes: int, *, restarts: bool
+    ) -> tuple[Batches, ProcessRun]:
+        from penstock.loader.processes import ProcessRun, check_processes
+
+        job = self._plan.job
+        check_processes(carries=self._plan.carries, is_indexed=isinstance(job, IndexedJob))
+        assert isinstance(job, IndexedJob)
+        position = 0 if cursor is None else cursor["position"]
+        batches = job.batches(self._number, batching=self._batching, origin=position)
+        run = ProcessRun(
+            run_plan._replace(drop_last=False),
+            pipeline=self._plan.pipeline,
+            job=job,
+            batches=batches,
+            epoch=self._number,
+            processes_count=processes,
+            restarts=restarts,
+            meter=self._meter,
+        )
+        return batches, run
 
     def _filling(self, run: EpochRun) -> Filling:
         if self._plan.carries:
@@ -146,7 +181,7 @@ class Epoch:
 
     def _any_row(self) -> dict[str, Any] | None:
         """A sample of this rank, where the epoch was resumed behind its last one: the first one of the epoch."""
-        run = self._started(self._plan.job.begin(self._number, None, batching=self._batching).feed)
+        run = self._started(self._plan.job.begin(self._number, None, batching=self._batching))
         try:
             while (delivery := run.next_batch()) is not None:
                 if not delivery.is_empty:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.feed import Block, Where
-    from penstock.loader.run import EpochRun
+    from penstock.loader.run import EpochRun, RunPlan
 
 TASK_ROWS_MAX = 32
 TASK_BYTES_MAX = 4 * MIB  # a task pins the parts that its samples lie in
@@ -118,6 +118,15 @@ def is_typed(value: memoryview | bytes) -> bool:
     return isinstance(value, memoryview) and value.format != "B"
 
 
+def said_layout(plan: RunPlan) -> Layout | None:
+    """What the pipeline itself says of dtypes and shapes; None: the first sample tells."""
+    batch = plan.batch
+    said = [steps.specs() for steps in plan.steps]
+    if batch.collate is not None or batch.pad or batch.ragged or any(specs != said[0] for specs in said):
+        return None
+    return Layout.of_specs(said[0]) if said[0] is not None else None
+
+
 class Task(NamedTuple):
     """Neighbouring rows of a batch, for one decode thread; `known`: values by row where they were decoded already."""
 
@@ -140,21 +149,27 @@ class RowsFilling:
     def __init__(self, run: EpochRun, *, epoch: int) -> None:
         self._run = run
         self._epoch = epoch
-        self._layout = self._said()
+        self._layout = said_layout(run.plan)
+        self._size = 0  # of the batch that is open
         self._random = threading.local()
         self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
         self._sample_bytes = BLOCK_BYTES_MAX // 8  # of the block before: bounds the next one
 
     def fill(self) -> None:
         """See ``Filling``."""
-        run, size = self._run, self._run.plan.batch_size
+        run = self._run
         batch: OpenBatch | None = None
         while not run.stopping:
+            if batch is None:
+                self._size = self._next_size()
+                if not self._size:
+                    break
+            size = self._size
             wanted = min(size - (batch.rows if batch else 0), BLOCK_ROWS_MAX, BLOCK_BYTES_MAX // self._sample_bytes)
             block = run.feed.take(max(1, wanted))
             if block is None:
                 break
-            self._sample_bytes = max(1, sum(value.nbytes for value in block.samples[-1].fields.values()))
+            self._sample_bytes = max(1, sum(memoryview(value).nbytes for value in block.samples[-1].fields.values()))
             known = self._fix_layout(block, batch) if self._layout is None else {}
             if batch is None:
                 batch = self._open()
@@ -184,13 +199,9 @@ class RowsFilling:
             error = failure
         self._finish(task.batch, len(task.samples), dropped, error=error, row=row)
 
-    def _said(self) -> Layout | None:
-        """What the pipeline itself says of dtypes and shapes; None: the first sample tells."""
-        batch = self._run.plan.batch
-        said = [steps.specs() for steps in self._run.plan.steps]
-        if batch.collate is not None or batch.pad or batch.ragged or any(specs != said[0] for specs in said):
-            return None
-        return Layout.of_specs(said[0]) if said[0] is not None else None
+    def _layout_of(self, values: Mapping[str, Any]) -> Layout:
+        """The columns, where the first sample has these values."""
+        return Layout(values, self._run.plan.batch)
 
     def _write(self, task: Task, row: int, sample: Sample, segment: Where, position: int) -> bool:
         """Fill a row; False where the sample is dropped."""
@@ -228,16 +239,24 @@ class RowsFilling:
             known[row] = values
             row += 1
             if values is not None:
-                self._layout = Layout(values, self._run.plan.batch)
+                self._layout = self._layout_of(values)
                 if batch is not None:
                     batch.layout = self._layout
-                    batch.values.update(self._layout.allocate(self._run.plan.batch_size))
+                    batch.values.update(self._allocated(self._size))
                 break
         return known
 
+    def _next_size(self) -> int:
+        """Rows of the batch that is opened next; 0: there is none."""
+        return self._run.plan.batch_size
+
+    def _allocated(self, size: int) -> dict[str, Any]:
+        """Room for the columns of the batch that is opened now, as far as they are known."""
+        return self._layout.allocate(size) if self._layout is not None else {}
+
     def _open(self) -> OpenBatch:
-        size = self._run.plan.batch_size
-        values = self._layout.allocate(size) if self._layout is not None else {}
+        size = self._size
+        values = self._allocated(size)
         values["__key__"] = [None] * size
         values["__shard__"] = [None] * size
         values["__position__"] = np.empty(size, dtype=np.int64)

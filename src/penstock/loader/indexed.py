@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.formats import FORMATS
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from penstock.index import IndexPlace, ShardIndex, ShardRow
-    from penstock.loader.feed import AnyLane, Batching
+    from penstock.loader.feed import AnyLane, Batching, Feed
     from penstock.loader.objects import ObjectSource
     from penstock.loader.reading import Reading
     from penstock.loader.shards import Shard
+    from penstock.loader.statistics import Meter
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
 
@@ -92,17 +94,30 @@ class IndexedJob:
         """See ``Job``."""
         position = 0 if cursor is None else cursor["position"]
         batches = self.batches(epoch, batching=batching, origin=position)
+        return Begun(self.feed_between(epoch, position, batches.stop), batches)
+
+    def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
+        """The rank's samples of an epoch with positions in [position, stop)."""
         order, objects = self.order.at_epoch(epoch), self._sources[0].objects
         if objects is None or isinstance(order, Mix):
-            return Begun(self._feed(order, position, batches.stop), batches)
-        feed = ObjectsFeed(
+            return self._feed(order, position, stop)
+        return ObjectsFeed(
             objects,
             order=order,
-            positions=_positions(order, position, batches.stop),
+            positions=_positions(order, position, stop),
             meter=self._reading.meter,
             threads_count=self._threads_count,
         )
-        return Begun(feed, batches)
+
+    def divided(self, rank: int, world_size: int) -> IndexedJob:
+        """The same job as another rank of another world sees it; the order of positions stays."""
+        order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
+        return IndexedJob(self._sources, order=order, reading=self._reading, threads_count=self._threads_count)
+
+    def with_meter(self, meter: Meter) -> IndexedJob:
+        """The same job, that counts elsewhere."""
+        reading = self._reading._replace(meter=meter)
+        return IndexedJob(self._sources, order=self.order, reading=reading, threads_count=self._threads_count)
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
         """See ``Job``; those from position `origin` on."""

@@ -33,7 +33,12 @@ class Loader:
         pipeline: Ends with ``.batch(n)``.
         lanes: Shards read side by side, of the whole job; a multiple of the world size. Default 64 where the pipeline
             shuffles, else the world size, so that one rank sees the stored order.
-        threads: Decode threads; default one per core that this process may use.
+        threads: Decode threads; default one per core that this process may use; all worker processes together.
+        processes: Worker processes that fetch, parse and decode into shared memory, which is mapped here without a copy:
+            for training loops with Python work of their own. 0: threads of this process. Needs an index. The batches
+            are the same.
+        restart_workers: Replace a worker process that dies, without a sample lost or repeated, three times each and
+            epoch; else its death is an error.
         rank: Of this process among those that share the data. Default, read when iteration starts: `mesh`, else
             ``torch.distributed`` where it is imported and initialised, else the environment of torchrun, SLURM or Open
             MPI, else 0.
@@ -65,6 +70,8 @@ class Loader:
         *,
         lanes: int | None = None,
         threads: int | None = None,
+        processes: int = 0,
+        restart_workers: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
@@ -82,6 +89,8 @@ class Loader:
         options = Options(
             lanes=lanes,
             threads=threads,
+            processes=processes,
+            restart_workers=restart_workers,
             rank=rank,
             world_size=world_size,
             mesh=mesh,

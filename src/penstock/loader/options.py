@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PREFETCH_BATCHES_MAX = 1024
 THREADS_MAX = 256
+PROCESSES_MAX = 128
 INDEXES = ("auto", "require", "stream")
 
 
@@ -25,6 +26,8 @@ class LoaderOptions(TypedDict, total=False):
 
     lanes: int | None
     threads: int | None
+    processes: int
+    restart_workers: bool
     rank: int | None
     world_size: int | None
     mesh: Any
@@ -42,6 +45,8 @@ class Options:
 
     lanes: int | None = None
     threads: int | None = None
+    processes: int = 0
+    restart_workers: bool = False
     rank: int | None = None
     world_size: int | None = None
     mesh: Any = None
@@ -60,6 +65,8 @@ class Options:
         """
         if self.threads is not None and not 1 <= self.threads <= THREADS_MAX:
             raise ConfigError(f"threads={self.threads!r} must lie in [1, {THREADS_MAX}]")
+        if not 0 <= self.processes <= PROCESSES_MAX:
+            raise ConfigError(f"processes={self.processes!r} must lie in [0, {PROCESSES_MAX}]")
         if not 1 <= self.prefetch_batches <= PREFETCH_BATCHES_MAX:
             raise ConfigError(f"prefetch_batches={self.prefetch_batches!r} must lie in [1, {PREFETCH_BATCHES_MAX}]")
         if (self.rank is None) != (self.world_size is None):

@@ -53,6 +53,7 @@ class Plan(NamedTuple):
     """What was found out.
 
     Attributes:
+        pipeline: What to do.
         job: What to read.
         batching: How much at a time.
         facts: Everything that the order depends on, for the state.
@@ -65,6 +66,7 @@ class Plan(NamedTuple):
         carries: Whether stages change how many samples there are: one cursor per rank, and nobody knows how many batches.
     """
 
+    pipeline: Pipeline
     job: Job
     batching: Batching
     facts: dict[str, Any]
@@ -161,6 +163,7 @@ def plan_of(
             "world_size": world_size,
         }
     return Plan(
+        pipeline=pipeline,
         job=job,
         batching=batching,
         facts=facts,

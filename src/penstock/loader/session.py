@@ -207,6 +207,8 @@ class Session:
             cursor=self._cursor,
             agree=self.options.agree,
             meter=self.meter,
+            processes=self.options.processes,
+            restarts=self.options.restart_workers,
         )
         self._loaded = None
         _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)

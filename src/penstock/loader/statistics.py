@@ -46,6 +46,8 @@ class LoaderStatistics:
     """Corrupt samples left out, at least so many, where the source says ``on_corrupt="skip_sample"`` or the like."""
     skipped_bytes: int
     """Bytes of shards passed over with them."""
+    slots_count: int
+    """Shared batches that were made for worker processes; more than ``prefetch_batches`` + 2 are held by the loop."""
     oversize_count: int
     """Samples that ``batch_by_size(oversize="drop")`` left out."""
     threads_count: int
@@ -81,6 +83,9 @@ class LoaderStatistics:
         return max(held_s, key=held_s.__getitem__)
 
 
+_OF_WORKERS = ("bytes", "decode_s", "parse_s", "skipped_bytes", "skipped_samples", "store_s")
+
+
 class Meter:
     """Running sums. Each is written by one thread, or under the run's lock, and read at any time."""
 
@@ -94,6 +99,7 @@ class Meter:
         "samples",
         "skipped_bytes",
         "skipped_samples",
+        "slots_count",
         "stall_s",
         "store_s",
         "wait_s",
@@ -110,8 +116,18 @@ class Meter:
         self.decode_s = 0.0
         self.wait_s = 0.0
         self.oversize_count = 0
+        self.slots_count = 0
         self.skipped_samples = 0
         self.skipped_bytes = 0
+
+    def sums(self) -> dict[str, float]:
+        """What a worker process counts for its loader."""
+        return {name: getattr(self, name) for name in _OF_WORKERS}
+
+    def add(self, sums: Mapping[str, float], before: Mapping[str, float]) -> None:
+        """Take in what a worker counted since `before`."""
+        for name, value in sums.items():
+            setattr(self, name, getattr(self, name) + value - before.get(name, 0))
 
     def stepped(self, left_s: float, asked_s: float, got_s: float) -> None:
         """The training loop left with a batch, came back, and got the next one, at these times."""
