@@ -27,6 +27,8 @@ class BenchError(RuntimeError):
 class Client:
     """One driver process, ``peers/drive_<driver>.py``, in its own venv; `options` go to its constructor."""
 
+    script = "drive"
+
     def __init__(self, name: str, driver: str, **options: Any) -> None:
         self.name, self.driver, self.options = name, driver, options
         self.versions: dict[str, str] = {}
@@ -40,7 +42,7 @@ class Client:
     def start(self, origin: Origin) -> None:
         if not self.python.exists():
             raise BenchError(f"{self.name}: {self.python} is missing; run bench/setup.sh")
-        command = [str(self.python), str(HERE / "peers" / f"drive_{self.driver}.py")]
+        command = [str(self.python), str(HERE / "peers" / f"{self.script}_{self.driver}.py")]
         if origin.ca_path:
             command = _trusting(origin.ca_path, command)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
@@ -51,6 +53,12 @@ class Client:
         ca = str(origin.ca_path) if origin.ca_path else None
         opening = {"do": "open", "url": origin.url, "bucket": BUCKET, "ca": ca, "options": self.options}
         self.versions = self.ask(opening)["versions"]
+
+    @property
+    def pid(self) -> int:
+        """Of the driver; the command's wrappers replace themselves by it."""
+        assert self._process is not None
+        return self._process.pid
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
         assert self._process is not None

@@ -167,7 +167,9 @@ class Run:
     clients: list[Any]
     metrics: dict[str, Callable[[dict[str, Any]], float]]
     repetitions: int = 5
+    tolerates: Callable[[Any], bool] = lambda client: False  # whose failure takes it out of the run, not the run down
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -186,13 +188,28 @@ class Run:
     def turns(self, measure: Callable[[Any], dict[str, Any]], *, warm: Callable[[Any], object] | None = None) -> None:
         """`measure(client)` for each client in turn, `repetitions` times, after one uncounted `warm` for each."""
         self.answers = {client.name: [] for client in self.clients}
-        for client in self.clients:
+        for client in list(self.clients):
             if warm and not isinstance(client, Wrk):
-                warm(client)
+                with self._sitting_out(client):
+                    warm(client)
         for turn in range(self.repetitions):
-            for client in self.clients:
-                self.answers[client.name].append(measure(client))
-                print(f"{self.question}: turn {turn + 1} of {self.repetitions}: {client.name}", file=sys.stderr)
+            for client in list(self.clients):
+                with self._sitting_out(client):
+                    self.answers[client.name].append(measure(client))
+                    print(f"{self.question}: turn {turn + 1} of {self.repetitions}: {client.name}", file=sys.stderr)
+
+    @contextmanager
+    def _sitting_out(self, client: Any) -> Iterator[None]:
+        """A client that fails where that is tolerated is left out from here on, and the record says why."""
+        try:
+            yield
+        except BenchError as error:
+            if not self.tolerates(client):
+                raise
+            print(f"{self.question}: {client.name} sits out: {error}", file=sys.stderr)
+            self.failures[client.name] = str(error).splitlines()[0]
+            self.clients = [other for other in self.clients if other is not client]
+            del self.answers[client.name]
 
     def values(self, client: str, metric: str) -> list[float]:
         return [self.metrics[metric](answer) for answer in self.answers[client]]
@@ -217,7 +234,7 @@ class Run:
     def report(self, rows: list[Row], **about: Any) -> None:
         """Prints the tables, then one line of JSON."""
         record: dict[str, Any] = {"bench": self.question, **about, **surroundings(), "repetitions": self.repetitions}
-        record["clients"] = {}
+        record["clients"], record["failed"] = {}, self.failures
         table = [["client", *self.metrics]]
         for client in self.clients:
             metrics = {name: _spread(self.values(client.name, name)) for name in self.metrics}

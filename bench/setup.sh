@@ -25,5 +25,7 @@ for requirements in peers/*.txt; do
   rm -rf "$venv"
   "$PYTHON" -m venv "$venv"
   "$venv/bin/pip" install -q --disable-pip-version-check -r "$requirements"
+  unwanted=$(sed -n 's/^# without //p' "$requirements")
+  [ -z "$unwanted" ] || "$venv/bin/pip" uninstall -q -y $unwanted
   cp "$requirements" "$venv/installed.txt"
 done

@@ -1,0 +1,314 @@
+"""What the benchmarks of sample loading share: the samples, in each library's format, and the clients that load them."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import statistics
+import sys
+import tarfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from clients import BUCKET, BenchError, Client
+from harness import Run, memory_folder
+from origin.origin import Origin
+from peers._loading import MASK, tree_pss_bytes
+
+STORE = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
+"""30 ms to the first byte, 90 MB/s on each connection."""
+
+BATCH = 128
+ANSWER_S_MAX = 150.0
+PICTURES = 200
+MEAN_ERROR_MAX = 3.0  # grey levels between two decoders' means of a picture
+METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "samples/s": lambda answer: answer["samples"] / answer["seconds"],
+    "MB/s": lambda answer: answer["bytes"] / answer["seconds"] / 1e6,
+    "CPU s/1000": lambda answer: answer["cpu_s"] / answer["samples"] * 1e3,
+    "first batch s": lambda answer: answer["first_s"],
+    "PSS MB": lambda answer: answer["pss_mb"],
+}
+
+
+# ── samples ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def photographs(count: int = PICTURES, side: tuple[int, int] = (375, 500)) -> list[bytes]:
+    """JPEGs of about 115 KB: gradients, coarse shapes and the grain that makes a photograph large."""
+    import numpy as np
+    from PIL import Image
+
+    rng, found = np.random.default_rng(0), []
+    height, width = side
+    y, x = np.mgrid[0:height, 0:width].astype("f4")
+    for _ in range(count):
+        turn, tint = rng.uniform(0, 6.28), rng.uniform(40, 215, 3)
+        ramp = (np.cos(turn) * x / width + np.sin(turn) * y / height)[..., None] * rng.uniform(-90, 90, 3)
+        coarse = Image.fromarray(rng.integers(0, 255, (12, 16, 3), np.uint8)).resize(
+            (width, height), Image.Resampling.BICUBIC
+        )
+        fine = Image.fromarray(rng.integers(0, 255, (height // 3, width // 3, 3), np.uint8)).resize((width, height))
+        pixels = tint + ramp + 0.35 * (np.asarray(coarse, "f4") - 128) + 0.2 * (np.asarray(fine, "f4") - 128)
+        pixels += rng.normal(0, 12, (height, width, 1))
+        file = io.BytesIO()
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=93)
+        found.append(file.getvalue())
+    return found
+
+
+def thumbnails(count: int = 2000) -> list[bytes]:
+    """32 x 32 PNGs of about 3 KB, as CIFAR's are."""
+    import numpy as np
+    from PIL import Image
+
+    rng, found = np.random.default_rng(0), []
+    for _ in range(count):
+        coarse = Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).resize((32, 32), Image.Resampling.BICUBIC)
+        pixels = np.asarray(coarse, "f4") + rng.normal(0, 12, (32, 32, 3))
+        file = io.BytesIO()
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "PNG")
+        found.append(file.getvalue())
+    return found
+
+
+@dataclass
+class Samples:
+    """What lies in a bucket: its shards, and what an honest client makes of them."""
+
+    images: list[bytes]
+    keys: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def image(self, label: int) -> bytes:
+        return self.images[label % len(self.images)]
+
+    def bytes(self) -> int:
+        return sum(len(self.image(label)) for label in self.labels)
+
+    def write_tars(self, folder: Path, counts: list[int], image: str) -> None:
+        """A tar for each of `counts`, of pairs (`image`, cls), as tarfile and webdataset write them."""
+        folder.mkdir(parents=True)
+        for number, count in enumerate(counts):
+            path = folder / f"{number:06d}.tar"
+            with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+                for _ in range(count):
+                    label = len(self.labels)
+                    for suffix, value in ((image, self.image(label)), ("cls", b"%d" % label)):
+                        member = tarfile.TarInfo(f"{label:08d}.{suffix}")
+                        member.size = len(value)
+                        archive.addfile(member, io.BytesIO(value))
+                    self.labels.append(label)
+            self.keys.append(f"{folder.name}/{path.name}")
+
+    def write_tfrecords(self, folder: Path, count_each: int) -> list[str]:
+        """The same samples as ``tf.train.Example``: image, label."""
+        from penstock.formats import TFRecordWriter
+
+        folder.mkdir(parents=True)
+        keys = []
+        for start in range(0, len(self.labels), count_each):
+            path = folder / f"{start:08d}.tfrecord"
+            with path.open("wb") as file:
+                writer = TFRecordWriter(file.write)
+                for label in self.labels[start : start + count_each]:
+                    writer.add({"image": self.image(label), "label": label})
+                writer.finish()
+            keys.append(f"{folder.name}/{path.name}")
+        return keys
+
+    def write_objects(self, folder: Path, count: int) -> None:
+        """An object for each; its label is its name."""
+        folder.mkdir(parents=True)
+        for label in range(count):
+            (folder / f"{label:08d}.jpg").write_bytes(self.image(label))
+            self.keys.append(f"{folder.name}/{label:08d}.jpg")
+            self.labels.append(label)
+
+    def again(self, folder: Path, times: int) -> None:
+        """The same shards under more names: an epoch that is longer, at no memory."""
+        originals, labels = list(self.keys), list(self.labels)
+        for turn in range(1, times):
+            for key in originals:
+                name = f"{turn}-{Path(key).name}"
+                (folder / name).hardlink_to(folder / Path(key).name)
+                self.keys.append(f"{folder.name}/{name}")
+            self.labels += labels
+
+    # ── verification ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check(self) -> int:
+        crc = [zlib.crc32(image) * 65537 + len(image) for image in self.images]
+        return sum((label + 1) * crc[label % len(crc)] for label in self.labels) & MASK
+
+    def means(self) -> list[float]:
+        """The mean of each distinct picture, resized by Pillow."""
+        import numpy as np
+        from peers._decoders import pillow
+
+        return [float(np.asarray(pillow(image), "f4").mean()) for image in self.images]
+
+    def verify(self, client: Any, answer: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+        """`answer`, or ``BenchError`` where the client did not deliver exactly these samples."""
+        decoded = bool(job.get("decode"))
+        wanted = {"samples": len(self), "bytes": len(self) * 224 * 224 * 3 if decoded else self.bytes()}
+        if job["check"]:
+            wanted["check"] = sum(label + 1 for label in self.labels) & MASK if decoded else self.check()
+        if wrong := {name: answer[name] for name, value in wanted.items() if answer[name] != value}:
+            raise BenchError(f"{client.name} delivered {wrong}, not {wanted}")
+        if job["check"] and decoded:
+            means = self.means()
+            errors = [abs(mean - means[int(label) % len(means)]) for label, mean in answer["means"].items()]
+            if len(errors) != len(set(self.labels)) or max(errors) > MEAN_ERROR_MAX:
+                raise BenchError(f"{client.name}: {len(errors)} pictures, {max(errors):.1f} grey levels off at worst")
+        return answer
+
+
+def mixed_counts(total: int, sample_bytes: int, largest_bytes: int = 256 << 20) -> list[int]:
+    """Samples of shards of 4 to 256 MiB, about a quarter of all bytes in each of 256, 64, 16 and 4 MiB."""
+    counts, left = [], total
+    for size_bytes in (256 << 20, 64 << 20, 16 << 20, 4 << 20):
+        size = max(1, min(size_bytes, largest_bytes) // sample_bytes)
+        share = left if size_bytes == 4 << 20 else total // 4
+        while share >= size:
+            counts.append(size)
+            share, left = share - size, left - size
+    counts += [left] if left else []
+    random.Random(0).shuffle(counts)
+    return counts
+
+
+# ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Loads(Client):
+    """A library that loads samples: ``peers/load_<driver>.py``; `same` are entries of the job only for it."""
+
+    script = "load"
+
+    def __init__(self, name: str, driver: str, *, same: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(name, driver, **options)
+        self.extra = same or {}
+        self.pss_mb = 0.0
+
+    def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        """``BenchError`` also where it hangs: it is killed then, with what it started."""
+        timer = threading.Timer(ANSWER_S_MAX, os.killpg, (self.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            return super().ask(command)
+        finally:
+            timer.cancel()
+
+    def job(self, job: dict[str, Any]) -> dict[str, Any]:
+        return {"do": "epoch", "batch": BATCH, "image": "jpg", "label": "cls", **job, **self.extra}
+
+    def checked(self, samples: Samples, job: dict[str, Any]) -> None:
+        """One epoch whose every byte is compared, while memory is watched; not counted."""
+        whole = {**self.job(job), "check": self.options.get("mode", "loader") == "loader"}
+        with PeakPss(self.pid) as peak:
+            answer = self.ask(whole)
+        self.pss_mb = peak.peak_bytes / 1e6
+        self._verify(samples, answer, whole)
+
+    def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
+        light = {**self.job(job), "check": False}
+        answer = self._verify(samples, self.ask(light), light)
+        return {**answer, "pss_mb": self.pss_mb}
+
+    def _verify(self, samples: Samples, answer: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+        if self.options.get("mode") == "raw":  # shards: parts, not samples
+            if answer["bytes"] < samples.bytes():
+                raise BenchError(f"{self.name} delivered {answer['bytes']} bytes")
+            return {**answer, "bytes": samples.bytes(), "samples": len(samples)}
+        return samples.verify(self, answer, job)
+
+
+class PeakPss:
+    """The most memory that a process and those below it held, five times a second, from entering to leaving."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak_bytes, self._pid, self._ended = 0, pid, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, tree_pss_bytes(self._pid))
+            if self._ended.wait(0.2):
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@contextmanager
+def bucket() -> Iterator[tuple[Path, Path]]:
+    """(root, its bucket) in memory, removed at the end."""
+    with memory_folder() as root:
+        (root / BUCKET).mkdir()
+        (root / "scratch").mkdir()
+        yield root, root / BUCKET
+
+
+def pack(root: Path, driver: str, source: Path, target: Path) -> None:
+    """The samples of a folder of tars in the peer's own format, by its own writer."""
+    client = Loads(driver, driver)
+    try:
+        client.start(Origin(root))
+        client.ask({"do": "pack", "source": str(source), "target": str(target)})
+    finally:
+        client.close()
+
+
+def keys_in(root: Path, folder: str) -> list[str]:
+    """Of the bucket's `folder`, sorted."""
+    return sorted(str(path.relative_to(root / BUCKET)) for path in (root / BUCKET / folder).iterdir())
+
+
+def compare(question: str, root: Path, clients: list[Any], samples: Samples, job: dict[str, Any], turns: int) -> Run:
+    """Every client checked once, then measured in turn; those that fail sit out, and it is said why."""
+    started = time.time()
+    with Origin(root, **STORE) as origin:
+        job = {
+            **job,
+            "keys": job.get("keys", samples.keys),
+            "folder": str(root / BUCKET),
+            "scratch": str(root / "scratch"),
+        }
+        run = Run(question, origin, clients, METRICS, turns, tolerates=lambda client: client.driver != "penstock")
+        with run:
+            run.turns(
+                lambda client: client.measured(samples, job),
+                warm=lambda client: _noted(client, samples, job),
+            )
+    print(f"{question}: {time.time() - started:.0f} s", file=sys.stderr)
+    return run
+
+
+def _noted(client: Any, samples: Samples, job: dict[str, Any]) -> None:
+    client.checked(samples, job)
+    print(f"{client.name}: every sample verified, {client.pss_mb:.0f} MB at most", file=sys.stderr)
+
+
+def lowest(run: Run, metric: str, name: str) -> list[float]:
+    """`name`'s median as a share of the lowest other client's; empty if one sits out."""
+    others = [statistics.median(run.values(other, metric)) for other in run.answers if other != name]
+    if name not in run.answers or not others:
+        return []
+    return [value / min(others) for value in run.values(name, metric)]

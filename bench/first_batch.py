@@ -1,0 +1,96 @@
+"""How long until the first batch, from 1 000 shards of which nothing is known, shuffled?
+
+From constructing the data set, in a process that has imported its library but never used it, to a batch of 128 in the loop's
+hand; on a store with 30 ms to the first byte. The shards hold 64 PNGs of 3 KB each, and the peers' own formats as many.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clients import BenchError
+from epochs import BATCH, METRICS, STORE, Loads, Samples, bucket, pack, thumbnails
+from harness import Row, Run, arguments
+from origin.origin import Origin
+
+ROUND_TRIP_S = 0.03
+MOSAIC = ("mosaicml 0", "mosaicml 2", "mosaicml 8")
+LITDATA = ("litdata 0", "litdata 2", "litdata 8")
+EACH = 64
+
+
+class Fresh(Loads):
+    """A new process for every turn."""
+
+    def start(self, origin: Origin) -> None:
+        self.origin = origin
+
+    def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
+        process = Loads(self.name, self.driver, same=self.extra, **self.options)
+        try:
+            process.start(self.origin)
+            self.versions = process.versions
+            answer = process.ask({**process.job(job), "check": False})
+        finally:
+            process.close()
+        if answer["samples"] != BATCH:
+            raise BenchError(f"{self.name}: a first batch of {answer['samples']}")
+        return answer
+
+
+def clients() -> list[Any]:
+    return [
+        Fresh("penstock", "penstock"),
+        Fresh("penstock, no shuffle", "penstock", same={"shuffle": 0}),
+        *(Fresh(name, "litdata", workers=int(name[-1])) for name in LITDATA),
+        *(Fresh(name, "mosaicml", workers=int(name[-1])) for name in MOSAIC),
+        Fresh("webdataset 8, no shuffle", "webdataset", workers=8),
+    ]
+
+
+def split(folder: Path, shards: int) -> None:
+    """Whether the peer's writer made about as many shards as the tars are."""
+    made = len(list(folder.iterdir())) - 1
+    if not 0.9 * shards <= made <= 1.1 * shards:
+        raise RuntimeError(f"{folder.name}: {made} shards instead of {shards}")
+
+
+def main(options: Any) -> None:
+    shards = 100 if options.quick else 1000
+    with bucket() as (root, folder):
+        samples = Samples(thumbnails(500))
+        samples.write_tars(folder / "tar", [EACH] * shards, "png")
+        chosen = options.select(clients())
+        sizes = {"litdata": EACH, "mosaicml": (len(samples.images[0]) + 40) * EACH}
+        job: dict[str, Any] = {
+            "prefix": "tar",
+            "image": "png",
+            "keys": samples.keys,
+            "shuffle": 16384,
+            "batches_max": 1,
+        }
+        job["scratch"] = str(root / "scratch")
+        for driver in {client.driver for client in chosen} & set(sizes):
+            job[driver] = f"{driver}-of-{sizes[driver]}"
+            pack(root, driver, folder / "tar", folder / job[driver])
+            split(folder / job[driver], shards)
+        question = f"first batch of {shards} shards, cold"
+        metrics = {"first batch s": METRICS["first batch s"]}
+        with Origin(root, **STORE) as origin, Run(question, origin, chosen, metrics, options.turns(5, 2)) as run:
+            run.tolerates = lambda client: client.driver != "penstock"
+            run.turns(lambda client: client.measured(samples, job))
+        report(run)
+
+
+def report(run: Run) -> None:
+    ours = run.values("penstock", "first batch s") if "penstock" in run.answers else []
+    rows = [Row("seconds", ours, 1 + 3 * ROUND_TRIP_S, 1 + 3 * ROUND_TRIP_S, less=True)]
+    for name, both in {"MosaicML": MOSAIC, "LitData": LITDATA}.items():
+        best = run.best("first batch s", *both, less=True)
+        rows.append(Row(f"{name}'s at its best : ours", run.ratios("first batch s", best, "penstock"), 10, 10))
+    run.report(rows)
+
+
+if __name__ == "__main__":
+    main(arguments(__doc__))

@@ -1,0 +1,203 @@
+"""The loop of the drivers that load samples: one epoch of batches at a time. Standard library only.
+
+Commands, a JSON line each, beside ``open`` (see ``_driver.py``):
+  {"do": "pack", "source": folder of tars, "target": folder}              -> {}: the same samples in the peer's format
+  {"do": "epoch", "image": "jpg", ..., "check": bool, "batches_max": n}   -> {"seconds", "first_s", "cpu_s", ...}
+``cpu_s`` is user plus system time of the client and everything it started. ``seconds`` and ``first_s`` count from before
+the data set is made. With ``check`` every sample's bytes enter a sum; without, only their number and lengths do.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+Batch: TypeAlias = tuple[Any, Any]
+"""Images (buffers, or one array[B, H, W, 3]) and labels (texts, numbers or one array), one of each for a sample."""
+
+MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class Loads(Protocol):
+    """What a driver file defines; `options` of its ``__init__`` are its own."""
+
+    packages: Sequence[str]
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        """Forgets what an earlier epoch left on disk; starts what is not the data set's. Not counted."""
+
+    def epoch(self, job: dict[str, Any]) -> Iterator[Batch]:
+        """Every sample once."""
+
+    def finish(self) -> None:
+        """Ends what ``prepare`` started. Not counted."""
+
+
+def tar_samples(folder: str) -> Iterator[tuple[bytes, int]]:
+    """(image, label) of every sample of a folder of tars, for ``pack``."""
+    import tarfile
+
+    for path in sorted(Path(folder).glob("*.tar")):
+        with tarfile.open(path) as archive:
+            members = iter(archive)
+            for image in members:
+                label = next(members)
+                yield archive.extractfile(image).read(), int(archive.extractfile(label).read())
+
+
+def label_of(label: Any) -> int:
+    """As a number: from text, from bytes, from an array's element."""
+    if isinstance(label, (bytes, bytearray, memoryview)):
+        return int(bytes(label))
+    return int(label.item()) if hasattr(label, "item") else int(label)
+
+
+def sample_check(image: Any, label: int) -> int:
+    """An integer that depends on all bytes of the sample and on which label they came with."""
+    return (label + 1) * (zlib.crc32(image) * 65537 + len(image))
+
+
+class Tally:
+    """What was delivered: number and lengths of every sample, and with `check` their bytes or mean colours."""
+
+    def __init__(self, *, check: bool) -> None:
+        self.check = check
+        self.samples = self.bytes = self.sum = 0
+        self.means: dict[int, float] = {}
+
+    def add(self, batch: Batch) -> None:
+        images, labels = batch
+        self.samples += len(images)
+        decoded = hasattr(images, "shape") and len(images.shape) == 4
+        self.bytes += images.nbytes if decoded else sum(map(len, images))
+        if not self.check:
+            return
+        if len(labels) != len(images):
+            raise AssertionError(f"{len(images)} images with {len(labels)} labels")
+        for image, label in zip(images, labels, strict=True):
+            number = label_of(label)
+            if decoded:
+                self.means[number] = round(float(image.astype("f4").mean()), 2)
+                self.sum += number + 1
+            else:
+                self.sum += sample_check(image, number)
+
+    def answer(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"samples": self.samples, "bytes": self.bytes}
+        if self.check:
+            found.update(check=self.sum & MASK, means=self.means)
+        return found
+
+
+def tree(pid: int) -> list[int]:
+    """The process and everything below it."""
+    found = [pid]
+    for one in found:
+        try:
+            for task in os.listdir(f"/proc/{one}/task"):
+                found += map(int, Path(f"/proc/{one}/task/{task}/children").read_text().split())
+        except OSError:
+            continue  # ended meanwhile
+    return found
+
+
+def tree_cpu_s(pid: int) -> float:
+    """User and system seconds of the tree, with the children that have ended."""
+    ticks = 0
+    for one in tree(pid):
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def tree_pss_bytes(pid: int) -> int:
+    """Proportional memory of the tree: what is shared counts once."""
+    total = 0
+    for one in tree(pid):
+        try:
+            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total * 1024
+
+
+def _epoch(client: Loads, job: dict[str, Any]) -> dict[str, Any]:
+    client.prepare(job)
+    tally, first_s, most = Tally(check=job["check"]), 0.0, job.get("batches_max") or sys.maxsize
+    cpu_s, start_s = tree_cpu_s(os.getpid()), time.perf_counter()
+    batches = client.epoch(job)
+    for count, batch in enumerate(batches, start=1):
+        first_s = first_s or time.perf_counter() - start_s
+        tally.add(batch)
+        del batch
+        if count == most:
+            break
+    seconds = time.perf_counter() - start_s
+    del batches  # ends its workers, whose seconds then count
+    cpu_s = tree_cpu_s(os.getpid()) - cpu_s
+    client.finish()
+    return {"seconds": seconds, "first_s": first_s, "cpu_s": cpu_s, **tally.answer()}
+
+
+def serve(make: Callable[..., Any]) -> None:
+    """Answers commands until standard input ends. What the client prints goes to standard error."""
+    from _driver import ACCESS_KEY, REGION, SECRET_KEY  # its neighbour in a driver; the harness sees a package
+
+    os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_REGION=REGION)
+    os.environ.update(AWS_DEFAULT_REGION=REGION, AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE="/dev/null")
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.set_inheritable(answers.fileno(), False)
+    os.dup2(2, 1)
+    client: Any = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if command["do"] == "open":
+                client = make(url=command["url"], bucket=command["bucket"], **command["options"])
+                answer: dict[str, Any] = {"versions": {n: importlib.metadata.version(n) for n in client.packages}}
+            elif command["do"] == "pack":
+                client.pack(command["source"], command["target"])
+                answer = {}
+            else:
+                answer = _epoch(client, command)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # a client's own threads must not hold the process
+
+
+class Plain:
+    """Nothing to prepare, nothing to finish."""
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        """Nothing is kept between epochs."""
+
+    def finish(self) -> None:
+        """Nothing was started."""
+
+
+def batched(samples: Iterable[tuple[Any, Any]], size: int) -> Iterator[Batch]:
+    """Lists of `size` images and labels; the last may be shorter."""
+    images, labels = [], []
+    for image, label in samples:
+        images.append(image)
+        labels.append(label)
+        if len(images) == size:
+            yield images, labels
+            images, labels = [], []
+    if images:
+        yield images, labels

@@ -1,0 +1,59 @@
+"""LitData: its own chunks, streamed to a local cache that every epoch begins without."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import _loading
+import litdata
+from litdata.streaming import downloader
+
+
+def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Of bytes: it gives memoryviews, which cannot cross from a worker (and then it hangs)."""
+    return [bytes(sample["image"]) for sample in samples], [sample["label"] for sample in samples]
+
+
+class LitData:
+    """`workers` of its StreamingDataLoader."""
+
+    packages = ("litdata", "torch")
+
+    def __init__(self, *, url: str, bucket: str, workers: int = 8, **dataset: Any) -> None:
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no option for it, and a plain URL hangs
+        self.url, self.bucket, self.workers, self.dataset = url, bucket, workers, dataset
+        self.cache: str | None = None
+
+    def pack(self, source: str, target: str) -> None:
+        """64 MB a chunk, its usual size; or `target` says how many samples."""
+        from litdata.streaming.cache import Cache
+
+        count = Path(target).name.partition("-of-")[2]
+        cache = Cache(target, **({"chunk_size": int(count)} if count else {"chunk_bytes": "64MB"}))
+        for index, (image, label) in enumerate(_loading.tar_samples(source)):
+            cache[index] = {"image": image, "label": label}
+        cache.done()
+        cache.merge()
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        self.cache = tempfile.mkdtemp(prefix="penstock-litdata-", dir=job["scratch"])
+
+    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        dataset = litdata.StreamingDataset(
+            f"s3://{self.bucket}/{job['litdata']}", cache_dir=self.cache, shuffle=bool(job.get("shuffle")),
+            storage_options={"endpoint_url": self.url}, drop_last=False, **self.dataset,
+        )  # fmt: skip
+        yield from litdata.StreamingDataLoader(
+            dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists
+        )
+
+    def finish(self) -> None:
+        shutil.rmtree(self.cache, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _loading.serve(LitData)

@@ -1,0 +1,57 @@
+"""MosaicML Streaming: MDS shards, copied to a local folder that every epoch begins without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import _loading
+import _without_torchvision  # noqa: F401 - before streaming
+from streaming import MDSWriter, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
+from torch.utils.data import DataLoader
+
+
+def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
+    return [sample["image"] for sample in samples], [sample["label"] for sample in samples]
+
+
+class Mosaic:
+    """`workers` of the DataLoader."""
+
+    packages = ("mosaicml-streaming", "torch")
+
+    def __init__(self, *, url: str, bucket: str, workers: int = 8, **dataset: Any) -> None:
+        os.environ["S3_ENDPOINT_URL"] = url
+        self.bucket, self.workers, self.dataset = bucket, workers, dataset
+        self.local: str | None = None
+
+    def pack(self, source: str, target: str) -> None:
+        """64 MiB a shard, its usual size; or as many bytes as `target`'s name says."""
+        size = Path(target).name.partition("-of-")[2]
+        columns = {"image": "bytes", "label": "int"}
+        with MDSWriter(out=target, columns=columns, size_limit=int(size or 1 << 26)) as writer:
+            for image, label in _loading.tar_samples(source):
+                writer.write({"image": image, "label": label})
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        clean_stale_shared_memory()
+        self.local = tempfile.mkdtemp(prefix="penstock-mosaic-", dir=job["scratch"])
+
+    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        dataset = StreamingDataset(
+            remote=f"s3://{self.bucket}/{job['mosaicml']}", local=f"{self.local}/copy", batch_size=job["batch"],
+            shuffle=bool(job.get("shuffle")), **self.dataset,
+        )  # fmt: skip
+        yield from DataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists)
+
+    def finish(self) -> None:
+        shutil.rmtree(self.local, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _loading.serve(Mosaic)

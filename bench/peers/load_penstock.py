@@ -1,0 +1,176 @@
+"""penstock as it comes: ``Loader`` over shards or single objects; and its decoder alone, fed from memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import _decoders
+import _loading
+from _driver import REGION
+
+import penstock as ps
+
+AHEAD_BYTES = 64 << 20
+
+
+class Penstock:
+    """`mode` ``loader``, ``raw`` (the shards' bytes, unparsed), or ``decode`` (from memory, beside a client that discards)."""
+
+    packages = ("penstock", "numpy")
+
+    def __init__(self, *, url: str, bucket: str, mode: str = "loader", **loader: Any) -> None:
+        self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
+        self.cache = ""
+        self.connection = {"endpoint_url": url, "region": REGION}
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        """An index that an earlier epoch left is not found, unless the job says where one is."""
+        os.environ["XDG_CACHE_HOME"] = self.cache = tempfile.mkdtemp(dir=job["scratch"])
+
+    def finish(self) -> None:
+        shutil.rmtree(self.cache, ignore_errors=True)
+
+    def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        if self.mode == "raw":
+            return self._raw(job)
+        if self.mode == "decode":
+            return self._decode(job)
+        return self._load(job)
+
+    def pipeline(self, job: dict[str, Any]) -> Any:
+        """Images and labels; where objects hold no label, the key's number is it."""
+        name = job["image"]
+        urls = f"s3://{self.bucket}/{job['prefix']}/"
+        source = ps.objects if job.get("objects") else ps.shards
+        pipeline = source(urls, **self.connection)
+        if job.get("shuffle"):
+            pipeline = pipeline.shuffle(window=job["shuffle"], seed=job.get("seed", 0))
+        if job.get("decode"):
+            labels = [] if job.get("objects") else [ps.Integer(job["label"])]
+            pipeline = pipeline.decode(ps.Image(name, height=_decoders.SIDE, width=_decoders.SIDE), *labels)
+        return pipeline.batch(job["batch"], drop_last=False)
+
+    def _load(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        name, count = job["image"], 0
+        with ps.Loader(self.pipeline(job), **self.loader) as loader:
+            if job.get("resume"):
+                loader.load_state_dict(json.loads(Path(job["state"]).read_text()))
+            for batch in loader:
+                count += 1
+                if count == job.get("state_at"):
+                    Path(job["state"]).write_text(json.dumps(loader.state_dict()))
+                yield batch[name], _named(batch["__key__"]) if job.get("objects") else batch[job["label"]]
+                del batch
+
+    def _raw(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        """Parts instead of samples, in order: no parser, no batch, no order."""
+        store = ps.connect(f"s3://{self.bucket}", **self.connection)
+        keys = [info.key for info in store.list(job["prefix"] + "/")]
+        for chunk in store.read_parts(keys):
+            yield [chunk.data], [0]
+            del chunk
+
+    def _decode(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        """Decodes the pictures of `job`'s files as often as the epoch has them, while the server sends their bytes."""
+        import numpy as np
+
+        field = _decoders._field(job["image"])
+        pictures = [memoryview(image) for image, _ in itertools.islice(_loading.tar_samples(job["pictures"]), 512)]
+        total, side = job["samples"], _decoders.SIDE
+        threads = self.loader.get("threads", 2)
+        with _Discarding(self.url, self.bucket, job["keys"]) as server, ThreadPoolExecutor(threads) as pool:
+
+            def decode(start: int) -> Any:
+                batch = np.empty((min(job["batch"], total - start), side, side, 3), np.uint8)
+                for row in range(len(batch)):
+                    data = pictures[(start + row) % len(pictures)]
+                    field.decode_into(data, batch[row])
+                    server.allow(len(data) + 1536)  # and its two headers and its label in the tar
+                return batch
+
+            for batch in pool.map(decode, range(0, total, job["batch"])):
+                yield batch, np.zeros(len(batch))
+                del batch
+
+
+def _named(keys: list[str]) -> list[str]:
+    """The numbers in objects' names."""
+    return [key.rsplit("/", 1)[-1].split(".")[0] for key in keys]
+
+
+class _Discarding:
+    """A process that reads the shards from the server and drops their bytes in the kernel, at the pace of ``allow``."""
+
+    def __init__(self, url: str, bucket: str, keys: list[str]) -> None:
+        self._process = subprocess.Popen([sys.executable, __file__, url, bucket, *keys], stdin=subprocess.PIPE)
+        self._owed_bytes, self._lock = AHEAD_BYTES, threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def allow(self, count: int) -> None:
+        with self._lock:
+            self._owed_bytes += count
+            if self._owed_bytes >= 1 << 20:
+                self._process.stdin.write(struct.pack("<Q", self._owed_bytes))
+                self._process.stdin.flush()
+                self._owed_bytes = 0
+
+
+def discard(url: str, bucket: str, keys: list[str]) -> None:
+    """Reads `keys` in turn over eight connections; MSG_TRUNC drops the bytes without copying them to us."""
+    address = urllib.parse.urlsplit(url)
+    permits, condition = 0, threading.Condition()
+
+    def take(count: int) -> None:
+        nonlocal permits
+        with condition:
+            while permits <= 0:
+                condition.wait()
+            permits -= count
+
+    def read(mine: list[str]) -> None:
+        connection = socket.create_connection((address.hostname, address.port))
+        for key in mine:
+            connection.sendall(f"GET /{bucket}/{key} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(65536)
+            fields, body = head.split(b"\r\n\r\n", 1)
+            left = int(fields.lower().split(b"content-length:")[1].split()[0]) - len(body)
+            while left:
+                take(got := connection.recv_into(bytearray(1), min(left, 1 << 20), socket.MSG_TRUNC))
+                left -= got
+
+    lanes = [threading.Thread(target=read, args=(keys[start::8],), daemon=True) for start in range(8)]
+    for lane in lanes:
+        lane.start()
+    while record := sys.stdin.buffer.read(8):
+        with condition:
+            permits += struct.unpack("<Q", record)[0]
+            condition.notify_all()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        discard(sys.argv[1], sys.argv[2], sys.argv[3:])
+    else:
+        _loading.serve(Penstock)
