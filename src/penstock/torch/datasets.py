@@ -31,7 +31,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     Each ``iter`` is one whole epoch in the ``Loader``'s order; the next ``iter``, also after ``break``, is the next
     epoch. It decodes in threads of its own and needs no workers. With ``num_workers=n``, worker j yields this rank's
     batches k with k mod n = j, so that the DataLoader's order is the ``Loader``'s; but every worker then goes through all
-    of the rank's samples, so prefer one worker, or none. fork, forkserver, spawn and persistent workers work alike.
+    of the rank's samples, so prefer none, and ``processes=``. fork, forkserver, spawn and persistent workers work alike.
 
     It is stateful: torchdata's ``StatefulDataLoader`` saves and restores its place, with the same number of workers;
     without workers, ``state_dict()`` here does.

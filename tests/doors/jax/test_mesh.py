@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from loading import index
 from pages import write_pictures
 
 jax = pytest.importorskip("jax")
@@ -39,14 +40,19 @@ def test_arrays_are_taken_as_they_are(tmp_path: Path) -> None:
             assert (np.asarray(images) == batch["png"]).all()
 
 
-def test_what_jax_holds_outlives_the_loader(tmp_path: Path) -> None:
-    """JAX may keep a batch's memory as its own: later batches and close() do not change it."""
-    write_pictures(tmp_path, samples=40, shards=2)
-    made = ps.shards(f"{tmp_path}/").decode(ps.Image("png", mode="L"), ps.Integer("cls")).batch(4)
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_jax_holds_outlives_the_loader(tmp_path: Path, processes: int) -> None:
+    """JAX may keep a batch's memory as its own: later batches, slots used again and close() do not change it."""
+    write_pictures(tmp_path / "data", samples=40, shards=2)
+    made = (
+        ps.shards(f"{tmp_path}/data/").shuffle(window=8).decode(ps.Image("png", mode="L"), ps.Integer("cls")).batch(4)
+    )
+    index(made, tmp_path / "index")
     held, copies = [], []
-    with ps.Loader(made) as loader:
+    with ps.Loader(made, processes=processes, index_dir=tmp_path / "index") as loader:
         for batch in loader:
             held.append(jax.device_put(batch["png"]))
             copies.append(batch["png"].copy())
             del batch
+    assert len(held) == 10
     assert all((np.asarray(array) == copy).all() for array, copy in zip(held, copies, strict=True))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from loading import numbers, pipeline, write_counted
+from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ConfigError
 from penstock.loader.columns import Ragged
 
@@ -69,6 +69,33 @@ def test_tensors_have_the_loaders_state(tmp_path: Path) -> None:
         assert numbers(second) == numbers(batches)
     with pytest.raises(ConfigError, match="state_dict"):
         ps.torch.Tensors([]).state_dict()
+
+
+@pytest.mark.server
+@pytest.mark.filterwarnings("ignore:.*slot")  # holding every batch is what is tested
+def test_tensors_hold_shared_memory(tmp_path: Path) -> None:
+    """Tensors of batches in worker processes' memory keep it: neither later batches nor close() change them."""
+    total = write_counted(tmp_path / "data", (30, 20))
+    made = pipeline(tmp_path / "data", batch=3)
+    index(made, tmp_path / "index")
+    with ps.Loader(made, processes=2, index_dir=tmp_path / "index") as loader:
+        held = [batch["cls"] for batch in ps.torch.Tensors(loader)]
+    assert sorted(int(number) for column in held for number in column) == list(range(total))
+
+
+@pytest.mark.server
+def test_processes_below_a_dataset(tmp_path: Path) -> None:
+    """IterableDataset takes processes= too, in this process and in a DataLoader's worker: the same batches."""
+    write_counted(tmp_path / "data", (9, 4, 7))
+    made = pipeline(tmp_path / "data", batch=3)
+    index(made, tmp_path / "index")
+    with ps.Loader(made, index_dir=tmp_path / "index") as loader:
+        expected = numbers(loader)
+    for workers in (0, 1):
+        dataset = ps.torch.IterableDataset(made, processes=1, index_dir=tmp_path / "index")
+        batches = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
+        assert numbers(batches) == expected
+        dataset.close()
 
 
 def test_torch_is_imported_by_its_own_door_only() -> None:
