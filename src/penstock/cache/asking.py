@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from penstock.cache.entry import block_name
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.types import ByteRange, Key, Landing, Operation, Sink, Transfer
 
 
-class _Passing:
+class _Passing(ABC):
     """An operation that goes to the store inside, and whose end is taken in on the pool: transfer and sink at once."""
 
     __slots__ = ("cache", "cancelled", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
@@ -66,9 +67,9 @@ class _Passing:
         self.learn(completion)
         self.sink.done(completion)
 
+    @abstractmethod
     def learn(self, completion: Completion) -> None:
         """Take in how it ended."""
-        raise NotImplementedError
 
 
 class Question(_Passing):

@@ -71,7 +71,7 @@ class Files:
         self.leases = Leases(f"{self.root}/leases", self.troubles)
         self.usage = Usage(f"{self.root}/usage")
         self.make_room: Callable[[int], bool] | None = None
-        self._counts = counts
+        self.counts = counts
         self._numbers = itertools.count()
         self._seen: dict[str, float] = {}
         forks.register(self)
@@ -133,7 +133,7 @@ class Files:
             header_bytes = header_bytes_of(identity)
             if seen_s is None:
                 self._read_first(fd, identity, view, start, size_bytes)
-                self._counts.verified_count += 1
+                self.counts.verified_count += 1
             elif _read_all(fd, [view], header_bytes + start) != len(view):
                 raise CorruptEntryError("the file is shorter than it was")
             now_s = time.monotonic()
@@ -147,8 +147,8 @@ class Files:
             return False
         finally:
             os.close(fd)
-        self._counts.hit_count += 1
-        self._counts.hit_bytes += len(view)
+        self.counts.hit_count += 1
+        self.counts.hit_bytes += len(view)
         return True
 
     def _read_first(self, fd: int, identity: bytes, view: memoryview, start: int, size_bytes: int) -> None:
@@ -173,7 +173,7 @@ class Files:
         seen[file] = now_s
 
     def _drop_corrupt(self, name: Name, fd: int, error: Exception) -> None:
-        self._counts.corrupt_count += 1
+        self.counts.corrupt_count += 1
         self._seen.pop(name.file, None)
         self.troubles.say("corrupt", f"{name.path} is corrupt: {error}; it is removed and fetched again")
         self.remove(name, os.fstat(fd).st_size)
@@ -227,12 +227,12 @@ class Files:
         Cost: about 12 system calls, those of the accounting included; makes room first where that is needed.
         """
         if not self.troubles.writable():
-            self._counts.refused_count += 1
+            self.counts.refused_count += 1
             return False
         size_bytes = len(header) + len(data)
         try:
             if self.make_room is not None and not self.make_room(allotted_bytes(size_bytes)):
-                self._counts.refused_count += 1
+                self.counts.refused_count += 1
                 return False
             try:
                 self._write(name, header, data)
@@ -242,12 +242,12 @@ class Files:
                     os.mkdir(f"{self.entries}{name.folder:02x}", 0o700)  # noqa: PTH102
                 self._write(name, header, data)
         except OSError as error:
-            self._counts.refused_count += 1
+            self.counts.refused_count += 1
             self.troubles.note("write", error)
             return False
         self.usage.add(name.folder, allotted_bytes(size_bytes))
-        self._counts.stored_count += 1
-        self._counts.stored_bytes += size_bytes
+        self.counts.stored_count += 1
+        self.counts.stored_bytes += size_bytes
         return True
 
     def _write(self, name: Name, header: bytes, data: memoryview) -> None:

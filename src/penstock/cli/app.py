@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import penstock
+from penstock.cli.cache import cache
 from penstock.cli.cat import cat
 from penstock.cli.cp import cp
 from penstock.cli.index import index
 from penstock.cli.info import info
 from penstock.cli.ls import ls
 from penstock.cli.manifest import manifest
+from penstock.cli.pack import pack
+from penstock.cli.verify import verify
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -52,8 +55,9 @@ def _root(
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 
 
-for _command in (ls, cat, cp, index, manifest, info):
+for _command in (ls, cat, cp, index, manifest, pack, verify, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
+app.add_typer(cache)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,0 +1,252 @@
+"""``penstock cache``: look at a node's cache, fill it, check it, make it smaller, empty it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from penstock.cli.ls import human_bytes
+from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.fetch import PlanItem
+    from penstock.store.base import Store
+
+cache = typer.Typer(
+    name="cache",
+    help="Look after a node's cache of what was read: the directory of `cache=PATH:SIZE`.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+Directory = Annotated[str, typer.Argument(metavar="PATH", help="The cache's directory.")]
+
+
+@cache.command()
+def stats(path: Directory, *, as_json: AsJson = False) -> None:
+    """Say what is in the cache at PATH, by bucket.
+
+    For example:
+
+        penstock cache stats /nvme/penstock
+    """
+    from penstock.cache.care import survey
+
+    with Bar("entries", as_json=as_json) as bar:
+        found = survey(path, progress=bar.advance)
+    if as_json:
+        print(json.dumps({"path": path, **asdict(found)}))
+        return
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.counts.items()))
+    print(f"{path}: {human_bytes(found.size_bytes)} in {found.entries_count} entries ({kinds or 'empty'})")
+    print(f"least recently used {_age(found.oldest_s)} ago; {human_bytes(found.free_bytes)} free on the disk")
+    for origin in found.origins:
+        where = " ".join(part for part in (origin.namespace, origin.endpoint, origin.name) if part)
+        text = f"{human_bytes(origin.size_bytes):>10}  {origin.objects_count} objects, {origin.blocks_count} blocks"
+        print(f"{text}  {where}")
+
+
+@cache.command()
+def warm(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/ or one object.")],
+    *,
+    at: Annotated[str, typer.Option("--cache", metavar="PATH:SIZE", help="The cache, e.g. /nvme/penstock:200GB.")],
+    accesses: Annotated[
+        str | None,
+        typer.Option(
+            "--accesses", metavar="FILE", help='Only these: lines of JSON, {"key": ..., "start": ..., "end": ...}.'
+        ),
+    ] = None,
+    namespace: Annotated[str, typer.Option("--namespace", help="See CacheConfig(namespace=...).")] = "",
+    block_bytes: Annotated[
+        int | None, typer.Option("--block-bytes", help="See CacheConfig; as the job has it.")
+    ] = None,
+    as_json: AsJson = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """Read URL into the cache, so that the job finds it there. What is there already is verified, not fetched.
+
+    Run it again after it was interrupted: what it has read is kept.
+
+    For example:
+
+        penstock cache warm s3://bucket/train/ --cache /nvme/penstock:200GB
+        penstock cache warm s3://bucket --cache /nvme/penstock:200GB --accesses epoch.jsonl
+    """
+    import dataclasses
+
+    from penstock.cache import CacheConfig
+    from penstock.cache.warm import warm as fill
+    from penstock.compose import connect, split
+
+    config = dataclasses.replace(CacheConfig.of(at), namespace=namespace)
+    if block_bytes is not None:
+        config = dataclasses.replace(config, block_bytes=block_bytes)
+    root_url, key = split(url)
+    begun_s = time.monotonic()
+    options: dict[str, Any] = {"region": region, "profile": profile, "anonymous": anonymous}
+    with (
+        connect(root_url, endpoint_url=endpoint_url, cache=config, **options) as store,
+        Bar("bytes", as_json=as_json) as bar,
+    ):
+        plan = list(_listed(store, key, url) if accesses is None else _accessed(accesses))
+        bar.expect(sum(item.size_bytes or 0 for item in plan) or None)
+        done = fill(store, plan, progress=bar.advance)
+    seconds = time.monotonic() - begun_s
+    if as_json:
+        print(json.dumps({"url": url, "cache": str(config.path), **done._asdict(), "seconds": round(seconds, 3)}))
+    else:
+        there = f", {human_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
+        print(f"{done.requests_count} objects, {human_bytes(done.size_bytes)}{there}: {config.path}")
+    if done.refused_count:
+        print(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@cache.command()
+def verify(path: Directory, *, as_json: AsJson = False) -> None:
+    """Read all entries at PATH and remove what is corrupt; the exit code is 1 where something was.
+
+    For example:
+
+        penstock cache verify /nvme/penstock
+    """
+    from penstock.cache.care import verify as check
+
+    with Bar("bytes", as_json=as_json) as bar:
+        entries_count, corrupt_count = check(path, progress=bar.advance)
+    if as_json:
+        print(json.dumps({"path": path, "entries_count": entries_count, "corrupt_count": corrupt_count}))
+    else:
+        print(f"{path}: {entries_count} entries, {corrupt_count} corrupt" + (" and removed" if corrupt_count else ""))
+    if corrupt_count:
+        raise typer.Exit(1)
+
+
+@cache.command()
+def clear(path: Directory, *, as_json: AsJson = False) -> None:
+    """Remove everything cached at PATH, also beside running jobs, which fetch again what they need.
+
+    For example:
+
+        penstock cache clear /nvme/penstock
+    """
+    from penstock.cache.care import clear as empty
+
+    removed_bytes = empty(path)
+    print(
+        json.dumps({"path": path, "removed_bytes": removed_bytes})
+        if as_json
+        else f"{human_bytes(removed_bytes)} removed"
+    )
+
+
+@cache.command()
+def trim(
+    path: Directory,
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="What may stay: 100GB, 1.5TiB.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the least recently used at PATH until the rest takes at most SIZE.
+
+    For example:
+
+        penstock cache trim /nvme/penstock 100GB
+    """
+    from penstock.cache.care import trim as shrink
+    from penstock.cache.config import parse_bytes
+
+    removed_count, removed_bytes = shrink(path, parse_bytes(size))
+    if as_json:
+        print(json.dumps({"path": path, "removed_count": removed_count, "removed_bytes": removed_bytes}))
+    else:
+        print(f"{removed_count} entries, {human_bytes(removed_bytes)} removed")
+
+
+class Bar:
+    """Progress on a terminal's stderr; silent elsewhere and with --json."""
+
+    def __init__(self, what: str, *, as_json: bool) -> None:
+        self._what = what
+        self._progress: Any = None
+        self._task: Any = None
+        self._shown = sys.stderr.isatty() and not as_json
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import TimeElapsedColumn as Elapsed
+            from rich.progress import TransferSpeedColumn as Speed
+
+            counted = [DownloadColumn(binary_units=True), Speed()] if self._what == "bytes" else [MofNCompleteColumn()]
+            columns = [TextColumn("{task.description}"), BarColumn(), *counted, Elapsed()]
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._progress.add_task(self._what, total=None)
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def expect(self, total: int | None) -> None:
+        """So much is to come."""
+        if self._progress is not None:
+            self._progress.update(self._task, total=total)
+
+    def advance(self, count: int, size_bytes: int) -> None:
+        """So much was done."""
+        if self._progress is not None:
+            self._progress.update(self._task, advance=size_bytes if self._what == "bytes" else count)
+
+
+def _listed(store: Store, key: str, url: str) -> Iterator[PlanItem]:
+    """The object at `key`, or all below it."""
+    from penstock.errors import ObjectMissingError
+    from penstock.fetch import PlanItem
+
+    found = False
+    for info in store.list(key):
+        if key.endswith("/") or not key or info.key == key or info.key.startswith(key + "/"):
+            found = True
+            yield PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes)
+    if not found:
+        raise ObjectMissingError("nothing there to warm", url=url)
+
+
+def _accessed(file: str) -> Iterator[PlanItem]:
+    """Objects and ranges that a file of JSON lines names."""
+    from pathlib import Path
+
+    from penstock.errors import ConfigError
+    from penstock.fetch import PlanItem
+    from penstock.types import ByteRange
+
+    for number, line in enumerate(Path(file).read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            span = ByteRange(int(row["start"]), int(row["end"])).checked() if "start" in row else None
+            yield PlanItem(str(row["key"]), span, row.get("etag"), row.get("size_bytes"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{file}:{number}: no access: {error}", hint='{"key": "a.tar", "start": 0, "end": 4096}'
+            ) from error
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
