@@ -94,6 +94,11 @@ class Samples:
     def image(self, label: int) -> bytes:
         return self.images[label % len(self.images)]
 
+    @property
+    def image_bytes(self) -> int:
+        """Of an image, on average."""
+        return sum(map(len, self.images)) // len(self.images)
+
     def bytes(self) -> int:
         return sum(len(self.image(label)) for label in self.labels)
 
@@ -235,6 +240,25 @@ class Loads(Client):
         return samples.verify(self, answer, job)
 
 
+class Fresh(Loads):
+    """A new process for every turn."""
+
+    def start(self, origin: Origin) -> None:
+        self.origin = origin
+
+    def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
+        process = Loads(self.name, self.driver, same=self.extra, **self.options)
+        try:
+            process.start(self.origin)
+            self.versions = process.versions
+            answer = process.ask({**process.job(job), "check": False})
+        finally:
+            process.close()
+        if answer["samples"] != BATCH:
+            raise BenchError(f"{self.name}: a first batch of {answer['samples']}")
+        return answer
+
+
 class PeakPss:
     """The most memory that a process and those below it held, five times a second, from entering to leaving."""
 
@@ -274,6 +298,17 @@ def pack(root: Path, driver: str, source: Path, target: Path) -> None:
         client.ask({"do": "pack", "source": str(source), "target": str(target)})
     finally:
         client.close()
+
+
+def build_index(origin: Origin, folder: Path) -> None:
+    """Of the tars, by penstock."""
+    from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
+
+    import penstock as ps
+
+    keys = ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+    tars = ps.shards(f"s3://{BUCKET}/tar/", endpoint_url=origin.url, region=REGION, credentials=keys)
+    ps.build_index(tars, index_dir=folder)
 
 
 def keys_in(root: Path, folder: str) -> list[str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clients import BenchError
-from epochs import BATCH, METRICS, STORE, Loads, Samples, bucket, pack, thumbnails
+from epochs import METRICS, STORE, Fresh, Samples, bucket, pack, thumbnails
 from harness import Row, Run, arguments
 from origin.origin import Origin
 
@@ -18,25 +17,6 @@ ROUND_TRIP_S = 0.03
 MOSAIC = ("mosaicml 0", "mosaicml 2", "mosaicml 8")
 LITDATA = ("litdata 0", "litdata 2", "litdata 8")
 EACH = 64
-
-
-class Fresh(Loads):
-    """A new process for every turn."""
-
-    def start(self, origin: Origin) -> None:
-        self.origin = origin
-
-    def measured(self, samples: Samples, job: dict[str, Any]) -> dict[str, Any]:
-        process = Loads(self.name, self.driver, same=self.extra, **self.options)
-        try:
-            process.start(self.origin)
-            self.versions = process.versions
-            answer = process.ask({**process.job(job), "check": False})
-        finally:
-            process.close()
-        if answer["samples"] != BATCH:
-            raise BenchError(f"{self.name}: a first batch of {answer['samples']}")
-        return answer
 
 
 def clients() -> list[Any]:
@@ -62,7 +42,7 @@ def main(options: Any) -> None:
         samples = Samples(thumbnails(500))
         samples.write_tars(folder / "tar", [EACH] * shards, "png")
         chosen = options.select(clients())
-        sizes = {"litdata": EACH, "mosaicml": (len(samples.images[0]) + 40) * EACH}
+        sizes = {"litdata": EACH, "mosaicml": (samples.image_bytes + 40) * EACH}
         job: dict[str, Any] = {
             "prefix": "tar",
             "image": "png",

@@ -41,7 +41,7 @@ def main(options: Any) -> None:
     total = 1024 if options.quick else 4096  # LitData drops what is left of a multiple of 8 workers x 128
     with bucket() as (root, folder):
         samples = Samples(photographs(40 if options.quick else 200))
-        size_bytes = len(samples.images[0])
+        size_bytes = samples.image_bytes
         samples.write_tars(folder / "tar", mixed_counts(total, size_bytes, (16 if options.quick else 64) << 20), "jpg")
         chosen = options.select(clients())
         formats = {"litdata": "litdata", "mosaicml": "mosaicml", "datasets": "parquet", "ray": "parquet"}

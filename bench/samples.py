@@ -66,7 +66,7 @@ def measure(options: Any, case: str) -> None:
     total = 800 if options.quick else 8000 if case == "read" else 3000
     with bucket() as (root, folder):
         samples = Samples(photographs(40 if options.quick else 200))
-        size_bytes = len(samples.images[0])
+        size_bytes = samples.image_bytes
         samples.write_tars(folder / "tar", mixed_counts(total, size_bytes, (32 if options.quick else 256) << 20), "jpg")
         job = {"prefix": "tar", "decode": case == "decode", "pictures": str(folder / "tar"), "samples": len(samples)}
         question = f"{len(samples)} JPEGs of {size_bytes // 1000} KB in {len(samples.keys)} tars, {case}"

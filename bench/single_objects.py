@@ -51,11 +51,11 @@ def measure(options: Any, case: str) -> None:
         samples, packed = Samples(pictures), Samples(pictures)
         samples.write_objects(folder / "objects", total)
         if case == "decode":
-            packed.write_tars(folder / "tar", mixed_counts(total, len(pictures[0]), 32 << 20), "jpg")
+            packed.write_tars(folder / "tar", mixed_counts(total, samples.image_bytes, 32 << 20), "jpg")
         tars = {"pictures": str(folder / "tar"), "samples": total, "keys": packed.keys}
         job = {"prefix": "objects", "objects": True, "shuffle": 16384, "decode": case == "decode"}
         job["keys"] = keys_in(root, "objects")
-        question = f"{total} JPEGs of {len(pictures[0]) // 1000} KB as single objects in random order, {case}"
+        question = f"{total} JPEGs of {samples.image_bytes // 1000} KB as single objects in random order, {case}"
         run = compare(question, root, options.select(clients(case, tars)), samples, job, options.turns(3, 1))
         run.report(rows(case, run), case=case)
 

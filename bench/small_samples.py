@@ -47,15 +47,13 @@ def rows(run: Any) -> list[Row]:
 
 
 def main(options: Any) -> None:
-    shards, each, times = (4, 2500, 1) if options.quick else (16, 6250, 4)
+    shards, each = (4, 2500) if options.quick else (16, 6250)
     with bucket() as (root, folder):
         samples = Samples(thumbnails(200 if options.quick else 2000))
         samples.write_tars(folder / "tar", [each] * shards, "png")
         written = Samples(samples.images, samples.write_tfrecords(folder / "tfrecord", each), list(samples.labels))
-        samples.again(folder / "tar", times)
-        written.again(folder / "tfrecord", times)
         job = {"prefix": "tar", "image": "png", "tfrecord": written.keys}
-        question = f"{len(samples)} PNGs of {len(samples.images[0])} bytes in {len(samples.keys)} shards, undecoded"
+        question = f"{len(samples)} PNGs of {samples.image_bytes} bytes in {len(samples.keys)} shards, undecoded"
         run = compare(question, root, options.select(clients()), samples, job, options.turns(3, 1))
         run.report(rows(run))
 

@@ -70,11 +70,12 @@ class Tally:
 
     def __init__(self, *, check: bool) -> None:
         self.check = check
-        self.samples = self.bytes = self.sum = 0
+        self.batches = self.samples = self.bytes = self.sum = 0
         self.means: dict[int, float] = {}
 
     def add(self, batch: Batch) -> None:
         images, labels = batch
+        self.batches += 1
         self.samples += len(images)
         decoded = hasattr(images, "shape") and len(images.shape) == 4
         self.bytes += images.nbytes if decoded else sum(map(len, images))
@@ -91,7 +92,7 @@ class Tally:
                 self.sum += sample_check(image, number)
 
     def answer(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"samples": self.samples, "bytes": self.bytes}
+        found: dict[str, Any] = {"samples": self.samples, "bytes": self.bytes, "batches": self.batches}
         if self.check:
             found.update(check=self.sum & MASK, means=self.means)
         return found
@@ -133,6 +134,13 @@ def tree_pss_bytes(pid: int) -> int:
     return total * 1024
 
 
+def burn(loops: int) -> None:
+    """What a training step does in Python: holds the interpreter for as long as these additions take."""
+    total = 0
+    for number in range(loops):
+        total += number & 3
+
+
 def _epoch(client: Loads, job: dict[str, Any]) -> dict[str, Any]:
     client.prepare(job)
     tally, first_s, most = Tally(check=job["check"]), 0.0, job.get("batches_max") or sys.maxsize
@@ -142,6 +150,7 @@ def _epoch(client: Loads, job: dict[str, Any]) -> dict[str, Any]:
         first_s = first_s or time.perf_counter() - start_s
         tally.add(batch)
         del batch
+        burn(job.get("burn", 0))
         if count == most:
             break
     seconds = time.perf_counter() - start_s

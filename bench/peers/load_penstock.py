@@ -28,7 +28,9 @@ AHEAD_BYTES = 64 << 20
 
 
 class Penstock:
-    """`mode` ``loader``, ``raw`` (the shards' bytes, unparsed), or ``decode`` (from memory, beside a client that discards)."""
+    """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards;
+    ``bare``: one batch in memory again and again.
+    """
 
     packages = ("penstock", "numpy")
 
@@ -47,6 +49,8 @@ class Penstock:
     def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
         if self.mode == "raw":
             return self._raw(job)
+        if self.mode == "bare":
+            return itertools.repeat(([b"image"], [b"0"]), job["batches_max"])
         if self.mode == "decode":
             return self._decode(job)
         return self._load(job)
