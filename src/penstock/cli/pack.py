@@ -1,0 +1,291 @@
+"""``penstock pack``: files into shards."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from penstock.cli.ls import human_bytes
+from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.index import ShardRow
+    from penstock.pack.plan import Plan
+    from penstock.pack.progress import Packed
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def pack(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A directory or prefix, a manifest, or a table of files.")
+    ],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="A folder, or s3://bucket/train-%06d.tar.")],
+    *,
+    format: Annotated[  # noqa: A002 - the option's name
+        str | None, typer.Option("--format", help="tar, tfrecord, recordio, jsonl; default: by the name, else tar.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="PATTERN", help="Of shards; default shard-%06d.tar.")
+    ] = None,
+    shard_size: Annotated[str, typer.Option("--shard-size", metavar="BYTES", help="E.g. 256MB, 1GiB.")] = "256MB",
+    shard_samples: Annotated[
+        int | None, typer.Option("--shard-samples", metavar="N", help="At most so many samples in a shard.")
+    ] = None,
+    group_by: Annotated[str, typer.Option("--group-by", help="stem: a.jpg and a.json are one sample; file.")] = "stem",
+    fields: Annotated[
+        str | None, typer.Option("--fields", metavar="SPEC", help="image=png,label=cls:int: what is taken, as what.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="folders|TABLE", help="Where the samples' labels come from.")
+    ] = None,
+    label_field: Annotated[str, typer.Option("--label-field", metavar="FIELD", help="That takes the label.")] = "cls",
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="SHARES", help="train=0.9,val=0.1: by a hash of each key.")
+    ] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Permute the samples first.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of --shuffle and --split.")] = 0,
+    transform: Annotated[
+        str | None, typer.Option("--transform", metavar="MODULE:FUNCTION", help="fn(sample) -> sample, for each.")
+    ] = None,
+    skip_unnamed: Annotated[
+        bool, typer.Option("--skip-unnamed", help="Pass over files whose names make no sample key.")
+    ] = False,
+    append: Annotated[bool, typer.Option("--append", help="Add shards to those that are there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew; deletes the shards that penstock packed there, no others.")
+    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every shard back, against its checksums.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Shards at a time; default 4.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="BYTES", help="That reading and writing may hold together.")
+    ] = None,
+    as_json: AsJson = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """Pack SRC into shards at DST, with an index and a manifest beside them under .penstock/.
+
+    Files whose names are equal up to the first dot are one sample. Interrupted in any way, the same command goes on
+    where it was: finished shards stay, none is visible in part. The same input gives the same bytes.
+
+    For example:
+
+        penstock pack ./imagenet/train s3://bucket/train-%06d.tar --labels folders --shuffle
+        penstock pack s3://raw/images/ s3://bucket/set/ --split train=0.95,val=0.05 --verify
+        penstock pack rows.csv ./shards --fields path=jpg:file,label=cls:int --dry-run
+    """
+    from penstock.pack.destination import split_destination
+    from penstock.pack.options import PackOptions, advice
+    from penstock.pack.packing import Packing
+    from penstock.pack.progress import OneAtATime
+    from penstock.pipeline.sources import ConnectionOptions
+
+    bytes_max = bytes_of(shard_size, "--shard-size")
+    memory_bytes_max = None if memory is None else bytes_of(memory, "--memory")
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs {jobs} must be at least 1")
+    folder, named = split_destination(destination)
+    if named is not None and name is not None:
+        raise ConfigError(f"DST has names ({named!r}), and --name {name!r} has others")
+    options = PackOptions(
+        format=format,
+        name=named or name,
+        bytes_max=bytes_max,
+        samples_max=shard_samples,
+        group_by="stem" if group_by == "stem" else "file" if group_by == "file" else group_by,  # type: ignore[arg-type]
+        fields=fields,
+        labels=labels,
+        label_field=label_field,
+        split=None if split is None else shares_of(split),
+        shuffle=shuffle,
+        seed=seed,
+        skip_unnamed=skip_unnamed,
+        transform=None if transform is None else function_of(transform),
+    )
+    if (said := advice(bytes_max)) is not None:
+        print(f"penstock: {said}", file=sys.stderr)
+    connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    with Packing(source, folder, options, connection=connection) as packing:
+        plan = packing.plan(append=append, overwrite=overwrite, memory_bytes_max=memory_bytes_max)
+        if dry_run:
+            print_plan(plan, packing.destination.url, as_json=as_json)
+            return
+        packing.save()
+        with Report(as_json=as_json) as report:
+            packed = packing.run(
+                jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify, listener=OneAtATime(report)
+            )
+    report.end(packed)
+
+
+def bytes_of(text: str, option: str) -> int:
+    """Bytes of ``256MB``, ``1GiB``, ``1000``.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    upper = text.strip().upper().removesuffix("B")
+    number = upper.rstrip("KMGI")
+    try:
+        size = int(float(number) * _UNITS[upper[len(number) :]])
+    except (ValueError, KeyError, OverflowError):
+        raise ConfigError(f"{option} {text!r} is no number of bytes", hint="e.g. 256MB, 1GiB") from None
+    return size
+
+
+def shares_of(text: str) -> dict[str, float]:
+    """Shares by name of ``train=0.9,val=0.1``.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    try:
+        pairs = [item.split("=") for item in text.split(",")]
+        return {name.strip(): float(share) for name, share in pairs}
+    except ValueError:
+        raise ConfigError(f"--split {text!r} is not NAME=SHARE,...", hint="train=0.9,val=0.1") from None
+
+
+def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
+    """The function that ``module:function`` names; modules of the working directory are found.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, name = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        function: Callable[[dict[str, Any]], Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--transform {text!r} names no function ({error})", hint="MODULE:FUNCTION") from error
+    return function
+
+
+def print_plan(plan: Plan, url: str, *, as_json: bool) -> None:
+    """What would be done: each shard, then all together."""
+    for shard in plan.shards:
+        row = {"action": "planned", "shard": shard.name, "samples": len(shard.entries), "size_bytes": shard.size_bytes}
+        if as_json:
+            print(json.dumps(row))
+        else:
+            print(f"{len(shard.entries):>9} samples {human_bytes(shard.size_bytes):>10}  {shard.name}")
+    summary = {
+        "action": "plan",
+        "destination": url,
+        "format": plan.format,
+        "shards": len(plan.shards),
+        "samples": plan.samples_count,
+        "source_bytes": plan.source_bytes,
+        "passed_over": plan.passed_over,
+    }
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        print(f"{plan.samples_count} samples in {len(plan.shards)} {plan.format} shards: {url}", file=sys.stderr)
+
+
+class Report:
+    """Counts, prints and shows progress: on a terminal a bar with rate and time left, else one line at the end."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._start_s = time.monotonic()
+        self._progress: Any = None
+        self._samples = 0
+        self._bytes = 0
+        self._verified = 0
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and not self._as_json:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._progress.add_task("samples", total=None, rate="")
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    # ── penstock.pack.Listener ──────────────────────────────────────────────────────────────────────────────────────
+
+    def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
+        """So much is left to do."""
+        self._start_s = time.monotonic()
+        if self._progress is not None and samples_count:
+            self._progress.update(self._task, total=samples_count)
+        if self._as_json:
+            row = {"action": "begin", "shards": shards_count, "samples": samples_count, "source_bytes": source_bytes}
+            print(json.dumps(row), flush=True)
+
+    def progressed(self, samples_count: int, source_bytes: int) -> None:
+        """So many more."""
+        self._samples += samples_count
+        self._bytes += source_bytes
+        if self._progress is not None:
+            rate = human_bytes(self._bytes / max(time.monotonic() - self._start_s, 1e-9))
+            self._progress.update(self._task, advance=samples_count, rate=f"{rate}/s")
+
+    def finished(self, row: ShardRow, *, known: bool) -> None:
+        """A shard is there."""
+        if self._as_json:
+            print(json.dumps({"action": "known" if known else "packed", **row._asdict()}), flush=True)
+
+    def verified(self, row: ShardRow) -> None:
+        """A shard is what was written."""
+        self._verified += 1
+        if self._as_json:
+            print(json.dumps({"action": "verified", "key": row.key}), flush=True)
+
+    # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def end(self, packed: Packed) -> None:
+        """The last line."""
+        seconds = time.monotonic() - self._start_s
+        if self._as_json:
+            summary = {
+                "action": "summary",
+                "destination": packed.url,
+                "shards": len(packed.rows),
+                "shards_written": packed.shards_written,
+                "samples": packed.samples_count,
+                "size_bytes": packed.size_bytes,
+                "verified": self._verified,
+                "passed_over": packed.passed_over,
+                "seconds": round(seconds, 3),
+            }
+            print(json.dumps(summary))
+            return
+        known = len(packed.rows) - packed.shards_written
+        words = f" ({known} were there)" if known else ""
+        words += f", {self._verified} verified" if self._verified else ""
+        words += f", {packed.passed_over} files passed over" if packed.passed_over else ""
+        rate = f", {human_bytes(self._bytes / max(seconds, 1e-9))}/s" if self._bytes else ""
+        print(
+            f"{packed.samples_count} samples in {len(packed.rows)} shards{words}, "
+            f"{human_bytes(packed.size_bytes)}, {seconds:.1f} s{rate}: {packed.url}",
+            file=sys.stderr,
+        )

@@ -1,0 +1,85 @@
+"""``penstock verify``: shards against their index."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.ls import human_bytes
+from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+
+if TYPE_CHECKING:
+    from penstock.errors import PenstockError
+    from penstock.index import ShardRow
+
+
+def verify(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory of shards.")],
+    *,
+    index_dir: Annotated[
+        str | None, typer.Option("--index-dir", metavar="DIR", help="Where the index is; default: beside, or cache.")
+    ] = None,
+    as_json: AsJson = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """Read every shard at URL and hold each sample's place, key and CRC32C against the data set's index.
+
+    Shards that no index knows, that the index knows and are not there, and that changed since, are failures too. The
+    exit code is 1 where there is one.
+
+    For example:
+
+        penstock verify s3://bucket/train/
+        penstock verify --json ./shards/ | jq 'select(.error)'
+    """
+    from penstock.pack.audit import verify as verify_url
+
+    start_s = time.monotonic()
+
+    def on_shard(shard_url: str, row: ShardRow | None, error: PenstockError | None) -> None:
+        if as_json:
+            samples = None if row is None else row.samples_count
+            line = {"action": "failed" if error else "verified", "shard": shard_url, "samples": samples}
+            line |= {} if error is None else {"error": type(error).__name__, "message": str(error)}
+            print(json.dumps(line), flush=True)
+        elif error is not None:
+            print(f"penstock: {shard_url}: {error}", file=sys.stderr)
+
+    found = verify_url(
+        url,
+        index_dir=index_dir,
+        on_shard=on_shard,
+        endpoint_url=endpoint_url,
+        region=region,
+        profile=profile,
+        anonymous=anonymous,
+    )
+    seconds = time.monotonic() - start_s
+    if as_json:
+        summary = {
+            "action": "summary",
+            "index": found.url,
+            "shards": found.shards_count,
+            "samples": found.samples_count,
+            "size_bytes": found.size_bytes,
+            "failed": len(found.problems),
+            "seconds": round(seconds, 3),
+        }
+        print(json.dumps(summary))
+    else:
+        failed = f", {len(found.problems)} failed" if found.problems else ""
+        rate = human_bytes(found.size_bytes / max(seconds, 1e-9))
+        print(
+            f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
+            f"{seconds:.1f} s, {rate}/s: {found.url}",
+            file=sys.stderr,
+        )
+    if found.problems:
+        raise typer.Exit(1)

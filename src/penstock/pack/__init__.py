@@ -1,0 +1,41 @@
+"""Packing: files, tables and Python data sets into shards, with an index and a manifest. See README.md in this folder.
+
+``penstock.pack`` is called (``ps.pack(source, destination)``), and holds what belongs to it: ``ps.pack.writer(url)``,
+``ps.pack.verify(url)``.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from penstock.pack.audit import verify
+from penstock.pack.options import ADVISED_BYTES, BYTES_MAX, PackOptions, advice
+from penstock.pack.packing import Packing, pack
+from penstock.pack.progress import Listener, Packed
+from penstock.pack.sequence import SequenceWriter, writer
+from penstock.pack.verifying import Verified
+
+__all__ = [
+    "ADVISED_BYTES",
+    "BYTES_MAX",
+    "Listener",
+    "PackOptions",
+    "Packed",
+    "Packing",
+    "SequenceWriter",
+    "Verified",
+    "advice",
+    "pack",
+    "verify",
+    "writer",
+]  # fmt: skip
+
+
+class _Callable(ModuleType):
+    """This module, so that it can be called: ``ps.pack(...)`` and ``ps.pack.writer(...)`` are both what users expect."""
+
+    __call__ = staticmethod(pack)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,223 @@
+"""Where shards go: what lies there already, whose it is, and what is written beside them.
+
+Under ``.penstock/`` beside the shards lie the index (``penstock.index``), ``packed.manifest`` (which shards there are,
+with which versions of penstock they were made), and ``pack/ID.plan`` of each packing, with ``pack/ID.done`` when it is
+finished. A shard is *ours* when a plan gives its name and its own index describes the version that lies there; nothing
+else is ever deleted or replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import TYPE_CHECKING
+
+import penstock
+from penstock.errors import BucketMissingError, ConfigError, ObjectMissingError
+from penstock.index import FOLDER, DatasetIndex, IndexPlace
+from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
+from penstock.pack import plan as plans
+from penstock.pack.options import check_pattern, number_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.index import ShardRow
+    from penstock.pack.plan import Plan
+    from penstock.store import Store
+    from penstock.types import ObjectInfo
+
+PLANS = f"{FOLDER}pack/"
+MANIFEST_KEY = f"{FOLDER}packed.manifest"
+
+
+def split_destination(url: str) -> tuple[str, str | None]:
+    """The folder of a destination, with a slash at its end, and the pattern of names where it has one.
+
+    Raises:
+        ConfigError: it is neither a folder nor a pattern of names.
+    """
+    if "%" in url.rpartition("/")[2]:
+        folder, _, pattern = url.rpartition("/")
+        return (folder or ".") + "/", check_pattern(pattern)
+    return url.rstrip("/") + "/", None
+
+
+def refuse_inside(source_url: str, destination_url: str) -> None:
+    """Refuse a destination that would become part of its own source.
+
+    Raises:
+        ConfigError: it lies in the source.
+    """
+    if destination_url.startswith(source_url.rstrip("/") + "/"):
+        raise ConfigError(
+            f"the destination {destination_url} lies inside the source {source_url}",
+            hint="the next run would pack the shards; choose a folder beside it",
+        )
+
+
+class Destination:
+    """A folder that shards are written to.
+
+    Args:
+        store: Rooted at the folder.
+
+    Raises:
+        StoreError: it cannot be listed.
+
+    Cost: a listing, and a read of each plan that lies there.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.url = store.describe("")
+        self.place = IndexPlace(store, FOLDER, base=self.url)
+        self.present: dict[str, ObjectInfo] = {}
+        self._plans: dict[str, Plan] = {}
+        self._done: set[str] = set()
+        self._obsolete: list[str] = []  # keys of what the packing that begins replaces
+        self._replaced: set[str] = set()  # shards among them
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            infos = list(self.store.list())
+        except BucketMissingError:
+            if not self.url.startswith("file:"):
+                raise
+            infos = []  # a directory that the first shard makes
+        for info in infos:
+            if info.key.startswith(PLANS):
+                name, _, kind = info.key[len(PLANS) :].rpartition(".")
+                if kind == "done":
+                    self._done.add(name)
+                elif kind == "plan":
+                    self._plans[name] = plans.decode(self.store.read(info.key).data, self.store.describe(info.key))
+            elif not info.key.startswith(FOLDER):
+                self.present[info.key] = info
+
+    def plan(self, identity: str) -> Plan | None:
+        """The plan of this packing, where one lies here."""
+        return self._plans.get(identity)
+
+    def begin(self, identity: str, patterns: dict[str, str], *, append: bool, overwrite: bool) -> dict[str, int]:
+        """The first number of each split's names of a new packing; nothing is written before ``save``.
+
+        Raises:
+            ConfigError: there are objects here and neither flag was given; another packing is unfinished; a name of the
+                new shards is taken by what no packing wrote.
+        """
+        if append and overwrite:
+            raise ConfigError("append=True excludes overwrite=True")
+        if overwrite:
+            self._give_up_ours()
+        elif self.present and not append:
+            first = min(self.present)
+            raise ConfigError(
+                f"the destination {self.url} is not empty ({len(self.present)} objects, the first {first!r})",
+                hint="--append adds shards, --overwrite replaces those that penstock packed",
+            )
+        unfinished = sorted(set(self._plans) - self._done - {identity})
+        if append and unfinished:
+            raise ConfigError(
+                f"an unfinished packing ({unfinished[0]}) lies in {self.url}",
+                hint="finish it by its own command, or begin anew with --overwrite",
+            )
+        if not append:
+            self._obsolete += [f"{PLANS}{name}.{kind}" for name in self._plans for kind in ("plan", "done")]
+            self._plans, self._done = {}, set()
+        starts = {}
+        for split, pattern in patterns.items():
+            numbers = [number for name in self.present if (number := number_in(pattern, name)) is not None]
+            if numbers and not append:
+                raise ConfigError(
+                    f"{self.store.describe(pattern % min(numbers))} is there, and penstock did not pack it",
+                    hint="move it away, or choose other names by --name",
+                )
+            starts[split] = max(numbers, default=-1) + 1
+        return starts
+
+    def _give_up_ours(self) -> None:
+        """Count the shards that packings wrote here as gone; ``save`` deletes them."""
+        patterns = [pattern for plan in self._plans.values() for pattern in plan.patterns.values()]
+        names = {shard.name for plan in self._plans.values() for shard in plan.shards}
+        ours = self._committed()
+        for row in self.rows(self.present):
+            if row.key in names or any(number_in(pattern, row.key) is not None for pattern in patterns):
+                ours.add(row.key)
+        for name in ours:
+            del self.present[name]
+        self._replaced = ours
+        self._obsolete += [*sorted(ours), *(f"{FOLDER}{SHARDS_PREFIX}{name}{SUFFIX}" for name in sorted(ours))]
+
+    def _committed(self) -> set[str]:
+        """Shards of exactly the planned size of runs that were killed before they wrote the shard's index."""
+        return {
+            shard.name
+            for name, plan in self._plans.items()
+            if name not in self._done and plan.kind == "entries"
+            for shard in plan.shards
+            if shard.name in self.present and self.present[shard.name].size_bytes == shard.size_bytes
+        }
+
+    def save(self, plan: Plan) -> None:
+        """Delete what it replaces, and write a plan down, before any shard."""
+        if self._replaced:
+            index = self.place.load()
+            for name in self._replaced:
+                index.rows.pop(name, None)
+            self.store.write(FOLDER + DATASET_KEY, index.encode())
+        self.store.delete(self._obsolete)
+        self._obsolete, self._replaced = [], set()
+        self.store.write(f"{PLANS}{plan.identity}.plan", plan.encode())
+        self._plans[plan.identity] = plan
+
+    def rows(self, names: Iterable[str]) -> list[ShardRow]:
+        """What is finished of `names`: shards whose index describes the version that lies here, in the order given."""
+        names = [name for name in names if name in self.present]
+        known = dict(self.place.load().rows)
+        missing = {name for name in names if name not in known or not self._is_here(known[name])}
+        if missing:
+            known.update({row.key: row for row in self.place.saved_rows(missing)})
+        return [known[name] for name in names if name in known and self._is_here(known[name])]
+
+    def _is_here(self, row: ShardRow) -> bool:
+        info = self.present.get(row.key)
+        if info is None:
+            return False
+        etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
+        return row.is_of(info.size_bytes, etag)
+
+    def finish(self, plan: Plan, rows: list[ShardRow]) -> None:
+        """Write the data set's index and the manifest, and mark the packing as finished."""
+        self.place.save(DatasetIndex(self.url, rows))
+        everything = self.place.load()
+        self.store.write(MANIFEST_KEY, self._manifest(plan, everything))
+        self.store.write(f"{PLANS}{plan.identity}.done", b"")
+
+    def _manifest(self, plan: Plan, index: DatasetIndex) -> bytes:
+        head = {
+            "penstock_manifest": 1,
+            "base_url": self.url,
+            "plan": plan.identity,
+            "format": plan.format,
+            "samples_count": index.samples_count,
+            "classes": plan.classes,
+            "versions": {"penstock": penstock.__version__, "python": platform.python_version()},
+        }
+        lines = [head]
+        for key in sorted(index.rows):
+            row = index.rows[key]
+            lines.append(
+                {"key": key, "size_bytes": row.size_bytes, "etag": row.etag, "samples_count": row.samples_count}
+            )
+        return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+    def read_manifest_head(self) -> dict[str, object] | None:
+        """The header of the manifest; None where there is none."""
+        try:
+            data = bytes(self.store.read(MANIFEST_KEY).data)
+        except ObjectMissingError:
+            return None
+        head: dict[str, object] = json.loads(data.partition(b"\n")[0])
+        return head

@@ -1,0 +1,188 @@
+"""What a packing is asked to do, checked once; and the name that tells one packing from another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import ConfigError
+from penstock.formats import format_of_name
+from penstock.pack.fields import Spec, parse_fields
+from penstock.pack.shard_file import FORMATS_WRITTEN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+BYTES_MAX = 256_000_000
+"""Default size of a shard."""
+
+ADVISED_BYTES = (100_000_000, 1_000_000_000)
+"""Smaller shards cost requests and listing; larger ones balance badly over ranks, and a broken one costs more."""
+
+PLAN_VERSION = 1
+"""Of the rules that cut shards: other rules make another packing."""
+
+_NUMBER = re.compile(r"%0?\d*d")
+_SPLIT = "{split}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """How samples become shards.
+
+    Attributes:
+        format: One of ``FORMATS_WRITTEN``; None: by the suffix of `name`, else tar.
+        name: Pattern of the shards' names: one ``%06d``, and ``{split}`` where there are splits.
+        bytes_max: A shard ends before the sample that would make it larger.
+        samples_max: The same, in samples.
+        group_by: ``stem``: files with one name up to the first dot are one sample; ``file``: each is one.
+        fields: ``"image=png,label=cls:int"``: which fields are taken, as what; None: all, as they are.
+        labels: ``"folders"``, or the URL of a table of names and labels; None: none.
+        label_field: Name of the field that takes the label.
+        split: Shares by name, ``{"train": 0.9, "val": 0.1}``; a sample's key decides.
+        shuffle: Whether samples are permuted before they are cut into shards.
+        seed: Of the permutation, and of the split.
+        skip_unnamed: Pass over files whose names make no sample key, instead of refusing them.
+        transform: ``fn(sample) -> sample``, on dicts of bytes with ``__key__``.
+    """
+
+    format: str | None = None
+    name: str | None = None
+    bytes_max: int = BYTES_MAX
+    samples_max: int | None = None
+    group_by: Literal["stem", "file"] = "stem"
+    fields: str | None = None
+    labels: str | None = None
+    label_field: str = "cls"
+    split: Mapping[str, float] | None = None
+    shuffle: bool = False
+    seed: int = 0
+    skip_unnamed: bool = False
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS_WRITTEN:
+            raise ConfigError(f"format={self.format!r} is not one of {', '.join(FORMATS_WRITTEN)}")
+        if self.bytes_max < 1:
+            raise ConfigError(f"bytes_max={self.bytes_max!r} must be at least 1")
+        if self.samples_max is not None and self.samples_max < 1:
+            raise ConfigError(f"samples_max={self.samples_max!r} must be at least 1")
+        if self.group_by not in ("stem", "file"):
+            raise ConfigError(f"group_by={self.group_by!r} must be 'stem' or 'file'")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed={self.seed!r} must lie in [0, 2**64)")
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigError(f"transform={self.transform!r} must be a function of a sample")
+        self._check_split()
+        parse_fields(self.fields)
+        if self.name is not None:
+            check_pattern(self.name)
+            if (_SPLIT in self.name) != bool(self.split):
+                raise ConfigError(
+                    f"name={self.name!r} with split={dict(self.split or {})!r}",
+                    hint="a name has {split} exactly where there are splits",
+                )
+
+    def _check_split(self) -> None:
+        if self.split is None:
+            return
+        if not self.split or any(not re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in self.split):
+            raise ConfigError(f"split={dict(self.split)!r} must name at least one split, in letters and digits")
+        total = sum(self.split.values())
+        if any(share <= 0 for share in self.split.values()) or abs(total - 1) > 1e-6:
+            raise ConfigError(
+                f"split={dict(self.split)!r} has shares that sum to {total:g}, not 1, or are not positive"
+            )
+
+    @property
+    def specs(self) -> tuple[Spec, ...] | None:
+        """`fields`, taken apart."""
+        return parse_fields(self.fields)
+
+    @property
+    def format_name(self) -> str:
+        """The format that is written.
+
+        Raises:
+            ConfigError: the name's suffix says another one, or one that is not written.
+        """
+        by_name = format_of_name(self.name) if self.name is not None else None
+        if self.format is None:
+            if by_name is not None and by_name not in FORMATS_WRITTEN:
+                raise ConfigError(f"name={self.name!r}: {by_name} is not one of {', '.join(FORMATS_WRITTEN)}")
+            return by_name or "tar"
+        if by_name is not None and by_name != self.format:
+            raise ConfigError(f"name={self.name!r} has the suffix of {by_name}, not of format={self.format!r}")
+        return self.format
+
+    @property
+    def pattern(self) -> str:
+        """Of the names, a default where none was given."""
+        if self.name is not None:
+            return self.name if format_of_name(self.name) is not None else self.name + self.suffix
+        return f"{_SPLIT if self.split else 'shard'}-%06d{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """Of the shards' names."""
+        return FORMATS_WRITTEN[self.format_name].suffix
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """The pattern of each split's names; without splits that of ``""``."""
+        pattern = self.pattern
+        return {name: pattern.replace(_SPLIT, name) for name in self.split} if self.split else {"": pattern}
+
+    def identity(self, source: str) -> str:
+        """Sixteen hex digits that two packings share only where they do the same with the same source."""
+        values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values["split"] = list(self.split.items()) if self.split else None
+        values["format"], values["name"] = self.format_name, self.pattern
+        values["transform"] = function_identity(self.transform)
+        text = json.dumps([PLAN_VERSION, source, values], sort_keys=True)
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def function_identity(function: object) -> str | None:
+    """Name and bytecode of a function: another one makes another packing."""
+    if function is None:
+        return None
+    code = getattr(getattr(function, "__code__", None), "co_code", b"")
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    return f"{name}:{hashlib.blake2b(code, digest_size=8).hexdigest()}"
+
+
+def advice(bytes_max: int) -> str | None:
+    """What to say of a shard size outside the usual range; None inside it."""
+    low, high = ADVISED_BYTES
+    if low <= bytes_max <= high:
+        return None
+    why = (
+        "many small shards cost requests, listing and seeks"
+        if bytes_max < low
+        else "large shards balance badly over ranks, and a broken one costs more"
+    )
+    return f"shards of {bytes_max} bytes: {why}; {low} to {high} bytes are usual"
+
+
+def check_pattern(pattern: str) -> str:
+    """`pattern`, where it gives a name for every number.
+
+    Raises:
+        ConfigError: it has not exactly one ``%06d``, or leads out of its folder.
+    """
+    if len(_NUMBER.findall(pattern)) != 1 or pattern.count("%") != 1:
+        raise ConfigError(f"name={pattern!r} must have exactly one number, like %06d", hint="train-%06d.tar")
+    if pattern.startswith(("/", ".penstock/")) or any(part in ("", ".", "..") for part in pattern.split("/")):
+        raise ConfigError(f"name={pattern!r} must be a plain relative path")
+    return pattern
+
+
+def number_in(pattern: str, name: str) -> int | None:
+    """The number with which `pattern` gives `name`; None: with none."""
+    head, tail = _NUMBER.split(pattern)
+    match = re.fullmatch(re.escape(head) + r"(\d+)" + re.escape(tail), name)
+    return int(match[1]) if match is not None and pattern % int(match[1]) == name else None

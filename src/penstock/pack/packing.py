@@ -1,0 +1,397 @@
+"""``penstock.pack(source, destination)``: plans, and carries the plan out."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+from penstock import compose
+from penstock.config import MIB, default_budget_bytes
+from penstock.errors import ConfigError, DataError
+from penstock.fetch import set_process_budget
+from penstock.index import is_manifest_name
+from penstock.loader.shards import Shard, ShardFinder
+from penstock.pack import entries, tables
+from penstock.pack.destination import Destination, refuse_inside, split_destination
+from penstock.pack.options import BYTES_MAX, PackOptions, function_identity
+from penstock.pack.plan import Plan, ShardPlan, cut
+from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
+from penstock.pack.running import EntriesWriter, Runner
+from penstock.pack.sequence import write_iterable
+from penstock.pack.verifying import check_shard
+from penstock.pipeline import Objects, Pipeline, objects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Unpack
+
+    from penstock.index import ShardRow
+    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.store import Store
+
+JOBS = 4
+"""Shards at a time: enough that one reads while others wait for their last parts; each holds 40 MiB of parts."""
+
+WRITER_BYTES = 5 * 8 * MIB
+"""That one open shard holds: see ``store.writer``."""
+
+
+def pack(
+    source: str | os.PathLike[str] | Pipeline | Iterable[Any],
+    destination: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users look for
+    name: str | None = None,
+    bytes_max: int = BYTES_MAX,
+    samples_max: int | None = None,
+    group_by: Literal["stem", "file"] = "stem",
+    fields: str | None = None,
+    labels: str | None = None,
+    label_field: str = "cls",
+    split: Mapping[str, float] | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    skip_unnamed: bool = False,
+    append: bool = False,
+    overwrite: bool = False,
+    verify: bool = False,
+    jobs: int | None = None,
+    memory_bytes_max: int | None = None,
+    listener: Listener | None = None,
+    **connection: Unpack[ConnectionOptions],
+) -> Packed:
+    """Pack samples into shards, with an index and a manifest beside them.
+
+    Interrupted in any way, the same call goes on where it was: shards that are finished stay, none is visible in part,
+    none has a sample twice. Called again when all is done, it does nothing.
+
+    Args:
+        source: A directory or prefix of files, a manifest of them, a table (CSV, JSON lines, Parquet) whose columns
+            name them, ``penstock.objects(...)``; or an iterable or data set of dicts or tuples.
+        destination: A folder, or a pattern of names in one: ``s3://bucket/train-%06d.tar``.
+        format: ``tar``, ``tfrecord``, ``recordio`` or ``jsonl``; default by `name`, else tar.
+        name: Pattern of the shards' names, with ``{split}`` where there are splits.
+        bytes_max: A shard ends before the sample that would make it larger; exact for tar without `transform`, a target
+            else.
+        samples_max: The same, in samples.
+        group_by: ``stem``: files with one name up to the first dot are one sample; ``file``: each is one.
+        fields: ``"image=png,label=cls:int"``: what is taken, as what; see ``penstock.pack.fields``.
+        labels: ``"folders"``: the number of a sample's topmost folder; or the URL of a table of names and labels.
+        label_field: The field that takes it.
+        split: ``{"train": 0.9, "val": 0.1}``: by a hash of each sample's key.
+        shuffle: Permute the samples before they are cut into shards.
+        seed: Of that, and of the split.
+        transform: ``fn(sample) -> sample``, on dicts of bytes; runs on `jobs` threads.
+        skip_unnamed: Pass over files whose names make no key.
+        append: Add shards to those that are there.
+        overwrite: Replace the shards that penstock packed there; nothing else is touched.
+        verify: Read every shard back and hold it against its index.
+        jobs: Shards at a time; default 4, or as many as there are cores where there is a `transform`.
+        memory_bytes_max: Bytes that reading and writing may hold together; default: the process's budget for reading,
+            and 40 MiB for each of the shards at work.
+        listener: Told how it goes.
+        **connection: As for ``penstock.connect``, of source and destination.
+
+    Raises:
+        ConfigError: an argument, or the destination lies inside the source, or is not empty.
+        DataError: the source is empty, a name is no key, two files are one field, a label is missing, a sample is
+            larger than a shard, ...
+        StoreError: something cannot be read or written; run again, it goes on.
+
+    Cost: a listing; each object of the source is read once. Memory: the plan, some 500 bytes per sample, and what
+        `memory_bytes_max` says.
+    """
+    folder, named = split_destination(os.fspath(destination))
+    if named is not None and name is not None:
+        raise ConfigError(f"the destination has names ({named!r}), and name={name!r} has others")
+    options = PackOptions(
+        format=format,
+        name=named or name,
+        bytes_max=bytes_max,
+        samples_max=samples_max,
+        group_by=group_by,
+        fields=fields,
+        labels=labels,
+        label_field=label_field,
+        split=split,
+        shuffle=shuffle,
+        seed=seed,
+        skip_unnamed=skip_unnamed,
+        transform=transform,
+    )
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs={jobs!r} must be at least 1")
+    with Packing(source, folder, options, connection=connection) as packing:
+        packing.plan(append=append, overwrite=overwrite, memory_bytes_max=memory_bytes_max)
+        packing.save()
+        return packing.run(
+            jobs=jobs,
+            memory_bytes_max=memory_bytes_max,
+            verify=verify,
+            listener=OneAtATime(listener or Silence()),
+        )
+
+
+class Packing:
+    """One packing: look, plan, save, run. A context manager that closes its stores.
+
+    Args:
+        source: As for ``pack``.
+        folder: URL of the destination, with a slash at its end.
+        options: How.
+        connection: To both.
+    """
+
+    def __init__(self, source: Any, folder: str, options: PackOptions, *, connection: ConnectionOptions) -> None:
+        self._source = source
+        self._options = options
+        self._connection = connection
+        self._stack = ExitStack()
+        self._stores: list[Store] = []
+        self.made: Plan | None = None
+        self.is_resumed = False
+        self._is_python = not isinstance(source, str | os.PathLike | Pipeline)
+        self._source_name = source_name(source)
+        self._store = self._stack.enter_context(compose.connect(folder, **connection))
+        try:
+            if not self._is_python:
+                self._refuse_inside()
+            self.destination = Destination(self._store)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _refuse_inside(self) -> None:
+        if isinstance(self._source, Pipeline):
+            if not isinstance(self._source.source, Objects):
+                raise ConfigError(
+                    f"{self._source.source!r} are shards already", hint="penstock.pack.convert rewrites shards"
+                )
+            urls: tuple[str, ...] = self._source.source.urls
+        else:
+            urls = (os.fspath(self._source),)
+        for url in urls:
+            if not tables.is_table_name(url) and not is_manifest_name(url):
+                root, key = compose.split(url.rstrip("/") + "/")
+                with compose.connect(root, **self._connection) as store:
+                    refuse_inside(store.describe(key), self._store.describe(""))
+
+    # ── planning ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan(self, *, append: bool, overwrite: bool, memory_bytes_max: int | None = None) -> Plan:
+        """What is to be done: the plan that lies at the destination, where this packing began before, else a new one.
+
+        Nothing is written or removed before ``save``.
+
+        Raises:
+            As ``pack``.
+        """
+        identity = self._options.identity(self._source_name)
+        found = None if overwrite else self.destination.plan(identity)
+        if found is not None:
+            self.made, self.is_resumed = found, True
+            self._stores = [self._stack.enter_context(compose.connect(url, **self._connection)) for url in found.roots]
+            return found
+        if self._is_python:
+            self._check_python()
+            starts = self.destination.begin(identity, self._options.patterns, append=append, overwrite=overwrite)
+            self.made = self._new(identity, "sequence", starts)
+            return self.made
+        listing = self._listed()
+        # cut before anything is removed: bad input leaves the destination as it was
+        cut(listing.entries, self._options, dict.fromkeys(self._options.patterns, 0))
+        self._check_memory(listing, memory_bytes_max)
+        starts = self.destination.begin(identity, self._options.patterns, append=append, overwrite=overwrite)
+        plan = self._new(identity, "entries", starts)
+        plan.shards = cut(listing.entries, self._options, starts)
+        plan.roots = [root_url(store) for store in listing.roots]
+        plan.passed_over, plan.classes = listing.passed_over, listing.classes
+        self._stores = listing.roots
+        self.made = plan
+        return plan
+
+    def _new(self, identity: str, kind: str, starts: dict[str, int]) -> Plan:
+        options = self._options
+        return Plan(identity=identity, kind=kind, format=options.format_name, patterns=options.patterns, starts=starts)
+
+    def _check_python(self) -> None:
+        options = self._options
+        refused = {"labels": options.labels, "split": options.split, "shuffle": options.shuffle or None}
+        given = [name for name, value in refused.items() if value is not None]
+        if given:
+            raise ConfigError(
+                f"{given[0]}= needs a source that can be listed, not {type(self._source).__name__}",
+                hint="do it in the iterable itself",
+            )
+
+    def _check_memory(self, listing: entries.Listing, memory_bytes_max: int | None) -> None:
+        largest = max(listing.entries, key=lambda entry: max((m.size_bytes for m in entry.members), default=0))
+        size = max((member.size_bytes for member in largest.members), default=0)
+        budget, _ = shares(memory_bytes_max, 1)
+        if size > budget // 2:
+            raise ConfigError(
+                f"a file of sample {largest.key!r} has {size} bytes, more than half of the {budget} for reading",
+                hint="raise --memory (memory_bytes_max=)",
+            )
+
+    def _listed(self) -> entries.Listing:
+        options = self._options
+        if isinstance(self._source, Pipeline):
+            source = self._source.source
+            assert isinstance(source, Objects)
+            if source.read is not None or self._source.stages:
+                raise ConfigError("a source with read= or with stages cannot be listed", hint="pack an iterable of it")
+            listing = self._of_objects(source)
+        else:
+            url = os.fspath(self._source)
+            if is_manifest_name(url):
+                listing = self._of_objects(self._objects(manifest=url))
+            elif tables.is_table_name(url):
+                listing = self._of_table(url)
+            else:
+                listing = self._of_objects(self._objects(urls=url))
+        if options.labels == "folders":
+            return entries.labelled_by_folders(listing, options.label_field)
+        if options.labels is not None:
+            rows = self._table(options.labels)
+            return entries.labelled_by_table(listing, options.label_field, rows, url=options.labels)
+        return listing
+
+    def _objects(self, *, urls: str | list[str] | None = None, manifest: str | None = None) -> Objects:
+        source = objects(urls, manifest=manifest, **self._connection).source
+        assert isinstance(source, Objects)
+        return source
+
+    def _found(self, source: Objects) -> list[Shard]:
+        finder = ShardFinder(source, fetch=None)
+        self._stack.callback(finder.close)
+        return finder.find()
+
+    def _of_objects(self, source: Objects) -> entries.Listing:
+        relative = not source.is_list and source.manifest is None
+        return entries.entries_of_objects(self._found(source), self._options, relative=relative)
+
+    def _table(self, url: str) -> list[dict[str, Any]]:
+        root, key = compose.split(url)
+        with compose.connect(root, **self._connection) as store:
+            return tables.read_table(store.read(key).data, url=url)
+
+    def _of_table(self, url: str) -> entries.Listing:
+        rows = entries.rows_of_table(self._table(url), self._options.specs, url=url)
+        base = url[: url.rfind("/") + 1]
+        urls = [
+            file if "://" in file or file.startswith("/") else base + file
+            for row in rows
+            for file in row.files.values()
+        ]
+        return entries.entries_of_rows(rows, self._found(self._objects(urls=urls)) if urls else [])
+
+    # ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self) -> None:
+        """Write the plan down, where it is new."""
+        assert self.made is not None
+        if not self.is_resumed:
+            self.destination.save(self.made)
+
+    def run(self, *, jobs: int | None, memory_bytes_max: int | None, verify: bool, listener: Listener) -> Packed:
+        """Carry the plan out, but for what is finished; then the index and the manifest.
+
+        Raises:
+            As ``pack``.
+        """
+        assert self.made is not None
+        if self.made.kind == "sequence":
+            return self._run_sequence(self.made, verify=verify, listener=listener)
+        plan, options = self.made, self._options
+        budget, workers = shares(memory_bytes_max, jobs or (os.cpu_count() or 1 if options.transform else JOBS))
+        if memory_bytes_max is not None:
+            set_process_budget(budget)
+        known = {row.key: row for row in self.destination.rows([shard.name for shard in plan.shards])}
+        for row in known.values():
+            listener.finished(row, known=True)
+            if verify:
+                check_shard(self.destination.store, self.destination.place, row)
+                listener.verified(row)
+        todo = [shard for shard in plan.shards if shard.name not in known]
+        listener.planned(
+            len(todo), sum(len(shard.entries) for shard in todo), sum(shard.source_bytes for shard in todo)
+        )
+        runner = Runner(self.destination, jobs=max(1, min(workers, len(todo))), listener=listener, verify=verify)
+        writer = EntriesWriter(
+            runner, self._stores, format_name=plan.format, transform=options.transform, listener=listener
+        )
+        written = runner.run(todo, writer)
+        rows = [known.get(shard.name) or written[shard.name] for shard in plan.shards]
+        _check_counts(plan.shards, rows)
+        self.destination.finish(plan, rows)
+        return Packed(self.destination.url, tuple(rows), len(written), plan.passed_over)
+
+    def _run_sequence(self, plan: Plan, *, verify: bool, listener: Listener) -> Packed:
+        known, written = write_iterable(self._source, self.destination, plan, self._options, listener)
+        rows = [*known, *written]
+        if not rows:
+            raise DataError("the iterable gave no sample")
+        if verify:
+            for row in rows:
+                check_shard(self.destination.store, self.destination.place, row)
+                listener.verified(row)
+        self.destination.finish(plan, rows)
+        return Packed(self.destination.url, tuple(rows), len(written), 0)
+
+
+def _check_counts(shards: list[ShardPlan], rows: list[ShardRow]) -> None:
+    for shard, row in zip(shards, rows, strict=True):
+        if row.samples_count != len(shard.entries):
+            raise DataError(
+                f"it has {row.samples_count} samples, the plan says {len(shard.entries)}",
+                hint="somebody replaced it; --overwrite begins anew",
+                shard=row.key,
+            )
+
+
+class Shares(NamedTuple):
+    """What reading may hold, and how many shards may be written at a time."""
+
+    reading_bytes: int
+    jobs: int
+
+
+def shares(memory_bytes_max: int | None, jobs: int) -> Shares:
+    """How memory is divided between reading and `jobs` shards being written.
+
+    Raises:
+        ConfigError: it is too little for one shard.
+    """
+    if memory_bytes_max is None:
+        return Shares(default_budget_bytes(), jobs)
+    if memory_bytes_max < 2 * WRITER_BYTES:
+        raise ConfigError(f"memory_bytes_max={memory_bytes_max!r} must be at least {2 * WRITER_BYTES}")
+    jobs = max(1, min(jobs, memory_bytes_max // 2 // WRITER_BYTES))
+    return Shares(memory_bytes_max - jobs * WRITER_BYTES, jobs)
+
+
+def root_url(store: Store) -> str:
+    """A URL from which ``compose.connect`` makes `store` again."""
+    url = store.describe("")
+    if url.startswith("file://"):
+        return url.removeprefix("file://")  # a path: nothing in it is quoted
+    return url.rstrip("/") if url.startswith("memory://") else url
+
+
+def source_name(source: Any) -> str:
+    """What tells one source from another, for the identity of a packing."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    if isinstance(source, Pipeline):
+        return repr(source)
+    name = function_identity(type(source))
+    return f"python:{name}:{len(source) if hasattr(source, '__len__') else ''}"

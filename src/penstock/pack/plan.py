@@ -1,0 +1,189 @@
+"""The plan: which samples each shard holds, fixed before any of them is read.
+
+It is a pure function of the listing and the options, written down at the destination first; a run that is resumed
+follows what is written, whatever the source lists by then. Sources are read in the versions that the plan names.
+
+Stored as gzipped JSON lines, without a time: a header, the stores, then one line per shard.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import DataError
+from penstock.order.permutation import key_of, permutation
+from penstock.pack.entries import Entry, Member, split_of
+from penstock.pack.options import PLAN_VERSION
+from penstock.pack.shard_file import stored_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.pack.options import PackOptions
+    from penstock.types import Buffer
+
+_SHUFFLE = 0x7061636B  # "pack": the permutation is not that of any epoch
+
+
+class ShardPlan(NamedTuple):
+    """One shard: its name, its samples, and about how many bytes it will have (tar without transform: exactly)."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    size_bytes: int
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes that are read for it."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """What one packing does.
+
+    Attributes:
+        identity: Of source and options, 16 hex digits.
+        kind: ``entries``: samples of objects; ``sequence``: a Python iterable, whose shards are found as they are
+            written; ``shards``: one shard from one shard.
+        format: That is written.
+        patterns: Of the shards' names, by split.
+        starts: The first number of each split's names.
+        roots: URLs of the stores that the members lie in.
+        shards: What is to be written.
+        passed_over: Files of the source that are in no sample.
+        classes: Words of labels, in the order of their numbers.
+    """
+
+    identity: str
+    kind: str
+    format: str
+    patterns: dict[str, str]
+    starts: dict[str, int]
+    roots: list[str] = field(default_factory=list)
+    shards: list[ShardPlan] = field(default_factory=list)
+    passed_over: int = 0
+    classes: list[str] | None = None
+
+    @property
+    def samples_count(self) -> int:
+        """Of all shards; 0 of a sequence."""
+        return sum(len(shard.entries) for shard in self.shards) if self.kind == "entries" else 0
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes that are read."""
+        return sum(shard.source_bytes for shard in self.shards)
+
+    def encode(self) -> bytes:
+        """As stored; the same bytes for the same plan."""
+        head = {
+            "penstock_plan": PLAN_VERSION,
+            "identity": self.identity,
+            "kind": self.kind,
+            "format": self.format,
+            "patterns": self.patterns,
+            "starts": self.starts,
+            "roots": self.roots,
+            "passed_over": self.passed_over,
+            "classes": self.classes,
+            "shards_count": len(self.shards),
+        }
+        lines = [json.dumps(head)]
+        for shard in self.shards:
+            entries = [[entry.key, entry.members, entry.values] for entry in shard.entries]
+            lines.append(json.dumps([shard.name, shard.size_bytes, entries], separators=(",", ":")))
+        return gzip.compress("\n".join(lines).encode(), compresslevel=3, mtime=0)
+
+
+def decode(data: Buffer, name: str) -> Plan:
+    """What ``Plan.encode`` wrote.
+
+    Raises:
+        DataError: it is no plan, is damaged, or is one of another version.
+    """
+    try:
+        lines = gzip.decompress(bytes(data)).split(b"\n")
+        head = json.loads(lines[0])
+        if head["penstock_plan"] != PLAN_VERSION:
+            raise DataError(f"its version is {head['penstock_plan']}, this penstock's {PLAN_VERSION}", shard=name)
+        shards = [_decode_shard(line) for line in lines[1:]]
+        if len(shards) != head["shards_count"]:
+            raise DataError(f"it has {len(shards)} of {head['shards_count']} shards", shard=name)
+        names = ("identity", "kind", "format", "patterns", "starts", "roots", "passed_over", "classes")
+        return Plan(**{name: head[name] for name in names}, shards=shards)
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"it is no plan of a packing ({error})", hint="--overwrite begins anew", shard=name) from error
+
+
+def _decode_shard(line: bytes) -> ShardPlan:
+    name, size_bytes, entries = json.loads(line)
+    made = tuple(Entry(key, tuple(Member(*member) for member in members), values) for key, members, values in entries)
+    return ShardPlan(name, made, size_bytes)
+
+
+def cut(entries: list[Entry], options: PackOptions, starts: dict[str, int]) -> list[ShardPlan]:
+    """Shards of `entries`, in their order or permuted, each filled until the next sample would make it too large.
+
+    Args:
+        entries: Samples, in the source's order.
+        options: Of the packing.
+        starts: The first number of each split's names.
+
+    Raises:
+        DataError: a sample is larger than a shard, or two have one key.
+    """
+    if options.shuffle:
+        entries = [entries[index] for index in permutation(len(entries), key_of(options.seed, _SHUFFLE))]
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.key in seen:
+            raise DataError("two samples have this key", sample_key=entry.key)
+        seen.add(entry.key)
+    shards = []
+    for split, pattern in options.patterns.items():
+        chosen = entries
+        if options.split:
+            shares = dict(options.split)
+            chosen = [entry for entry in entries if split_of(entry.key, shares, options.seed) == split]
+        for number, (group, size_bytes) in enumerate(_filled(chosen, options), starts[split]):
+            shards.append(ShardPlan(pattern % number, tuple(group), size_bytes))
+    return shards
+
+
+def _filled(entries: list[Entry], options: PackOptions) -> Iterator[tuple[list[Entry], int]]:
+    format_name = options.format_name
+    tail = 1024 if format_name == "tar" else 0  # its end mark
+    samples_max = options.samples_max or len(entries)
+    group: list[Entry] = []
+    size_bytes = tail
+    for entry in entries:
+        more = stored_bytes(entry.key, entry.sizes(), format_name)
+        check_sample_size(entry.key, more + tail, options.bytes_max)
+        if group and (size_bytes + more > options.bytes_max or len(group) >= samples_max):
+            yield group, size_bytes
+            group, size_bytes = [], tail
+        group.append(entry)
+        size_bytes += more
+    if group:
+        yield group, size_bytes
+
+
+def check_sample_size(key: str, size_bytes: int, bytes_max: int) -> None:
+    """Refuse a sample that no shard can hold.
+
+    Raises:
+        DataError: it is larger than `bytes_max`.
+    """
+    if size_bytes > bytes_max:
+        raise DataError(
+            f"the sample takes {size_bytes} bytes, a shard has at most {bytes_max}",
+            hint="raise --shard-size (bytes_max=), or leave the sample out",
+            sample_key=key,
+        )

@@ -1,0 +1,356 @@
+"""Samples from Python, one after the other: push-style writing, and iterables with their resuming.
+
+There is one writer and one order, so shards are cut by what is written. A plain iterable can only be replayed: a
+resumed run takes the samples of the finished shards from it again and lets them go, their keys held against those that
+were written. A data set with ``len`` and ``[]`` begins where the last finished shard ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock import compose
+from penstock.errors import ClosedError, ConfigError, DataError
+from penstock.formats.sample import check_key
+from penstock.pack.destination import Destination, split_destination
+from penstock.pack.fields import take
+from penstock.pack.options import BYTES_MAX, PackOptions
+from penstock.pack.plan import Plan, check_sample_size
+from penstock.pack.running import transformed
+from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, prepare, stored_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+    from typing import Unpack
+
+    from penstock.index import ShardRow
+    from penstock.pack.progress import Listener
+    from penstock.pipeline.sources import ConnectionOptions
+
+
+class Sequence:
+    """Writes shards one after the other: a shard ends before the sample that would make it too large.
+
+    Args:
+        destination: Where they go.
+        pattern: Of their names.
+        format_name: A key of ``FORMATS_WRITTEN``.
+        bytes_max: Of a shard.
+        samples_max: Of a shard.
+        first_number: Of the first shard's name.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        *,
+        pattern: str,
+        format_name: str,
+        bytes_max: int,
+        samples_max: int | None,
+        first_number: int,
+    ) -> None:
+        self._destination = destination
+        self._pattern = pattern
+        self._format = format_name
+        self._bytes_max = bytes_max
+        self._samples_max = samples_max
+        self._number = first_number
+        self._file: ShardFile | None = None
+        self.rows: list[ShardRow] = []
+
+    def add(self, sample: Mapping[str, Any]) -> ShardRow | None:
+        """Write one sample with its ``__key__``; the row of the shard that it ended, if it did.
+
+        Raises:
+            DataError: the format cannot hold it, or no shard can.
+            StoreError: of writing; the shard is given up.
+        """
+        key = sample["__key__"]
+        sample = prepare(sample, FORMATS_WRITTEN[self._format])
+        sizes = {name: _size(value) for name, value in sample.items() if name != "__key__"}
+        more = stored_bytes(key, sizes, self._format)
+        tail = 1024 if self._format == "tar" else 0
+        check_sample_size(key, more + tail, self._bytes_max)
+        ended = None
+        if self._file is not None and (
+            self._file.offset_bytes + more + tail > self._bytes_max
+            or (self._samples_max is not None and self._file.samples_count >= self._samples_max)
+        ):
+            ended = self.end()
+        if self._file is None:
+            name = self._pattern % self._number
+            self._file = ShardFile(self._destination.store, self._destination.place, name, format_name=self._format)
+        self._file.add(sample)
+        return ended
+
+    def end(self) -> ShardRow | None:
+        """Commit the shard that is open; its row, None where none is."""
+        if self._file is None:
+            return None
+        file, self._file = self._file, None
+        try:
+            row = file.close()
+        except BaseException:
+            file.abort()
+            raise
+        self.rows.append(row)
+        self._number += 1
+        return row
+
+    def abort(self) -> None:
+        """Drop the shard that is open; idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.abort()
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, memoryview) or hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    return len(str(value).encode())
+
+
+class SequenceWriter:
+    """``penstock.pack.writer``: shards by ``write(sample)``, for those who come from ``ShardWriter`` and ``TarWriter``.
+
+    A context manager. What is complete is visible; leaving it by an exception drops the shard that is open, and writes
+    neither the data set's index nor the manifest: the shards that are there can be read, or packed over.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: PackOptions,
+        *,
+        append: bool,
+        overwrite: bool,
+        connection: ConnectionOptions,
+    ) -> None:
+        folder, _ = split_destination(url)
+        self._store = compose.connect(folder, **connection)
+        try:
+            self._destination = Destination(self._store)
+            identity = options.identity(f"writer:{url}")
+            starts = self._destination.begin(identity, options.patterns, append=append, overwrite=overwrite)
+            self._plan = Plan(
+                identity=f"{identity}-{starts['']}",
+                kind="sequence",
+                format=options.format_name,
+                patterns=options.patterns,
+                starts=starts,
+            )
+            self._destination.save(self._plan)
+        except BaseException:
+            self._store.close()
+            raise
+        self._sequence = Sequence(
+            self._destination,
+            pattern=options.pattern,
+            format_name=options.format_name,
+            bytes_max=options.bytes_max,
+            samples_max=options.samples_max,
+            first_number=starts[""],
+        )
+        self._last_key: str | None = None
+        self._closed = False
+        self.samples_count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Append one sample: ``{"__key__": "000017", "jpg": <bytes>, "cls": 3, "json": {...}}``.
+
+        Bytes and texts are stored as they are; numbers become digits where the format has none, dicts and lists JSON,
+        arrays ``.npy``, images the format that their field is called.
+
+        Raises:
+            DataError: it has no key, is larger than a shard, or the format cannot hold it; nothing of it was written.
+            StoreError: of writing; the open shard is lost.
+            ClosedError: after ``close()``.
+        """
+        if self._closed:
+            raise ClosedError("the writer is closed")
+        key = sample.get("__key__")
+        try:
+            check_key(key)
+        except ConfigError as error:
+            raise DataError(f"it has no sample key: {error.what}", hint=error.hint, sample_key=str(key)) from error
+        self._sequence.add(sample)
+        self.samples_count += 1
+
+    def close(self) -> None:
+        """Commit the last shard, write the index and the manifest; idempotent.
+
+        Raises:
+            StoreError: of any of these.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._sequence.end()
+            self._destination.finish(self._plan, self._sequence.rows)
+        finally:
+            self._sequence.abort()
+            self._store.close()
+
+    def abort(self) -> None:
+        """Drop the shard that is open; idempotent, nothing after ``close()``."""
+        if not self._closed:
+            self._closed = True
+            self._sequence.abort()
+            self._store.close()
+
+
+def writer(
+    url: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users look for
+    bytes_max: int = BYTES_MAX,
+    samples_max: int | None = None,
+    append: bool = False,
+    overwrite: bool = False,
+    **connection: Unpack[ConnectionOptions],
+) -> SequenceWriter:
+    """Write shards by ``.write(sample)``.
+
+    Args:
+        url: Pattern of the shards' URLs: ``s3://bucket/train-%06d.tar``; the suffix says the format.
+        format: ``tar``, ``tfrecord``, ``recordio`` or ``jsonl``; where the suffix does not say it.
+        bytes_max: A shard ends before the sample that would make it larger.
+        samples_max: The same, in samples.
+        append: Number on from the shards that are there.
+        overwrite: Replace the shards that penstock packed there.
+        **connection: As for ``penstock.connect``.
+
+    Raises:
+        ConfigError: no pattern, or the destination is not empty and neither flag was given.
+        StoreError: the destination cannot be listed or written.
+
+    Cost: a listing; five parts of 8 MiB while a shard is open.
+    """
+    text = str(url)
+    _, name = split_destination(text)
+    if name is None:
+        raise ConfigError(f"{text!r} is no pattern of names", hint="s3://bucket/train-%06d.tar")
+    options = PackOptions(format=format, name=name, bytes_max=bytes_max, samples_max=samples_max)
+    return SequenceWriter(text, options, append=append, overwrite=overwrite, connection=connection)
+
+
+# ── iterables ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_iterable(
+    source: Iterable[Any], destination: Destination, plan: Plan, options: PackOptions, listener: Listener
+) -> tuple[list[ShardRow], list[ShardRow]]:
+    """Write the samples of `source`; rows of the shards that were there already, and of those written now.
+
+    Raises:
+        DataError: a sample is no mapping or tuple, or is not the one that was written when this packing began.
+    """
+    start, pattern = plan.starts[""], plan.patterns[""]
+    known: list[ShardRow] = []
+    while row := destination.rows([pattern % (start + len(known))]):
+        known += row
+        listener.finished(row[0], known=True)
+    done = sum(row.samples_count for row in known)
+    sequence = Sequence(
+        destination,
+        pattern=pattern,
+        format_name=plan.format,
+        bytes_max=options.bytes_max,
+        samples_max=options.samples_max,
+        first_number=start + len(known),
+    )
+    listener.planned(0, 0, 0)
+    try:
+        for sample in _rest(source, known, done, destination, options):
+            ended = sequence.add(sample)
+            listener.progressed(1, sum(_size(value) for name, value in sample.items() if name != "__key__"))
+            if ended is not None:
+                listener.finished(ended, known=False)
+        if (ended := sequence.end()) is not None:
+            listener.finished(ended, known=False)
+    finally:
+        sequence.abort()
+    return known, sequence.rows
+
+
+def _rest(
+    source: Any, known: list[ShardRow], done: int, destination: Destination, options: PackOptions
+) -> Iterator[Mapping[str, Any]]:
+    """Samples behind the first `done`."""
+    seen_key: str | None = None
+    if _is_map(source):
+        items: Iterator[Any] = (source[index] for index in range(done, len(source)))
+        number = done
+    else:
+        items, number = iter(source), 0
+        for row in known:
+            keys = destination.place.load_shard(row).keys if plan_keeps_keys(row) else None
+            for index in range(row.samples_count):
+                found = as_sample(next(items, None), number, options)["__key__"]
+                if keys is not None and found != keys[index]:
+                    raise DataError(
+                        f"sample {number} of the iterable is {found!r}, and was {keys[index]!r} when {row.key} was written",
+                        hint="an iterable must give the same samples again to be resumed; --overwrite begins anew",
+                        sample_key=found,
+                    )
+                number += 1
+    for item in items:
+        sample = as_sample(item, number, options)
+        if sample["__key__"] == seen_key:
+            raise DataError("two neighbours have this key", sample_key=seen_key)
+        seen_key = sample["__key__"]
+        number += 1
+        yield sample if options.transform is None else transformed(options.transform, dict(sample))
+
+
+def plan_keeps_keys(row: ShardRow) -> bool:
+    """Whether the index of such a shard has the samples' own keys."""
+    return FORMATS_WRITTEN[row.format].holds_keys
+
+
+def _is_map(source: object) -> bool:
+    """Whether it is a data set by number: Hugging Face's and PyTorch's have both methods; a dict is none."""
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not hasattr(source, "keys")
+
+
+def as_sample(item: Any, number: int, options: PackOptions) -> dict[str, Any]:
+    """An item of an iterable as a sample: a mapping, or a tuple whose places are its fields' names.
+
+    Raises:
+        DataError: it is neither, has a key that is none, or misses a field.
+    """
+    if item is None:
+        raise DataError(f"the iterable has {number} samples now, and had more when this packing began")
+    if hasattr(item, "items"):
+        fields = {str(name): value for name, value in item.items()}
+    elif isinstance(item, tuple | list):
+        fields = {str(place): value for place, value in enumerate(item)}
+    else:
+        raise DataError(f"sample {number} is a {type(item).__name__}, neither a mapping nor a tuple")
+    key = fields.pop("__key__", None)
+    key = f"{number:09d}" if key is None else key
+    try:
+        check_key(key)
+    except ConfigError as error:
+        raise DataError(f"sample {number}: {error.what}", hint=error.hint, sample_key=str(key)) from error
+    fields = {name: value for name, value in fields.items() if not name.startswith("__")}
+    if options.specs is not None:
+        fields = take(fields, options.specs, key)
+    return {"__key__": key, **fields}

@@ -1,0 +1,96 @@
+"""Tables of samples: CSV (or TSV) with a header, JSON lines, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, DataError
+from penstock.pack.fields import Spec
+
+if TYPE_CHECKING:
+    from penstock.types import Buffer
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_FILE_COLUMNS = ("file", "path", "url", "uri", "filename", "file_name", "image", "image_path")
+
+
+def is_table_name(url: str) -> bool:
+    """Whether an object of this name is a table."""
+    return url.lower().endswith(SUFFIXES)
+
+
+def read_table(data: Buffer, *, url: str) -> list[dict[str, Any]]:
+    """The rows of a table, in its order; its kind goes by its name.
+
+    Raises:
+        DataError: it is no such table; names the line where there is one.
+        ConfigError: Parquet, and there is no pyarrow.
+    """
+    name = url.lower()
+    if name.endswith(".parquet"):
+        return _parquet(data, url)
+    try:
+        text = bytes(data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the table is not UTF-8 ({error})", shard=url) from error
+    if name.endswith((".csv", ".tsv")):
+        return _csv(text, "\t" if name.endswith(".tsv") else ",", url)
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"line {number} of the table is no JSON ({error})", shard=url) from error
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} of the table is no object", shard=url)
+        rows.append(row)
+    return rows
+
+
+def _csv(text: str, delimiter: str, url: str) -> list[dict[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise DataError(f"line {reader.line_num} of the table has not as many values as its header", shard=url)
+            rows.append(dict(row))
+    except csv.Error as error:
+        raise DataError(f"line {reader.line_num} of the table: {error}", shard=url) from error
+    return rows
+
+
+def _parquet(data: Buffer, url: str) -> list[dict[str, Any]]:
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError("Parquet needs pyarrow", hint="pip install penstock[parquet]") from error
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(bytes(data))).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"the table is no Parquet file ({error})", shard=url) from error
+    return rows
+
+
+def guessed(row: dict[str, Any], *, url: str) -> tuple[Spec, ...]:
+    """What to take of a table of which nothing was said: the column of files by its usual name, the others as they are.
+
+    Raises:
+        ConfigError: no column is called as files are.
+    """
+    column = next((name for name in _FILE_COLUMNS if name in row), None)
+    if column is None:
+        raise ConfigError(
+            f"no column of {url} ({', '.join(map(str, row))}) is called as files are",
+            hint="say which: --fields path=jpg:file,label=cls:int",
+        )
+    base = str(row[column]).rpartition("/")[2]
+    extension = base.partition(".")[2].lower() or "data"
+    others = [Spec(name, name.lower(), None) for name in row if name not in (column, "__key__")]
+    return (Spec(column, extension, "file"), *others)
