@@ -22,22 +22,30 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
     """
     status = 0
     headers: dict[bytes, bytes] = {}
+    within = False
     for line in lines:
         raw, colon, value = line.partition(b":")
         name = _names.get(raw)
         if name is None:
-            if line[:5] == b"HTTP/":
-                status = _status(line)
-                headers = {}
+            if line[:5] == b"HTTP/" and not within:
+                status, headers, within = _status(line), {}, True
                 continue
             if not colon and not line.strip():  # the end of a head, as libcurl tells it
+                within = False
                 continue
             name = _checked_name(raw, line)
         value = value.strip()
-        if name in headers and name == b"content-length" and headers[name] != value:
-            raise ValueError("the head has two content lengths")
+        if name in headers:
+            value = _repeated(name, headers[name], value)
         headers[name] = value
     return status, headers
+
+
+def _repeated(name: bytes, before: bytes, value: bytes) -> bytes:
+    """What a second line of a name makes of its value: the last one counts, but for what decides where a body ends."""
+    if name == b"content-length" and before != value:
+        raise ValueError("the head has two content lengths")
+    return before + b", " + value if name in (b"connection", b"transfer-encoding") else value
 
 
 def _checked_name(raw: bytes, line: bytes) -> bytes:
@@ -59,11 +67,12 @@ def _status(line: bytes) -> int:
 class Chunked:
     """Decodes a body in chunks (RFC 9112, 7.1), cut at any byte."""
 
-    __slots__ = ("_in_trailers", "_left", "_line", "done")
+    __slots__ = ("_between", "_in_trailers", "_left", "_line", "done")
 
     def __init__(self) -> None:
+        self._between = False  # a chunk's bytes are over, its line break is not
         self._in_trailers = False
-        self._left = 0  # of the chunk, its final line break included
+        self._left = 0
         self._line = b""
         self.done = False
 
@@ -79,7 +88,7 @@ class Chunked:
             if self._left:
                 piece = data[at : at + self._left]
                 at += len(piece)
-                pieces.append(piece[: max(0, self._left - 2)])
+                pieces.append(piece)
                 self._left -= len(piece)
                 continue
             end = data.find(b"\n", at)
@@ -90,17 +99,21 @@ class Chunked:
             if len(self._line) > _CHUNK_LINE_BYTES_MAX:
                 raise ValueError("a chunk's size does not end")
             if self._line.endswith(b"\n"):
-                self._size(self._line)
+                self._on_line(self._line)
                 self._line = b""
-        return [piece for piece in pieces if piece], len(data) - at
+        return pieces, len(data) - at
 
-    def _size(self, line: bytes) -> None:
-        if self._in_trailers:
+    def _on_line(self, line: bytes) -> None:
+        if self._between:
+            if line.strip():
+                raise ValueError(f"a chunk is longer than its size: {line[:80]!r}")
+            self._between = False
+        elif self._in_trailers:
             self.done = not line.strip()
-            return
-        text = line.partition(b";")[0].strip()
-        if not _HEXADECIMAL.fullmatch(text):
-            raise ValueError(f"not a chunk's size: {line[:80]!r}")
-        size = int(text, 16)
-        self._left = size + 2 if size else 0
-        self._in_trailers = not size
+        else:
+            text = line.partition(b";")[0].strip()
+            if not _HEXADECIMAL.fullmatch(text):
+                raise ValueError(f"not a chunk's size: {line[:80]!r}")
+            self._left = int(text, 16)
+            self._between = self._left > 0
+            self._in_trailers = not self._left

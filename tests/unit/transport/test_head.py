@@ -72,3 +72,25 @@ def test_sizes_that_are_none_are_refused(data: bytes) -> None:
     """A chunk's size is hexadecimal, short, and ends."""
     with pytest.raises(ValueError, match="size"):
         Chunked().feed(data)
+
+
+def test_what_frames_a_body_is_never_overwritten() -> None:
+    """Repeated ``Connection`` and ``Transfer-Encoding`` lines are one list; of others the last line counts."""
+    lines = [b"HTTP/1.1 200 OK", b"Connection: close", b"X: 1", b"Transfer-Encoding: gzip"]
+    lines += [b"connection: x", b"X: 2", b"Transfer-Encoding: chunked"]
+    assert parse_head(lines)[1] == {b"connection": b"close, x", b"x": b"2", b"transfer-encoding": b"gzip, chunked"}
+
+
+def test_a_second_status_line_within_a_head_is_refused() -> None:
+    """Only after the empty line that ends a head may another one begin."""
+    with pytest.raises(ValueError, match="not a header line"):
+        parse_head([b"HTTP/1.1 404 No", b"A: b", b"HTTP/1.1 200 OK"])
+
+
+@pytest.mark.parametrize("cuts", [[], [21], [3, 9], list(range(30))])
+def test_a_chunk_that_goes_on_beyond_its_size_is_refused(cuts: list[int]) -> None:
+    """After a chunk comes a line break, wherever the data is cut."""
+    chunks = Chunked()
+    with pytest.raises(ValueError, match="longer than its size"):
+        for data in cut(b"5\r\nhelloXX3\r\nabc\r\n0\r\n\r\n", cuts):
+            chunks.feed(data)
