@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite test-ceph bench clean
+.PHONY: help demo test lint unit suite test-ceph test-tensorflow test-jax test-lightning bench clean
+.SECONDARY:
 
 help:  ## What there is to run
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
 
 # PyTorch first and by itself: a CPU build where pip finds one, before anything can ask for another.
 $(VENV)/.ready: pyproject.toml
@@ -46,12 +47,34 @@ suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers 
 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"
-	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py \
+	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py tests/integration/test_doors_s3.py \
 		tests/integration/test_cli.py tests/integration/test_bad_input.py -q -m server
+
+# The suites of frameworks that are too heavy for `make test`, each in an environment of its own.
+FRAMEWORK_tensorflow := tensorflow-cpu
+FRAMEWORK_jax := jax
+FRAMEWORK_lightning := $(TORCH) lightning
+
+.venvs/%/.ready: pyproject.toml
+	@echo "== set-up: .venvs/$* with penstock and $(FRAMEWORK_$*) (once)"
+	$(PYTHON) -m venv .venvs/$*
+	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORK_$*)
+	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image]'
+	@touch $@
+
+test-tensorflow: .venvs/tensorflow/.ready  ## The TensorFlow door, in an environment of its own
+	.venvs/tensorflow/bin/python -m pytest tests/doors/tensorflow -q
+
+test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
+	.venvs/jax/bin/python -m pytest tests/doors/jax -q
+
+test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environment of its own
+	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q
 
 bench: $(VENV)/.ready  ## Peers, servers and every benchmark (half an hour); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
 	for question in small_objects large_objects listing import_time memory tar_parse shuffle_quality; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made
-	rm -rf $(VENV) bench/.venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venvs bench/.venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
