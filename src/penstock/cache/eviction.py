@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.cache.entry import allotted_bytes
 from penstock.cache.files import folders
+from penstock.cache.usage import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,11 @@ class Evictor:
 
     def room_bytes(self) -> int:
         """What may be added now; negative where the cache is over its limits."""
-        used_bytes = self._files.usage.total_bytes()
+        numbers = self._files.usage.numbers()
+        if UNKNOWN in numbers:  # the file was lost: count before anything is added
+            self._files.count_unknown()
+            numbers = self._files.usage.numbers()
+        used_bytes = sum(number for number in numbers if number != UNKNOWN)
         return min(self._config.bytes_max - used_bytes, self._files.free_bytes(self._config.free_ratio_min))
 
     def make_room(self, need_bytes: int) -> bool:

@@ -104,17 +104,20 @@ class Files:
             finally:
                 os.close(fd)
         self.usage.open(empty=empty)
-        self.leases.open()
+        self.leases.reopen()
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def read_block(self, name: Name, identity: bytes, view: memoryview, *, start: int, size_bytes: int) -> bool:
+    def read_block(
+        self, name: Name, identity: bytes, view: memoryview, *, block_index: int, start: int, size_bytes: int
+    ) -> bool:
         """Fill `view` with the bytes of a block from `start` on; False where it is not there, or not what it should be.
 
         Args:
             name: Of the entry.
             identity: That it must have.
             view: uint8[n], writable: of the landing, so that nothing is copied.
+            block_index: That it must have.
             start: First byte wanted, in the block.
             size_bytes: Of the whole block.
 
@@ -132,7 +135,7 @@ class Files:
             seen_s = self._seen.get(name.file)
             header_bytes = header_bytes_of(identity)
             if seen_s is None:
-                self._read_first(fd, identity, view, start, size_bytes)
+                self._read_first(fd, (identity, block_index), view, start, size_bytes)
                 self.counts.verified_count += 1
             elif _read_all(fd, [view], header_bytes + start) != len(view):
                 raise CorruptEntryError("the file is shorter than it was")
@@ -151,14 +154,14 @@ class Files:
         self.counts.hit_bytes += len(view)
         return True
 
-    def _read_first(self, fd: int, identity: bytes, view: memoryview, start: int, size_bytes: int) -> None:
+    def _read_first(self, fd: int, block: tuple[bytes, int], view: memoryview, start: int, size_bytes: int) -> None:
         """Read the whole block, hold it against its checksums, and give the part asked for."""
-        head = bytearray(header_bytes_of(identity))
+        head = bytearray(header_bytes_of(block[0]))
         whole = view if len(view) == size_bytes else small_buffer(size_bytes)[:size_bytes]
         count = _read_all(fd, [memoryview(head), whole], 0)
         header = decode(head)
-        if header.identity != identity:
-            raise CorruptEntryError("it is another object's")
+        if (header.identity, header.block_index) != block:
+            raise CorruptEntryError("it is another block")
         check_data(header, whole[: max(0, count - len(head))])
         if whole is not view:
             view[:] = whole[start : start + len(view)]
@@ -231,23 +234,29 @@ class Files:
             return False
         size_bytes = len(header) + len(data)
         try:
-            if self.make_room is not None and not self.make_room(allotted_bytes(size_bytes)):
-                self.counts.refused_count += 1
-                return False
             try:
-                self._write(name, header, data)
+                kept = self._keep(name, header, data)
             except FileNotFoundError:  # a folder's first entry, or somebody removed the directory
                 self._make()
                 with suppress(FileExistsError):
                     os.mkdir(f"{self.entries}{name.folder:02x}", 0o700)  # noqa: PTH102
-                self._write(name, header, data)
+                kept = self._keep(name, header, data)
         except OSError as error:
-            self.counts.refused_count += 1
             self.troubles.note("write", error)
+            kept = False
+        if not kept:
+            self.counts.refused_count += 1
             return False
         self.usage.add(name.folder, allotted_bytes(size_bytes))
         self.counts.stored_count += 1
         self.counts.stored_bytes += size_bytes
+        return True
+
+    def _keep(self, name: Name, header: bytes, data: memoryview) -> bool:
+        """Make room and write; False where there is no room."""
+        if self.make_room is not None and not self.make_room(allotted_bytes(len(header) + len(data))):
+            return False
+        self._write(name, header, data)
         return True
 
     def _write(self, name: Name, header: bytes, data: memoryview) -> None:

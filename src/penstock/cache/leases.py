@@ -67,10 +67,15 @@ class Leases:
 
     def open(self) -> bool:
         """Have the file open and this process's token locked; False where that cannot be."""
-        if self._fd >= 0:
-            return True
+        return self._fd >= 0 or self._open()
+
+    def reopen(self) -> bool:
+        """As ``open``, also where somebody removed the file: the others use a new one."""
+        return (self._fd >= 0 and os.fstat(self._fd).st_nlink > 0) or self._open()
+
+    def _open(self) -> bool:
         with self._lock:
-            if self._fd >= 0:
+            if self._fd >= 0 and os.fstat(self._fd).st_nlink > 0:
                 return True
             try:
                 fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -84,7 +89,11 @@ class Leases:
                 os.close(fd)
                 self._troubles.note("lock", error)
                 return False
-            self._fd = fd
+            if self._fd < 0:
+                self._fd = fd
+            else:
+                os.dup2(fd, self._fd, inheritable=False)  # at once, whoever uses the number now; old leases end
+                os.close(fd)
             return True
 
     def try_take(self, name: int) -> bool | None:

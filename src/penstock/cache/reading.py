@@ -207,7 +207,9 @@ class Read:
         start, view = self.part(index)
         size_bytes = self.block(index).length_bytes
         name = block_name(self.digest, index)
-        if self.cache.files.read_block(name, self.identity, view, start=start, size_bytes=size_bytes):
+        if self.cache.files.read_block(
+            name, self.identity, view, block_index=index, start=start, size_bytes=size_bytes
+        ):
             self._hits_count += 1
             return True
         return False

@@ -1,0 +1,536 @@
+"""What ``Cached`` does with the requests that it is given, and with what the disk does to it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import pickle
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cache import CacheConfig, Cached
+from penstock.cache.care import clear, opened, survey, trim, verify
+from penstock.cache.warm import warm
+from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, UnavailableError
+from penstock.fetch import PlanItem
+from penstock.store.faulty import Faulty
+from penstock.store.memory import MemoryStore
+from penstock.store.traced import Traced
+from penstock.testing.contract_support import WatchingSink, content, submit
+from penstock.types import ByteRange, Get, Landing
+
+BLOCK_BYTES = 4096
+
+
+class World:
+    """A store that counts its requests, and caches around it that share one directory, as processes do."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.folder = folder
+        self.memory = MemoryStore()
+        self.stack = stack
+
+    def cache(self, inner: Any = None, **options: Any) -> Cached:
+        """Another process's view of the cache."""
+        self.traced = Traced(inner or self.memory)
+        config = CacheConfig(
+            self.folder,
+            **{"bytes_max": 10**8, "free_ratio_min": 0.0, "block_bytes": BLOCK_BYTES, **options},
+        )
+        return self.stack.enter_context(Cached(self.traced, config))
+
+    def asked(self) -> dict[str, int]:
+        """Requests that the last cache's store saw."""
+        return dict(self.traced.statistics().operations)
+
+    def entries(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("v1/entries/*/*") if path.suffix.endswith("b"))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with contextlib.ExitStack() as stack:
+        yield World(tmp_path / "cache", stack)
+
+
+def listed(store: Any, prefix: str = "") -> list[PlanItem]:
+    return [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list(prefix)]
+
+
+def epoch(store: Any) -> bytes:
+    """All bytes, listed and streamed as a loader does."""
+    return b"".join(bytes(chunk.data) for chunk in store.read_parts(listed(store), part_bytes=65536))
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_warm_epoch_is_one_listing(world: World) -> None:
+    """The second process reads everything from the disk: one page of a listing is all it asks, no HEAD."""
+    for index in range(20):
+        world.memory.write(f"k{index:02}", content(30_000 * index, index))
+    cold = epoch(world.cache())
+    store = world.cache()
+    assert epoch(store) == cold
+    assert world.asked() == {"ListPage": 1}
+    assert store.statistics().fetched_bytes == 0
+
+
+def test_a_warm_epoch_within_the_ttl_asks_nothing(world: World) -> None:
+    """With a TTL the listing is there too: no request at all, in another process, also for reads by bare key."""
+    objects = {f"k{index}": content(10_000 + index, index) for index in range(5)}
+    for key, data in objects.items():
+        world.memory.write(key, data)
+    first = world.cache(metadata_ttl_s=math.inf)
+    epoch(first)
+    for key in objects:
+        first.read(key)
+    store = world.cache(metadata_ttl_s=math.inf)
+    assert epoch(store) == b"".join(objects.values())
+    assert {blob.key: bytes(blob.data) for blob in store.read_many(objects)} == objects
+    assert store.stat("k1").size_bytes == 10_001
+    assert world.asked() == {}
+
+
+def test_bare_keys_are_asked_for_by_a_head(world: World) -> None:
+    """Without a TTL a read of a bare key whose bytes are here costs a HEAD, not its bytes."""
+    world.memory.write("k", content(9000))
+    assert world.cache().read("k").data == content(9000)
+    assert world.asked() == {"Get": 1}
+    assert world.cache().read("k").data == content(9000)
+    assert world.asked() == {"Head": 1}
+
+
+def test_a_replaced_object_is_read_anew(world: World) -> None:
+    """Without a TTL, what another host wrote is seen at once; nothing of the old version is given."""
+    world.memory.write("k", content(9000))
+    store = world.cache()
+    assert store.read("k").data == content(9000)
+    world.memory.write("k", content(9000, 5))
+    assert store.read("k").data == content(9000, 5)
+    assert epoch(store) == content(9000, 5)
+
+
+def test_what_is_missing_is_remembered_within_the_ttl(world: World) -> None:
+    """A miss is answered from the disk by other processes too; a write through a cache of the node ends that."""
+    with pytest.raises(ObjectMissingError):
+        world.cache(metadata_ttl_s=math.inf).stat("none")
+    store = world.cache(metadata_ttl_s=math.inf)
+    for ask in (store.stat, store.read):
+        with pytest.raises(ObjectMissingError, match="none"):
+            ask("none")
+    assert world.asked() == {}
+    world.cache(metadata_ttl_s=math.inf).write("none", b"now")
+    assert world.cache(metadata_ttl_s=math.inf).read("none").data == b"now"
+
+
+def test_a_write_ends_listings_of_all_processes(world: World) -> None:
+    """A listing kept with an endless TTL is not believed after a write through any cache of the directory."""
+    first, second = world.cache(metadata_ttl_s=math.inf), world.cache(metadata_ttl_s=math.inf)
+    assert list(first.list()) == []
+    second.write("k", b"x")
+    assert [info.key for info in first.list()] == ["k"]
+    second.delete("k")
+    assert list(first.list()) == []
+
+
+def test_the_ttl_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is older than the TTL is asked again; an entry from the future, after the clock was set back, too."""
+    world.memory.write("k", b"x")
+    world.cache(metadata_ttl_s=60.0).stat("k")
+    now_s = time.time()
+    for jump_s, requests in ((30.0, {}), (90.0, {"Head": 1}), (-3600.0, {"Head": 1})):
+        store = world.cache(metadata_ttl_s=60.0)
+        monkeypatch.setattr(time, "time", lambda jump_s=jump_s: now_s + jump_s)
+        store.stat("k")
+        monkeypatch.undo()
+        assert world.asked() == requests
+        if requests:
+            break
+    store = world.cache(metadata_ttl_s=60.0)
+    monkeypatch.setattr(time, "time", lambda: now_s - 3600.0)
+    store.stat("k")
+    assert world.asked() == {"Head": 1}
+
+
+def test_neighbours_are_one_request(world: World) -> None:
+    """Missing blocks side by side are fetched together, and only those that are missing."""
+    data = content(10 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    item = listed(world.memory)[0]
+    store = world.cache()
+    assert store.read("k", ByteRange(5 * BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 2)).data == data[20481:20482]
+    store = world.cache()
+    got = b"".join(bytes(chunk.data) for chunk in store.read_parts([item]))
+    assert got == data
+    # one without knowing the version, which stored nothing; then the whole
+    assert world.asked() == {"Get": 1}
+    (world.folder / "v1/entries").rename(world.folder / "gone")
+    store = world.cache()
+    list(store.list())
+    completion = submit(store, Get("k", ByteRange(5 * BLOCK_BYTES + 1, 5 * BLOCK_BYTES + 2), item.etag))[1].wait()
+    assert bytes(completion.body) == data[20481:20482]
+    assert store.statistics().fetched_bytes == BLOCK_BYTES
+    assert b"".join(bytes(chunk.data) for chunk in store.read_parts([item])) == data
+    assert world.asked() == {"ListPage": 1, "Get": 3}
+    assert store.statistics().fetched_bytes == len(data)
+
+
+def test_many_reads_of_one_block_are_one_request(world: World) -> None:
+    """Concurrent reads of a missing block share one fetch, and all get their bytes."""
+    data = content(3 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    store = world.cache()
+    etag = next(iter(store.list())).etag
+    sinks = [submit(store, Get("k", ByteRange(index, index + 6000), etag))[1] for index in range(0, 6000, 100)]
+    for index, sink in zip(range(0, 6000, 100), sinks, strict=True):
+        assert bytes(sink.wait().body) == data[index : index + 6000]
+    assert store.statistics().fetched_bytes == len(data)
+
+
+def test_a_read_that_gives_up_does_not_take_others_with_it(world: World) -> None:
+    """When the read that fetches is cancelled, those that wait for its block fetch it themselves."""
+    data = content(BLOCK_BYTES)
+    world.memory.write("k", data)
+    gate = threading.Event()
+    held = _Held(world.memory, gate)
+    store = world.cache(held)
+    etag = next(iter(store.list())).etag
+    first, first_sink = submit(store, Get("k", ByteRange(0, 100), etag))
+    assert held.begun.wait(10)
+    _, second_sink = submit(store, Get("k", ByteRange(100, 200), etag))
+    while store.statistics().shared_count == 0:
+        threading.Event().wait(0.001)
+    first.cancel()
+    gate.set()
+    first_sink.wait()
+    assert bytes(second_sink.wait().body) == data[100:200]
+
+
+class _Held(MemoryStore):
+    """Answers the first Get only when the gate opens."""
+
+    def __init__(self, memory: MemoryStore, gate: threading.Event) -> None:
+        super().__init__()
+        self._bucket = memory._bucket
+        self.gate = gate
+        self.begun = threading.Event()
+
+    def _get(self, operation: Get, job: Any) -> None:
+        self.begun.set()
+        self.gate.wait(10)
+        super()._get(operation, job)
+
+
+def test_the_stores_error_is_the_readers(world: World) -> None:
+    """A fetch that fails fails the read with the store's error, keeps nothing, and the next read tries again."""
+    world.memory.write("k", content(9000))
+    faulty = Faulty(world.memory, fail_at_call=2, error=UnavailableError("503"))
+    store = world.cache(faulty)
+    item = listed(store)[0]
+    with pytest.raises(UnavailableError):
+        list(store.read_parts([item]))
+    assert world.entries() == []
+    assert b"".join(bytes(chunk.data) for chunk in store.read_parts([item])) == content(9000)
+
+
+def test_a_pinned_version_outlives_its_object(world: World) -> None:
+    """An epoch that pinned a version goes on with its bytes after the object was replaced; a missing block is an error."""
+    data = content(5 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    item = listed(world.memory)[0]
+    epoch(world.cache())
+    world.memory.write("k", content(5 * BLOCK_BYTES, 3))
+    store = world.cache()
+    assert b"".join(bytes(chunk.data) for chunk in store.read_parts([item])) == data
+    world.entries()[0].unlink()
+    with pytest.raises(ObjectChangedError):
+        list(world.cache().read_parts([item]))
+
+
+def test_nothing_is_copied_on_the_way(world: World) -> None:
+    """A block from the disk lands in the place that the sink gave, and around it nothing is touched."""
+    data = content(3 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    epoch(world.cache())
+    store = world.cache()
+    etag = next(iter(store.list())).etag
+    buffer = bytearray(b"#" * 20_000)
+    landing = Landing(buffer, 1000, 1000 + 6000)
+    completion = submit(store, Get("k", ByteRange(3000, 9000), etag), WatchingSink(landing))[1].wait()
+    assert completion.landing is landing
+    assert bytes(buffer) == b"#" * 1000 + data[3000:9000] + b"#" * 13_000
+    assert completion.verified == "crc32c"
+
+
+# ── who shares what ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_namespaces_do_not_see_each_other(world: World) -> None:
+    """Blocks and answers of one namespace are none of another's."""
+    world.memory.write("k", content(5000))
+    epoch(world.cache(namespace="a", metadata_ttl_s=math.inf))
+    epoch(world.cache(namespace="b", metadata_ttl_s=math.inf))
+    assert world.asked() == {"ListPage": 1, "Get": 1}
+    epoch(world.cache(namespace="a", metadata_ttl_s=math.inf))
+    assert world.asked() == {}
+
+
+def test_everything_is_private(world: World) -> None:
+    """Directories are 0700 and files 0600, whatever the umask."""
+    before = os.umask(0)
+    try:
+        world.memory.write("k", content(5000))
+        epoch(world.cache(metadata_ttl_s=60.0))
+    finally:
+        os.umask(before)
+    for path in [world.folder, *world.folder.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_pickled_store_shares_the_directory(world: World) -> None:
+    """It is its configuration: the copy finds the blocks."""
+    world.memory.write("k", content(5000))
+    epoch(world.cache())
+    store = world.cache()
+    with pickle.loads(pickle.dumps(store)) as other:
+        assert epoch(other) == content(5000)
+        assert other.statistics().fetched_bytes == 0
+        assert other.config == store.config
+
+
+# ── what the disk does ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("damage", ["data", "header", "cut", "empty", "swapped", "longer identity"])
+def test_a_corrupt_block_is_fetched_again_alone(world: World, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever happened to a block, its bytes are never given; it is removed and fetched again, and no other."""
+    data = content(8 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    epoch(world.cache())
+    victim, other = world.entries()[:2]
+    raw = bytearray(victim.read_bytes())
+    if damage == "data":
+        raw[-1] ^= 1
+    elif damage == "header":
+        raw[20] ^= 1
+    elif damage == "cut":
+        raw = raw[:-1]
+    elif damage == "empty":
+        raw = bytearray()
+    elif damage == "swapped":
+        raw = bytearray(other.read_bytes())
+    else:
+        raw[100:100] = bytes(64)
+    victim.write_bytes(raw)
+    store = world.cache()
+    with caplog.at_level(logging.WARNING):
+        assert epoch(store) == data
+    statistics = store.statistics()
+    assert (statistics.corrupt_count, statistics.fetched_bytes) == (1, BLOCK_BYTES)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert epoch(world.cache()) == data
+    assert world.asked() == {"ListPage": 1}
+
+
+def test_the_directory_may_go_under_way(world: World) -> None:
+    """rm -rf beside a job: it reads on, and fills the directory again."""
+    data = content(8 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    store = world.cache()
+    assert epoch(store) == data
+    shutil.rmtree(world.folder)
+    assert epoch(store) == data
+    assert epoch(store) == data
+    assert store.statistics().fetched_bytes == 2 * len(data)
+    assert store.statistics().troubles == {}
+
+
+def test_a_disk_that_takes_nothing_more(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """When writing fails half-way the job reads on, one warning says so, and nothing half is left."""
+    data = content(8 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    store = world.cache()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))  # a real failure of the file system: EFBIG
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert epoch(store) == data
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    statistics = store.statistics()
+    assert statistics.refused_count == 8
+    assert set(statistics.troubles) == {"write EFBIG"}
+    assert len(caplog.records) == 1
+    assert "what is read is not kept" in caplog.text
+    assert world.entries() == list((world.folder / "v1/temporary").iterdir()) == []
+
+
+def test_free_space_is_left(world: World) -> None:
+    """A disk with less free space than is to be left takes nothing, and that is no error."""
+    world.memory.write("k", content(9000))
+    store = world.cache(free_ratio_min=0.999)
+    assert epoch(store) == content(9000)
+    assert store.statistics().stored_count == 0
+    assert store.statistics().refused_count == 3
+
+
+def test_a_cache_that_may_only_be_read(world: World) -> None:
+    """What is there is used; what is not is fetched and not kept."""
+    world.memory.write("a", content(9000))
+    epoch(world.cache())
+    world.memory.write("b", content(9000, 1))
+    store = world.cache()
+    store.files.make_room = None
+    store.files._write = _refuse  # type: ignore[method-assign]  # root may write to any directory: modes refuse nothing here
+    assert epoch(store) == content(9000) + content(9000, 1)
+    assert store.statistics().fetched_bytes == 9000
+    assert store.statistics().troubles == {"write EROFS": 1}
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(30, os.strerror(30))
+
+
+def test_leftovers_of_the_killed_are_removed(world: World) -> None:
+    """Temporary files of processes that are no more go when the next one begins; those of the living stay."""
+    world.memory.write("k", content(9000))
+    living = world.cache()
+    epoch(living)
+    temporary = world.folder / "v1/temporary"
+    dead = temporary / "0123456789abc-7"
+    dead.write_bytes(b"half")
+    mine = temporary / f"{living.files.leases.token}-999"
+    mine.write_bytes(b"half")
+    store = world.cache()
+    epoch(store)
+    store.close()
+    assert list(temporary.iterdir()) == [mine]
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def disk_bytes(world: World) -> int:
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in world.folder.glob("v1/entries/*/*"))
+
+
+def test_the_limit_holds_and_the_oldest_go(world: World) -> None:
+    """The directory never holds more than the limit, and what was used last is there."""
+    for index in range(40):
+        world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
+    store = world.cache(bytes_max=20 * 8192)  # a block of 4 KiB and its header take two pages
+    for index in range(40):
+        store.read(f"k{index:02}")
+        assert disk_bytes(world) <= 20 * 8192
+    assert store.statistics().evicted_count > 0
+    assert store.statistics().used_bytes == disk_bytes(world)
+    there = {item.key for item in listed(store) if store.files.exists(_name(store, item))}
+    assert "k39" in there
+    assert "k00" not in there
+
+
+def _name(store: Cached, item: PlanItem) -> Any:
+    from penstock.cache.entry import block_name
+
+    assert item.etag is not None
+    return block_name(store.identity(item.key, item.etag)[1], 0)
+
+
+def test_what_is_used_stays(world: World) -> None:
+    """A block that is read again and again outlives those that are not."""
+    world.memory.write("hot", content(BLOCK_BYTES, 99))
+    for index in range(60):
+        world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
+    items = {item.key: item for item in listed(world.memory)}
+    for index in range(60):
+        store = world.cache(bytes_max=20 * 8192, wait_s_max=1.0)  # another process: it marks what it uses
+        for key in ("hot", f"k{index:02}"):
+            list(store.read_parts([items[key]]))
+    store = world.cache(bytes_max=20 * 8192)
+    list(store.read_parts([items["hot"]]))
+    assert store.statistics().fetched_bytes == 0
+
+
+def test_numbers_that_a_killed_process_left_wrong_heal(world: World) -> None:
+    """Wrong numbers are set right by the scans that storing and evicting make anyway; lost ones at the next start."""
+    for index in range(40):
+        world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
+    store = world.cache(bytes_max=20 * 8192)
+    for folder in range(256):
+        store.files.usage.set(folder, 10**6)
+    epoch(store)
+    assert store.statistics().used_bytes == disk_bytes(world)
+    (world.folder / "v1/usage").unlink()
+    other = world.cache(bytes_max=20 * 8192)
+    list(other.list())
+    other.read("k00")
+    other.close()
+    assert other.statistics().used_bytes == disk_bytes(world) <= 20 * 8192
+
+
+# ── looking after it ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_survey_verify_trim_clear(world: World) -> None:
+    """They count what is there, find what is corrupt, shrink by use, and empty; what is not ours stays."""
+    for index in range(10):
+        world.memory.write(f"k{index}", content(2 * BLOCK_BYTES, index))
+    store = world.cache(metadata_ttl_s=60.0)
+    epoch(store)
+    found = survey(world.folder)
+    assert found.counts == {"block": 20, "page": 1}
+    assert found.size_bytes == disk_bytes(world) == store.statistics().used_bytes
+    assert [(origin.objects_count, origin.blocks_count) for origin in found.origins] == [(10, 20)]
+    assert verify(world.folder) == (21, 0)
+    victim, other = world.entries()[:2]
+    victim.write_bytes(other.read_bytes())  # whole, but another block's
+    assert verify(world.folder) == (21, 1)
+    removed_count, removed_bytes = trim(world.folder, 5 * 8192)
+    assert removed_count >= 15
+    assert removed_bytes == found.size_bytes - 8192 - disk_bytes(world)
+    assert disk_bytes(world) <= 5 * 8192
+    (world.folder / "notes.txt").write_text("mine")
+    assert clear(world.folder) > 0
+    assert disk_bytes(world) == store.statistics().used_bytes == 0
+    assert (world.folder / "notes.txt").read_text() == "mine"
+
+
+def test_only_a_cache_is_looked_after(tmp_path: Path) -> None:
+    """A directory without our tag is refused: nothing is ever removed by mistake."""
+    (tmp_path / "precious").write_text("x")
+    for act in (survey, verify, clear, opened):
+        with pytest.raises(ConfigError, match="not a penstock cache"):
+            act(tmp_path)
+    assert (tmp_path / "precious").exists()
+
+
+def test_warming_reads_what_is_not_there(world: World) -> None:
+    """Warming twice fetches once; a store without a cache is refused."""
+    for index in range(5):
+        world.memory.write(f"k{index}", content(9000, index))
+    store = world.cache()
+    seen: list[int] = []
+    first = warm(store, listed(store), progress=lambda count, size_bytes: seen.append(size_bytes))
+    assert (first.requests_count, first.size_bytes, first.fetched_bytes, first.refused_count) == (5, 45_000, 45_000, 0)
+    assert sum(seen) == 45_000
+    assert warm(world.cache(), listed(store)).fetched_bytes == 0
+    with pytest.raises(ConfigError, match="no cache"):
+        warm(world.memory, ["k0"])
+
+
+def test_the_statistics_are_a_record(world: World) -> None:
+    """They are immutable, and every field is a number of its unit, or says so."""
+    statistics = world.cache().statistics()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        statistics.hit_count = 1  # type: ignore[misc]

@@ -1,0 +1,70 @@
+"""What a cache is made with."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from penstock.cache import CacheConfig
+from penstock.cache.config import parse_bytes
+from penstock.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("200GB", 200 * 10**9),
+        ("1.5TiB", 3 << 39),
+        ("10 MB", 10**7),
+        ("64k", 64_000),
+        ("512KiB", 1 << 19),
+        ("123456", 123456),
+    ],
+)
+def test_sizes(text: str, size_bytes: int) -> None:
+    """Decimal and binary units, with or without a space and the B."""
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "1 GB 2", "inf"])
+def test_what_is_no_size(text: str) -> None:
+    """Anything else is refused by name."""
+    with pytest.raises(ConfigError):
+        parse_bytes(text)
+
+
+def test_the_short_spelling() -> None:
+    """PATH:SIZE; the path may hold colons itself, and is made absolute."""
+    config = CacheConfig.of("/nvme/a:b:200GB")
+    assert (config.path, config.bytes_max) == ("/nvme/a:b", 200 * 10**9)
+    assert CacheConfig.of(config) is config
+    assert str(CacheConfig.of("here:10MB").path).startswith("/")
+
+
+@pytest.mark.parametrize("value", ["/nvme/penstock", ":10GB", "/x:", 7, None])
+def test_what_is_no_cache(value: object) -> None:
+    """A path without a size is refused with the spelling as a hint: an unbounded cache is nobody's wish."""
+    with pytest.raises(ConfigError, match=r"200GB|size"):
+        CacheConfig.of(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bytes_max": 1000},
+        {"block_bytes": 100},
+        {"block_bytes": 1 << 30},
+        {"free_ratio_min": 1.0},
+        {"free_ratio_min": -0.1},
+        {"metadata_ttl_s": -1.0},
+        {"metadata_ttl_s": math.nan},
+        {"wait_s_max": -1.0},
+        {"threads_max": 0},
+        {"namespace": "a\0b"},
+    ],
+)
+def test_bounds(wrong: dict) -> None:
+    """Each bound is checked at construction."""
+    with pytest.raises(ConfigError):
+        CacheConfig("/x", **{"bytes_max": 10**9, **wrong})

@@ -1,0 +1,75 @@
+"""Headers and names of entries."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.entry import (
+    BLOCK,
+    FOLDERS_COUNT,
+    MISSING,
+    MISSING_COUNT_MAX,
+    STAT,
+    CorruptEntryError,
+    block_name,
+    check_data,
+    decode,
+    digest_of,
+    encode,
+    entry_name,
+    header_bytes_of,
+    identity_of,
+)
+from penstock.types import Buffer
+
+
+@given(st.lists(st.text(max_size=300), min_size=1, max_size=5), st.binary(max_size=500), st.integers(0, 2**31))
+def test_a_header_says_what_it_was_made_of(fields: list[str], data: bytes, index: int) -> None:
+    """Everything that was encoded is decoded, and the data is held against it."""
+    identity = identity_of(*[field.encode(errors="replace").decode() for field in fields])
+    raw = encode(BLOCK, identity, data, block_index=index, object_bytes=7, block_bytes=4096, said_s=1.5)
+    assert len(raw) == header_bytes_of(identity)
+    header = decode(raw + data)
+    assert (header.kind, header.identity, header.block_index, header.object_bytes) == (BLOCK, identity, index, 7)
+    assert (header.block_bytes, header.said_s, header.data_bytes) == (4096, 1.5, len(data))
+    check_data(header, data)
+
+
+def read(raw: Buffer) -> None:
+    """As files are read."""
+    header = decode(raw)
+    check_data(header, raw[header.header_bytes :])
+
+
+@given(st.data())
+def test_any_changed_bit_is_found(data: st.DataObject) -> None:
+    """Flip any bit of header or data: it is no entry any more."""
+    raw = bytearray(encode(BLOCK, b"identity", b"the data") + b"the data")
+    at = data.draw(st.integers(0, 8 * len(raw) - 1))
+    raw[at // 8] ^= 1 << at % 8
+    with pytest.raises(CorruptEntryError):
+        read(raw)
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 1, 55, 56, 63, 64, 70])
+def test_a_torn_entry_is_found(cut_bytes: int) -> None:
+    """So is one that ends early."""
+    raw = (encode(STAT, b"x", b"the data") + b"the data")[:cut_bytes]
+    with pytest.raises(CorruptEntryError):
+        read(raw)
+
+
+def test_consecutive_blocks_lie_in_different_folders() -> None:
+    """A large object is spread over all folders evenly, so that a sample of folders is a sample of the cache."""
+    digest = digest_of(b"object")
+    folders = [block_name(digest, index).folder for index in range(2 * FOLDERS_COUNT)]
+    assert sorted(folders) == sorted(2 * list(range(FOLDERS_COUNT)))
+
+
+def test_what_is_missing_has_a_bounded_number_of_names() -> None:
+    """However many keys are missing, there are no more files for them."""
+    names = {entry_name(MISSING, b"%d" % number) for number in range(100_000)}
+    assert 0.9 * MISSING_COUNT_MAX < len(names) <= MISSING_COUNT_MAX
+    assert max(name.folder for name in names) < FOLDERS_COUNT

@@ -1,0 +1,99 @@
+"""Leases and accounting between processes: two objects in one process have descriptors of their own, as processes do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.cache.leases import Leases
+from penstock.cache.troubles import Troubles
+from penstock.cache.usage import UNKNOWN, Usage
+
+
+def leases(folder: Path) -> Leases:
+    return Leases(str(folder / "leases"), Troubles(str(folder)))
+
+
+def test_a_lease_has_one_holder(tmp_path: Path) -> None:
+    """Who has it has it, until it is given back; others are told at once."""
+    first, second = leases(tmp_path), leases(tmp_path)
+    assert first.try_take(7) is True
+    assert second.try_take(7) is False
+    assert second.try_take(8) is True
+    first.release(7)
+    assert second.try_take(7) is True
+
+
+def test_a_lease_dies_with_its_holder(tmp_path: Path) -> None:
+    """When its descriptor is closed, by whatever end, the lease is free."""
+    first, second = leases(tmp_path), leases(tmp_path)
+    assert first.try_take(7)
+    token = first.token
+    assert second.is_alive(token)
+    del first
+    assert second.try_take(7) is True
+    assert not second.is_alive(token)
+    assert second.is_alive(second.token)
+    assert not second.is_alive("no token")
+
+
+def test_where_there_can_be_no_locks_nobody_waits(tmp_path: Path) -> None:
+    """Without the file, there is neither a yes nor a no, and no error."""
+    (tmp_path / "file").write_bytes(b"")
+    nowhere = leases(tmp_path / "file")
+    assert nowhere.try_take(7) is None
+    nowhere.release(7)
+
+
+def test_usage_adds_up_over_processes(tmp_path: Path) -> None:
+    """Additions of many threads and two descriptors are all there: each under its number's lock."""
+    both = [Usage(str(tmp_path / "usage")) for _ in range(2)]
+    for usage in both:
+        usage.open(empty=True)
+    threads = [
+        threading.Thread(target=lambda usage=usage: [usage.add(3, 10) for _ in range(200)]) for usage in both * 2
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert both[0].total_bytes() == both[1].total_bytes() == 4 * 200 * 10
+
+
+def test_lost_numbers_are_unknown_until_counted(tmp_path: Path) -> None:
+    """A file that was lost is made anew, knowing nothing; what is unknown counts as nothing and stays so until it is set."""
+    usage = Usage(str(tmp_path / "usage"))
+    usage.open(empty=False)
+    assert set(usage.numbers()) == {UNKNOWN}
+    usage.add(3, 100)
+    assert usage.total_bytes() == 0
+    usage.set(3, 500)
+    usage.add(3, -600)
+    assert usage.total_bytes() == 0
+    (tmp_path / "usage").unlink()
+    usage.open(empty=False)
+    assert set(usage.numbers()) == {UNKNOWN}
+
+
+def test_a_fork_drops_no_lease_of_the_parent(tmp_path: Path) -> None:
+    """A child has a token and a descriptor of its own; its end leaves the parent's leases."""
+    first, second = leases(tmp_path), leases(tmp_path)
+    assert first.try_take(7)
+    token = first.token
+    child = os.fork()
+    if not child:
+        os._exit(0 if first.token != token and first.try_take(7) is False else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert second.try_take(7) is False
+    assert second.is_alive(token)
+
+
+@pytest.mark.parametrize("number", [0, 1 << 59, (1 << 60) + 5, 1 << 63])
+def test_any_number_is_a_lease(tmp_path: Path, number: int) -> None:
+    """Numbers beyond the offsets that there are wrap around."""
+    first, second = leases(tmp_path), leases(tmp_path)
+    assert first.try_take(number)
+    assert second.try_take(number) is False
