@@ -12,6 +12,7 @@ import typer
 import penstock
 from penstock.cli.cache import cache
 from penstock.cli.cat import cat
+from penstock.cli.convert import convert
 from penstock.cli.cp import cp
 from penstock.cli.index import index
 from penstock.cli.info import info
@@ -55,7 +56,7 @@ def _root(
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 
 
-for _command in (ls, cat, cp, index, manifest, pack, verify, info):
+for _command in (ls, cat, cp, index, manifest, pack, convert, verify, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.add_typer(cache)
 

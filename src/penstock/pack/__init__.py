@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 
 from penstock.pack.audit import verify
+from penstock.pack.converting import convert
 from penstock.pack.options import ADVISED_BYTES, BYTES_MAX, PackOptions, advice
 from penstock.pack.packing import Packing, pack
 from penstock.pack.progress import Listener, Packed
@@ -25,7 +26,7 @@ __all__ = [
     "Packing",
     "SequenceWriter",
     "Verified",
-    "advice",
+    "advice", "convert",
     "pack",
     "verify",
     "writer",

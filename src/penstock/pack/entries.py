@@ -93,7 +93,7 @@ def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: b
     Cost: one request per object whose size the listing did not say.
     """
     _refuse_shards(shards)
-    names = [shard.key for shard in shards] if relative else _relative([shard.url for shard in shards])
+    names = [shard.key for shard in shards] if relative else relative_names([shard.url for shard in shards])
     by_name: dict[str, Shard] = {}
     wanted, passed_over = [], 0
     for name, shard in zip(names, shards, strict=True):
@@ -104,7 +104,7 @@ def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: b
             raise DataError(f"{name!r} is listed twice", shard=shard.url)
         by_name[name] = shard
         wanted.append(name)
-    _resolve(by_name.values())
+    resolve_sizes(by_name.values())
     roots: dict[int, tuple[int, Store]] = {}
     for shard in by_name.values():
         roots.setdefault(id(shard.store), (len(roots), shard.store))
@@ -191,7 +191,7 @@ def _chosen(key: str, members: dict[str, str], specs: tuple[Spec, ...] | None) -
     return chosen
 
 
-def _relative(urls: list[str]) -> list[str]:
+def relative_names(urls: list[str]) -> list[str]:
     """`urls` below the folder that holds them all."""
     low, high = min(urls, default=""), max(urls, default="")
     equal = 0
@@ -201,7 +201,7 @@ def _relative(urls: list[str]) -> list[str]:
     return [url[start:] for url in urls]
 
 
-def _resolve(shards: Iterable[Shard]) -> None:
+def resolve_sizes(shards: Iterable[Shard]) -> None:
     """Ask for the sizes and versions that no listing said."""
     unknown = [shard for shard in shards if shard.size_bytes is None or shard.etag is None]
     for found, shard in zip(resolve(unknown, ""), unknown, strict=True):
@@ -251,7 +251,7 @@ def rows_of_table(rows: list[dict[str, Any]], specs: tuple[Spec, ...] | None, *,
 
 def entries_of_rows(rows: list[Row], shards: list[Shard]) -> Listing:
     """Samples of a table's rows, and the objects of their files in the order in which they are named."""
-    _resolve(shards)
+    resolve_sizes(shards)
     roots: dict[int, tuple[int, Store]] = {}
     for shard in shards:
         roots.setdefault(id(shard.store), (len(roots), shard.store))
