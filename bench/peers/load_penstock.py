@@ -120,19 +120,22 @@ class _Discarding:
     """A process that reads the shards from the server and drops their bytes in the kernel, at the pace of ``allow``."""
 
     def __init__(self, url: str, bucket: str, keys: list[str]) -> None:
-        self._process = subprocess.Popen([sys.executable, __file__, url, bucket, *keys], stdin=subprocess.PIPE)
-        self._owed_bytes, self._lock = AHEAD_BYTES, threading.Lock()
+        command = [sys.executable, __file__, url, bucket, *keys]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._owed_bytes, self._allowed_bytes, self._lock = AHEAD_BYTES, AHEAD_BYTES, threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+    def __exit__(self, kind: object, *_: object) -> None:
+        told, _ = self._process.communicate()
+        if kind is None and int(told) < 0.8 * (self._allowed_bytes - AHEAD_BYTES):
+            raise AssertionError(f"the server sent {int(told)} bytes beside the decoding of {self._allowed_bytes}")
 
     def allow(self, count: int) -> None:
         with self._lock:
             self._owed_bytes += count
+            self._allowed_bytes += count
             if self._owed_bytes >= 1 << 20:
                 self._process.stdin.write(struct.pack("<Q", self._owed_bytes))
                 self._process.stdin.flush()
@@ -140,19 +143,21 @@ class _Discarding:
 
 
 def discard(url: str, bucket: str, keys: list[str]) -> None:
-    """Reads `keys` in turn over eight connections; MSG_TRUNC drops the bytes without copying them to us."""
+    """Reads `keys` over eight connections; MSG_TRUNC drops the bytes without copying them. Prints how many they were."""
     address = urllib.parse.urlsplit(url)
-    permits, condition = 0, threading.Condition()
+    permits = total = 0
+    condition = threading.Condition()
 
     def take(count: int) -> None:
-        nonlocal permits
+        nonlocal permits, total
         with condition:
             while permits <= 0:
                 condition.wait()
             permits -= count
+            total += count
 
     def read(mine: list[str]) -> None:
-        connection = socket.create_connection((address.hostname, address.port))
+        connection, unused = socket.create_connection((address.hostname, address.port)), bytearray(1 << 20)
         for key in mine:
             connection.sendall(f"GET /{bucket}/{key} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
             head = b""
@@ -161,7 +166,7 @@ def discard(url: str, bucket: str, keys: list[str]) -> None:
             fields, body = head.split(b"\r\n\r\n", 1)
             left = int(fields.lower().split(b"content-length:")[1].split()[0]) - len(body)
             while left:
-                take(got := connection.recv_into(bytearray(1), min(left, 1 << 20), socket.MSG_TRUNC))
+                take(got := connection.recv_into(unused, min(left, 1 << 20), socket.MSG_TRUNC))
                 left -= got
 
     lanes = [threading.Thread(target=read, args=(keys[start::8],), daemon=True) for start in range(8)]
@@ -171,6 +176,7 @@ def discard(url: str, bucket: str, keys: list[str]) -> None:
         with condition:
             permits += struct.unpack("<Q", record)[0]
             condition.notify_all()
+    sys.stdout.write(str(total))
 
 
 if __name__ == "__main__":
