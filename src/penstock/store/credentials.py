@@ -45,6 +45,10 @@ class Credentials:
     def __post_init__(self) -> None:
         if not self.access_key or not self.secret_key:
             raise ConfigError("access_key and secret_key must not be empty", hint="anonymous=True asks without keys")
+        for name in ("access_key", "secret_key", "session_token"):
+            value = getattr(self, name) or ""
+            if not value.isprintable() or " " in value:  # of a file read whole: its line break would end a header
+                raise ConfigError(f"{name} holds white space or a control character", hint="strip() it")
 
 
 class CredentialProvider:
