@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from penstock.config import TransportConfig
@@ -106,3 +107,62 @@ class RawServer:
                 self.heads.append(head)
                 connection.sendall(self._answer(head) if callable(self._answer) else self._answer)
                 connection.shutdown(socket.SHUT_WR)
+
+
+class KeptServer:
+    """Answers one request after the other on each connection, as a test says.
+
+    Args:
+        script: ``script(connection_index, exchange_index, head)`` gives the pieces to send, or None: close.
+    """
+
+    def __init__(self, script: Callable[[int, int, bytes], Iterable[bytes] | None]) -> None:
+        self._script = script
+        self.heads: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.connections: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._run, name="kept-server", daemon=True)]
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # pieces as the script cuts them
+            index = len(self.connections)
+            self.connections.append(connection)
+            thread = threading.Thread(target=self._serve, args=(connection, index), name="kept-server", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket, index: int) -> None:
+        data = b""
+        with connection, contextlib.suppress(OSError):
+            for exchange in itertools.count():
+                while b"\r\n\r\n" not in data:
+                    if not (piece := connection.recv(65536)):
+                        return
+                    data += piece
+                head, _, data = data.partition(b"\r\n\r\n")
+                self.heads.append(head)
+                pieces = self._script(index, exchange, head)
+                if pieces is None:
+                    return
+                for piece in pieces:
+                    connection.sendall(piece)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
+from penstock.buffers import small_buffer
 from penstock.errors import (
     AccessDeniedError,
     BucketMissingError,
@@ -25,8 +28,17 @@ from penstock.errors import (
     ThrottledError,
     UnavailableError,
 )
-from penstock.transport import CANCELLED, CLOSED, LATE_BODY, LATE_FIRST_BYTE, LATE_TOTAL, OVERLONG, HttpAnswer
-from penstock.types import Attempt, ByteRange, Key, ObjectInfo
+from penstock.transport import (
+    CANCELLED,
+    CLOSED,
+    DESCRIPTORS_HINT,
+    LATE_BODY,
+    LATE_FIRST_BYTE,
+    LATE_TOTAL,
+    OVERLONG,
+    HttpAnswer,
+)
+from penstock.types import Attempt, ByteRange, Key, Landing, ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +57,7 @@ _KEY_HINT = "check the key: list its prefix"
 _SPAN_HINT = "stat() tells the object's size"
 _SERVER_HINT = "the trouble is the store's, or on the way to it; see the store's logs for the request id"
 _THROTTLED_HINT = "fewer requests at once (FetchConfig(requests_max=...)), or more patience (RetryConfig)"
+_NO_DESCRIPTORS = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 _HINTS = {
     pycurl.E_COULDNT_RESOLVE_HOST: "check the endpoint's host name, and that DNS works on this host",
     pycurl.E_COULDNT_RESOLVE_PROXY: "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
@@ -106,6 +119,13 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
     return total, ByteRange(0, total)
 
 
+def exact_landing(headers: Mapping[bytes, bytes], span: ByteRange) -> Landing | None:
+    """Where a body goes that nobody has a place for: None, where the transport sees by itself how long it is."""
+    if b"content-length" in headers and b"transfer-encoding" not in headers:
+        return None
+    return Landing(small_buffer(span.length_bytes), 0, span.length_bytes)
+
+
 def _content_range(text: bytes) -> tuple[ByteRange, int]:
     try:
         unit, _, rest = text.partition(b" ")
@@ -148,6 +168,8 @@ def transport_error(answer: HttpAnswer) -> StoreError:
         return UnavailableError(f"name not found: {reason}", hint=_HINTS[code])
     if code in (_WEIRD_SERVER_REPLY, _TOO_LARGE):
         return ProtocolError(f"the answer is not HTTP: {reason}", retryable=True, hint="is this an S3 endpoint?")
+    if any(words in reason for words in _NO_DESCRIPTORS):
+        return UnavailableError(f"no connection: {reason}", hint=DESCRIPTORS_HINT)
     return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code, _SERVER_HINT))
 
 

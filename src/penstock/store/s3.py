@@ -23,6 +23,7 @@ from penstock.store.answers import (
     CHANGED_HINT,
     THROTTLES,
     attempt_record,
+    exact_landing,
     http_date_s,
     object_info,
     served_span,
@@ -88,8 +89,7 @@ class S3Store(Store):
         self.provider = provider
         self.transport = transport or TransportConfig()
         self.options = options or S3Options()
-        self._signing: Signing | None = None
-        self._signing_of: tuple[Credentials | None, str, float] = (None, "", 0.0)
+        self._signing: tuple[tuple[Credentials, str, float], Signing] | None = None  # one value: threads share it
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,16 +110,18 @@ class S3Store(Store):
     def signing(self, credentials: Credentials) -> Signing:
         """Who signs for these keys; the same object as long as keys, region and the store's clock are the same."""
         site = self.site
-        if self._signing is None or self._signing_of != (credentials, site.region, site.clock_offset_s):
-            self._signing_of = (credentials, site.region, site.clock_offset_s)
-            self._signing = Signing(
-                credentials.access_key,
-                credentials.secret_key,
-                credentials.session_token,
-                site.region,
-                clock_offset_s=site.clock_offset_s,
-            )
-        return self._signing
+        known, wanted = self._signing, (credentials, site.region, site.clock_offset_s)
+        if known is not None and known[0] == wanted:
+            return known[1]
+        signing = Signing(
+            credentials.access_key,
+            credentials.secret_key,
+            credentials.session_token,
+            site.region,
+            clock_offset_s=site.clock_offset_s,
+        )
+        self._signing = wanted, signing
+        return signing
 
 
 class _Exchange:
@@ -224,7 +226,7 @@ class _Exchange:
         if self.span.length_bytes == 0:
             return None
         landing: Landing | None = self.sink.head(self.info, self.span)
-        return landing
+        return landing or exact_landing(headers, self.span)
 
     def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> None:
         """What the head of a successful GET says; ``ProtocolError`` where it is not what was asked for."""

@@ -4,6 +4,7 @@ from penstock.transport.engine import engine
 from penstock.transport.http import (
     CANCELLED,
     CLOSED,
+    DESCRIPTORS_HINT,
     LATE_BODY,
     LATE_FIRST_BYTE,
     LATE_TOTAL,
@@ -18,6 +19,7 @@ from penstock.transport.signing import EMPTY_SHA256, Signing
 __all__ = [
     "CANCELLED",
     "CLOSED",
+    "DESCRIPTORS_HINT",
     "EMPTY_SHA256",
     "LATE_BODY",
     "LATE_FIRST_BYTE",

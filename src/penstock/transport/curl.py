@@ -50,6 +50,8 @@ def attach(transfer: HttpTransfer, curl: Any) -> None:
         host = host.removesuffix(":443" if scheme == "https" else ":80")
         signature = request.signing.sign(request.method, host, slash + target, headers)
         headers = [*headers, f"Host: {host}", *signature]
+    if any("\n" in line or "\r" in line for line in headers):
+        raise ValueError("a header line with a line break")
     setopt(pycurl.HTTPHEADER, headers)
     setopt(pycurl.HEADERFUNCTION, transfer.header_lines.append)
     landing = transfer.landing

@@ -7,12 +7,13 @@ process has one. Work is dealt to a configuration's loops in turn.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import threading
 from typing import TYPE_CHECKING
 
 from penstock import forks
+from penstock.errors import UnavailableError
+from penstock.transport.http import DESCRIPTORS_HINT
 from penstock.transport.loop import EventLoop, Timer
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ class Engine:
         """End every transfer with ``ClosedError`` and leave no thread, socket or descriptor; the next use starts anew."""
         with self._lock:
             self.closings += 1
-            loops, self._loops = [loop for group in self._loops.values() for loop in group], {}
-            self._closing += loops
+            loops = [loop for group in self._loops.values() for loop in group]
+            # before they leave `_loops`, for their threads look without the lock; until they ended: their sinks may call
+            self._closing = [loop for loop in self._closing if not loop.ended] + loops
+            self._loops = {}
         for loop in loops:
             loop.close()
-            with contextlib.suppress(ValueError):  # forgotten by a fork
-                self._closing.remove(loop)
 
     def after_fork_in_child(self) -> None:
         """See ``forks``: the parent's loops are left untouched for ever, and forgotten."""
@@ -75,14 +76,28 @@ class Engine:
                 if loop.is_current():  # told of the end, a reader asks for more: that must not start the engine again
                     return loop
             with self._lock:
-                group = self._loops.setdefault((config.threads_count, config.connections_max), [])
-                group[:] = [loop for loop in group if loop.alive]
-                while len(group) < config.threads_count:
-                    name = f"penstock-loop-{len(group)}"
-                    group.append(EventLoop(connections_max=config.connections_max, name=name))
+                group = self._group(config)
         if len(group) == 1:
             return group[0]
         return group[next(self._turn) % len(group)]
+
+    def _group(self, config: TransportConfig) -> list[EventLoop]:
+        """The living loops of a configuration, as many as it wants; under the lock."""
+        key = config.threads_count, config.connections_max
+        group = [loop for loop in self._loops.get(key, ()) if loop.alive]
+        while len(group) < config.threads_count:
+            try:
+                loop = EventLoop(connections_max=config.connections_max, name=f"penstock-loop-{len(group)}")
+            except OSError as error:
+                raise UnavailableError(f"no event loop: {error.strerror}", hint=DESCRIPTORS_HINT) from error
+            try:
+                loop.start()
+                group.append(loop)
+            except BaseException:  # Ctrl-C: nobody else knows of it
+                loop.close()
+                raise
+        self._loops[key] = group  # replaced whole: others look without the lock
+        return group
 
 
 engine = Engine()

@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.buffers import small_buffer
-from penstock.config import KIB
+from penstock.config import KIB, MIB
+from penstock.errors import ProtocolError, StoreError
 from penstock.transport.head import parse_head
 from penstock.types import Landing
 
@@ -118,6 +119,13 @@ class HttpAnswer:
         self.start_s = self.queued_s = self.connect_s = self.first_byte_s = self.total_s = 0.0
 
 
+UNSIZED_BYTES_MAX = 64 * MIB
+"""Of a body in a private buffer whose length nobody told: documents. A page of 1 000 keys has 4 MiB."""
+_ERROR_BYTES_MAX = 1 * MIB
+"""Of an error document; they are a few hundred bytes."""
+
+DESCRIPTORS_HINT = "raise the limit of open files (ulimit -n), or lower TransportConfig(connections_max=...)"
+
 CANCELLED = -1
 CLOSED = -2
 LATE_FIRST_BYTE = -3
@@ -131,6 +139,7 @@ class HttpTransfer:
 
     __slots__ = (
         "_body_view",
+        "_error_bytes",
         "_error_pieces",
         "_loop",
         "_refused",
@@ -171,6 +180,7 @@ class HttpTransfer:
         self._body_view: memoryview | None = None
         self.direct: mmap.mmap | None = None  # the body goes to this one's write, and its file position counts
         self._error_pieces: list[bytes] | None = None
+        self._error_bytes = 0
         self._refused: Exception | None = None
         self.initial_position = self.landing.position if self.landing is not None else 0
 
@@ -194,7 +204,8 @@ class HttpTransfer:
         if view is None:
             if self._error_pieces is not None:
                 self._error_pieces.append(piece)
-                return None
+                self._error_bytes += len(piece)
+                return None if self._error_bytes <= _ERROR_BYTES_MAX else 0
             if not self._begin_body():
                 return self.take(piece) if self._error_pieces is not None else 0
             view = self._body_view
@@ -208,6 +219,9 @@ class HttpTransfer:
                 view[position : landing.end] = piece[: landing.end - position]
                 landing.position = landing.end
                 self.overflow()
+                return 0
+            if end > UNSIZED_BYTES_MAX:
+                self._refused = ProtocolError(f"a body of unknown length has more than {UNSIZED_BYTES_MAX} bytes")
                 return 0
             self._grow(end)
             view = self._body_view
@@ -248,15 +262,18 @@ class HttpTransfer:
             assert self.head is not None
             try:
                 landing = self.request.sink.on_head(*self.head)
+                if landing is None:
+                    size_bytes = length_bytes if length_bytes is not None else 64 * KIB
+                    landing = Landing(small_buffer(size_bytes), 0, size_bytes)
+                    self.initial_position = 0 if length_bytes is not None else -1  # -1: it may grow
+                else:
+                    self.initial_position = landing.position
+            except MemoryError:
+                self._refused = StoreError(f"no memory for a body of {length_bytes} bytes", retryable=False)
+                return None
             except Exception as error:
                 self._refused = error
                 return None
-            if landing is None:
-                size_bytes = length_bytes if length_bytes is not None else 64 * KIB
-                landing = Landing(small_buffer(size_bytes), 0, size_bytes)
-                self.initial_position = 0 if length_bytes is not None else -1  # -1: it may grow
-            else:
-                self.initial_position = landing.position
             self.landing = landing
         return landing
 

@@ -17,6 +17,7 @@ import os
 import select
 import threading
 import time
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ WATCH_S = 0.5
 """Seconds between two looks of the watchdog: the precision of every deadline but the connect one, which is libcurl's."""
 
 _EVENTS_MAX = 256
+_POOLS_MAX = 16
+"""Configurations whose idle libcurl handles are kept; a program may make a store, and a configuration, per file."""
 _WEIRD_SERVER_REPLY = 8  # of libcurl, which pycurl 7.49 does not name
 _REFUSALS = (pycurl.error, TypeError, ValueError)
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
@@ -79,7 +82,7 @@ class EventLoop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._active: dict[Any, HttpTransfer] = {}
-        self._idle: dict[tuple[int, bool], list[Any]] = {}
+        self._idle: dict[tuple[int, bool] | None, list[Any]] = {}
         self._all_handles: set[Any] = set()
         self._registered: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
@@ -89,8 +92,9 @@ class EventLoop:
         self._closing = False
         self._ended = False
         self._drainer = 0
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waking = threading.RLock()
         self._epoll = select.epoll()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._waker, _IN)
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
@@ -105,6 +109,9 @@ class EventLoop:
             connections_max=connections_max,
         )
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to run. If that is interrupted, ``close()`` still ends everything."""
         self._thread.start()
 
     # ── from any thread ────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,20 +135,32 @@ class EventLoop:
     def _enqueue(self, item: HttpTransfer | Callable[[], None]) -> None:
         self._incoming.append(item)
         if self._sleeping:
-            self._sleeping = False
-            with contextlib.suppress(OSError):  # closed meanwhile: the drain of close() ends the item
-                os.eventfd_write(self._waker, 1)
+            self._wake()
         if self._ended:
             self._drain_closed()
+
+    def _wake(self) -> None:
+        # The lock: a late write must not reach whoever has the descriptor's number next. Reentrant: a finaliser may
+        # submit in the midst of it. `_sleeping` may be True too often, which costs a write, never too seldom: Ctrl-C
+        # between the two lines would leave the loop asleep for ever.
+        with self._waking:
+            try:
+                self._sleeping = False
+                if self._waker >= 0:
+                    os.eventfd_write(self._waker, 1)
+            except BaseException:
+                self._sleeping = True
+                raise
 
     def close(self) -> None:
         """End every transfer with ``CLOSED``, then the thread, its sockets and descriptors; idempotent."""
         if self._closing:
             return
         self._closing = True
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._waker, 1)
-        if not self.is_current():
+        self._wake()
+        if self._thread.ident is None:  # interrupted before it started
+            self._shut()
+        elif not self.is_current():
             self._thread.join(timeout=5.0)
 
     def abandon(self) -> None:
@@ -155,6 +174,7 @@ class EventLoop:
         that the parent closes alive, and registered with the parent's epoll, whose loop then spins on it.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        self._sleeping = False  # nobody wakes the parent's loop
         for fd, inode in self._sockets.items():
             with contextlib.suppress(OSError):
                 if os.fstat(fd).st_ino == inode:
@@ -166,8 +186,13 @@ class EventLoop:
         return not self._closing
 
     def is_current(self) -> bool:
-        """Whether the caller runs on the loop's thread."""
-        return threading.current_thread() is self._thread
+        """Whether the caller runs on the loop's thread, or is one that ends what came too late for it."""
+        return threading.get_ident() in (self._thread.ident, self._drainer)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its thread is gone."""
+        return self._ended and not self._thread.is_alive()
 
     # ── on the loop's thread ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,7 +277,7 @@ class EventLoop:
             return
         plain = request.method == "GET" and not request.redirects_max
         pool = (id(request.config), request.url.startswith("https:"))
-        idle = self._idle.setdefault(pool, []) if plain else None
+        idle = self._idle_handles(pool) if plain else None
         if idle:
             curl = idle.pop()
         else:
@@ -273,6 +298,16 @@ class EventLoop:
             self._multi.add_handle(curl)
         except _REFUSALS as error:
             self._refuse(transfer, curl, error)
+
+    def _idle_handles(self, pool: tuple[int, bool]) -> list[Any]:
+        """Handles that are configured for one configuration; those of the oldest of many are given up."""
+        idle = self._idle.get(pool)
+        if idle is None:
+            if len(self._idle) >= _POOLS_MAX:
+                for curl in self._idle.pop(next(iter(self._idle))):
+                    self._drop(curl)
+            idle = self._idle[pool] = []
+        return idle
 
     def _refuse(self, transfer: HttpTransfer, curl: Any, error: Exception) -> None:
         """Libcurl does not take what it was given: a URL, a header, a file name."""
@@ -304,8 +339,9 @@ class EventLoop:
             settle(transfer, curl)
         except ValueError as error:
             code, reason = code or _WEIRD_SERVER_REPLY, str(error)
-        if curl.pool is not None and not self._closing:
-            self._idle[curl.pool].append(curl)
+        pool = self._idle.get(curl.pool) if not self._closing else None
+        if pool is not None:
+            pool.append(curl)
         else:
             self._drop(curl)
         self._end(transfer, code, reason)
@@ -348,15 +384,20 @@ class EventLoop:
                 continue
             config = transfer.request.config
             age_s = now_s - transfer.started_s
+            if age_s > config.total_s_max:
+                late.append((transfer, LATE_TOTAL, f"not complete after {config.total_s_max:g} s"))
+                continue
             carrier = transfer.carrier
-            if isinstance(carrier, Connection) and self._plain.is_connecting(carrier, now_s):
-                if age_s > config.connect_s_max:
+            if (
+                isinstance(carrier, Connection)
+                and (connecting_s := self._plain.connecting_s(carrier, now_s)) is not None
+            ):
+                transfer.watch_s = now_s  # the answer is waited for from when the connection stands
+                if connecting_s > config.connect_s_max:
                     late.append(
                         (transfer, pycurl.E_OPERATION_TIMEDOUT, f"no connection within {config.connect_s_max:g} s")
                     )
                 continue
-            if age_s > config.total_s_max:
-                late.append((transfer, LATE_TOTAL, f"not complete after {config.total_s_max:g} s"))
             progress = transfer.progress_bytes()
             moved = progress - transfer.watch_bytes
             if moved >= config.stall_bytes_per_s * config.stall_s_max or transfer.watch_bytes < 0:
@@ -425,10 +466,8 @@ class EventLoop:
     def _shut(self) -> None:
         """Runs last on the loop's thread: nothing of it is left afterwards."""
         self._closing = True
-        for transfer in list(self._active.values()):
-            self.give_up(transfer, CLOSED, "the transport was closed")
-        for transfer in self._pending:
-            self.give_up(transfer, CLOSED, "the transport was closed")
+        for transfer in (*self._active.values(), *self._pending):
+            self._tell(self.give_up, transfer, CLOSED, "the transport was closed")
         self._pending.clear()
         self._ended = True  # from here on, whoever submits drains by himself
         self._drain_closed()
@@ -439,8 +478,17 @@ class EventLoop:
         self._plain.close()
         self._multi.close()
         self._epoll.close()
-        waker, self._waker = self._waker, -1  # a late write must not reach whoever has this number next
+        with self._waking:
+            waker, self._waker = self._waker, -1
         os.close(waker)
+
+    @staticmethod
+    def _tell(call: Callable[..., None], *args: Any) -> None:
+        """At the end of the loop, a defect in one sink must not keep the others from hearing."""
+        try:
+            call(*args)
+        except Exception:
+            traceback.print_exc()
 
     def _drain_closed(self) -> None:
         if self._drainer == threading.get_ident():
@@ -452,14 +500,16 @@ class EventLoop:
             except IndexError:
                 break
             if isinstance(item, HttpTransfer):
-                self.give_up(item, CLOSED, "the transport was closed")
+                self._tell(self.give_up, item, CLOSED, "the transport was closed")
             else:
-                item()
-        self._drainer = 0
+                self._tell(item)
         timers, self._timers = self._timers, []
         for _, _, timer in timers:
             if not timer.cancelled:
-                timer.call()  # whoever waits must hear; see Engine.closings
+                self._tell(timer.call)  # whoever waits must hear; see Engine.closings
+        self._drainer = 0
+        if self._incoming:
+            self._drain_closed()
 
 
 __all__ = ["CANCELLED", "CLOSED", "EventLoop", "HttpAnswer", "Timer"]

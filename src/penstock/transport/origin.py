@@ -1,0 +1,85 @@
+"""Where plain requests go: a host and port, whether a proxy stands before it, its addresses, its idle connections."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.transport.plain import Connection
+
+NAME_S_MAX = 60.0
+"""Addresses of a name are asked again after so long, and when none of them can be reached."""
+_PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+_random = random.SystemRandom()
+
+
+class Origin:
+    """A host and port, and its idle connections.
+
+    Raises:
+        ValueError: `authority` is none that plain HTTP can be spoken with.
+    """
+
+    __slots__ = ("addresses", "addresses_s", "host", "host_header", "idle", "port", "proxied", "waiting")
+
+    def __init__(self, authority: str) -> None:
+        host, port = _split(authority)
+        self.host = host
+        self.port = port
+        self.host_header = authority.removesuffix(":80")
+        self.proxied = _proxied(host)
+        self.addresses: list[Any] = []
+        self.addresses_s = -NAME_S_MAX
+        self.waiting: list[Connection] | None = None  # for the name's addresses; None: nobody asks
+        self.idle: list[Connection] = []  # the last one in is the first one out: it is warm
+
+    def order(self) -> list[Any]:
+        """The addresses as one connection tries them: IPv4 first, at random, for that spreads a job over its servers."""
+        addresses = list(self.addresses)
+        if len(addresses) > 1:
+            _random.shuffle(addresses)
+            addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        return addresses
+
+    def forget_addresses(self) -> None:
+        """None of them can be reached: the name may have moved."""
+        self.addresses_s = -NAME_S_MAX
+
+    def look_up(self, *, numeric: bool = False) -> tuple[list[Any], str]:
+        """(family, address) of each of the host's addresses, and why there are none. Blocks, unless `numeric`."""
+        flags = socket.AI_NUMERICHOST if numeric else 0
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=flags)
+        except OSError as error:
+            return [], error.strerror or str(error)
+        except UnicodeError as error:
+            return [], str(error)
+        return [(entry[0], entry[4]) for entry in found], ""
+
+
+def _split(authority: str) -> tuple[str, int]:
+    """Host, without an IPv6 address's brackets, and port. ``ValueError`` for what is neither."""
+    host, colon, port = authority.rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = authority, "80"
+    if not port.isdigit() or int(port) > 65_535 or not host.isascii() or not host.isprintable():
+        raise ValueError(authority)
+    if host.startswith("["):
+        if not host.endswith("]") or "%" in host:
+            raise ValueError(authority)
+        return host[1:-1], int(port)
+    if not host or any(character in host for character in ":%@?# "):
+        raise ValueError(authority)
+    return host, int(port)
+
+
+def _proxied(host: str) -> bool:
+    """Whether the environment names a proxy for `host`."""
+    if not any(os.environ.get(name) for name in _PROXY_VARIABLES):
+        return False
+    from urllib.request import proxy_bypass
+
+    return not proxy_bypass(host)

@@ -1,0 +1,400 @@
+"""The transport against servers that break HTTP on purpose: no wrong byte, no dead engine, nothing without a bound."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from exchanges import Heard, KeptServer, RawServer, ask, start
+from penstock.config import MIB, TransportConfig
+from penstock.errors import StoreError, UnavailableError
+from penstock.transport import CLOSED, LATE_TOTAL, Signing, engine
+from penstock.transport.loop import EventLoop
+from servers.faulty import FaultyServer
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(autouse=True)
+def _fresh_engine() -> Any:
+    engine.close()
+    yield
+    engine.close()
+
+
+def whole(body: bytes, *lines: bytes) -> bytes:
+    """An answer of known length."""
+    head = [b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *lines]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+# ── never another request's bytes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_answer_too_many_is_never_the_next_ones() -> None:
+    """What follows a body beyond its length is not taken for the answer to the next request on that connection."""
+
+    def script(_connection: int, _exchange: int, head: bytes) -> list[bytes]:
+        if b"/large" in head:
+            return [whole(b"A" * 100_000) + whole(b"wrong")]
+        return [whole(b"right")]
+
+    next_one: list[Heard] = []
+
+    class Sink(Heard):
+        def on_end(self, answer: Any) -> None:
+            next_one.append(start(server.url + "/small")[1])  # at once, on the loop's thread
+            super().on_end(answer)
+
+    with KeptServer(script) as server:
+        for _ in range(5):
+            next_one.clear()
+            start(server.url + "/large", sink=Sink())[1].wait()
+            assert next_one[0].wait().status == 200
+            assert next_one[0].body == b"right"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [(b"Connection: keep-alive, close",), (b"Connection: close", b"Connection: x"), (b"connection: Close",)],
+)
+def test_connection_options_are_a_list(lines: tuple[bytes, ...]) -> None:
+    """``close`` among the options, in one line or several, ends the connection's use."""
+    with KeptServer(lambda *_: [whole(b"ok", *lines)]) as server:
+        assert [ask(server.url)[1] for _ in range(3)] == [b"ok"] * 3
+        assert len(server.connections) == 3
+
+
+@pytest.mark.parametrize(("line", "connections_count"), [(b"Server: old", 3), (b"Connection: keep-alive", 1)])
+def test_http_1_0_keeps_only_what_it_says(line: bytes, connections_count: int) -> None:
+    """A connection of HTTP/1.0 is used again only where the answer asks for it."""
+    answer = b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n" + line + b"\r\n\r\nok"
+    with KeptServer(lambda *_: [answer]) as server:
+        assert [ask(server.url)[1] for _ in range(3)] == [b"ok"] * 3
+        assert len(server.connections) == connections_count
+
+
+ANSWERS = {
+    "length": whole(b"0123456789"),
+    "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4;e=1\r\n0123\r\n6\r\n456789\r\n0\r\nT: x\r\n\r\n",
+    "interim": b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + whole(b"0123456789"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ANSWERS))
+def test_an_answer_cut_anywhere_is_an_error(kind: str) -> None:
+    """Whatever the byte after which the connection ends: an error, never a short body that looks whole."""
+    answer = ANSWERS[kind]
+    with KeptServer(lambda _c, _e, head: [answer[: int(head.split(b" ")[1][1:])]]) as server:
+        sinks = []
+        for size in range(1, len(answer)):
+            sinks.append(start(f"{server.url}/{size}", config=TransportConfig(total_s_max=0.1))[1])
+        for sink in sinks:
+            assert sink.wait().curl_error != 0
+        assert ask(f"{server.url}/{len(answer)}")[1] == b"0123456789"
+
+
+@pytest.mark.parametrize("kind", sorted(ANSWERS))
+def test_an_answer_in_any_two_pieces_is_whole(kind: str) -> None:
+    """Wherever an answer is cut into two segments, it comes out the same, and the connection serves the next."""
+    answer = ANSWERS[kind]
+    pause = threading.Event()
+
+    def script(_connection: int, _exchange: int, head: bytes) -> Any:
+        at = int(head.split(b" ")[1][1:])
+        yield answer[:at]
+        pause.wait(0.002)  # two segments, so two reads
+        yield answer[at:]
+
+    with KeptServer(script) as server:
+        assert [ask(f"{server.url}/{at}")[1] for at in range(1, len(answer))] == [b"0123456789"] * (len(answer) - 1)
+        assert len(server.connections) == 1
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nxx\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloXX3\r\nabc\r\n0\r\n\r\n",
+        b"HTTP/1.1 404 No\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 101 Switch\r\n\r\n" + whole(b"ok"),
+    ],
+)
+def test_framing_that_cannot_be_trusted_is_an_error(answer: bytes) -> None:
+    """Where it is not sure what the body is, there is no body."""
+    with RawServer(answer) as server:
+        ended, body = ask(server.url)
+    assert ended.curl_error > 0
+    assert body == b""
+
+
+def test_nothing_is_injected() -> None:
+    """Paths, header lines and session tokens with control characters end their exchange; nothing is sent."""
+    with KeptServer(lambda *_: [whole(b"ok")]) as server:
+        for path in ("/a\rb", "/a\tb", "/a\x00b", "/a b", "/\xe9", "/a\nb", "/a#b"):
+            assert ask(server.url + path)[0].curl_error != 0
+        for line in ("A: b\nC: d", "A: b\rC", "A: b\x00"):
+            assert ask(server.url, headers=[line])[0].curl_error != 0
+        assert ask(server.url, "PUT", body=b"x", headers=["A: b\nC: d"])[0].curl_error != 0
+        assert ask(server.url, signing=Signing("A", "S", "token\n", "r"))[0].curl_error != 0
+        assert server.heads == []
+        assert ask(server.url)[1] == b"ok"
+
+
+# ── bounds ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_flood_of_interim_answers_costs_nothing() -> None:
+    """900 of them in one segment, and the answer after."""
+    with RawServer(b"HTTP/1.1 100 C\r\n\r\n" * 900 + whole(b"hi")) as server:
+        assert ask(server.url)[1] == b"hi"
+
+
+def test_a_length_beyond_memory_is_that_exchanges_error() -> None:
+    """An absurd Content-Length ends its exchange with an error that says so, not the engine."""
+    with RawServer(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999999999\r\n\r\nxx") as server:
+        answer, _ = ask(server.url)
+        assert isinstance(answer.refused, StoreError)
+        assert "no memory for a body of 999999999999999999 bytes" in str(answer.refused)
+        others = [thread for thread in threading.enumerate() if thread.name.startswith("penstock-loop")]
+        assert len(others) == 1
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 404 No\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"])
+def test_an_endless_body_has_a_bound(head: bytes) -> None:
+    """An error document, and a body of unknown length in a private buffer, are given up at a bound, not by memory."""
+    piece = b"100000\r\n" + bytes(MIB) + b"\r\n"
+    with KeptServer(lambda *_: itertools.chain([head], itertools.repeat(piece))) as server:
+        answer, body = ask(server.url)
+    assert answer.curl_error > 0
+    assert len(answer.error_body) <= 2 * MIB
+    assert len(body) <= 64 * MIB
+
+
+def test_a_known_length_in_chunks_has_no_such_bound(faulty: FaultyServer) -> None:
+    """A range whose Content-Range tells its length arrives in chunks too, in a buffer of exactly that size."""
+    faulty.objects["a"] = bytes(range(256)) * 2000
+    faulty.fail("chunked", times=None)
+    store = ps.connect(faulty.url, endpoint_url=faulty.endpoint_url, anonymous=True)
+    assert bytes(store.read("a", ps.ByteRange(5, 300_005)).data) == faulty.objects["a"][5:300_005]
+    store.close()
+
+
+def test_the_total_deadline_holds_while_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name service that does not answer is no reason to wait longer than ``total_s_max``."""
+    answered = threading.Event()
+    real = socket.getaddrinfo
+
+    def slow(*args: Any, **more: Any) -> Any:
+        if not more.get("flags"):
+            answered.wait(10)
+        return real(*args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    try:
+        answer, _ = ask("http://localhost:1/", config=TransportConfig(total_s_max=0.3, connect_s_max=9))
+        assert answer.curl_error == LATE_TOTAL
+    finally:
+        answered.set()
+        for thread in threading.enumerate():
+            if thread.name == "penstock-resolve":
+                thread.join(10)
+
+
+def test_connections_spread_over_the_addresses_of_a_name(faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection picks among a name's addresses. The name service is a stand-in; the listener has all of 127/8."""
+    listener = socket.create_server(("0.0.0.0", 0), backlog=64)
+    port = listener.getsockname()[1]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in range(1, 5)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **more: [] if more.get("flags") else found)
+    for _ in range(40):
+        start(f"http://many.test:{port}/", config=TransportConfig())
+    connections = [listener.accept()[0] for _ in range(40)]
+    assert len({connection.getsockname()[0] for connection in connections}) == 4
+    engine.close()
+    for connection in (*connections, listener):
+        connection.close()
+
+
+def test_a_name_that_moved_is_looked_up_again(faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no address of a name can be reached, the next request asks the name service again."""
+    real = socket.getaddrinfo
+    asked: list[str] = []
+
+    def moving(host: str, *args: Any, **more: Any) -> Any:
+        if not more.get("flags"):
+            asked.append(host)
+        return real("127.0.0.9" if len(asked) < 2 else "127.0.0.1", *args, **more) if not more.get("flags") else []
+
+    monkeypatch.setattr(socket, "getaddrinfo", moving)
+    faulty.objects["a"] = b"here"
+    url = f"http://moving.test:{faulty.port}/bucket/a"
+    assert ask(url)[0].curl_error > 0
+    assert ask(url)[1] == b"here"
+
+
+# ── the engine ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_everybody_hears_of_the_end_although_sinks_fail(capfd: pytest.CaptureFixture[str]) -> None:
+    """A sink that raises ends the loop; all other exchanges are told, and the next use starts anew."""
+
+    class Failing(Heard):
+        def on_end(self, answer: Any) -> None:
+            super().on_end(answer)
+            raise RuntimeError("a defect")
+
+    with RawServer(None) as silent, KeptServer(lambda *_: [whole(b"x")]) as server:
+        sinks = [start(silent.url, sink=Failing() if index < 3 else Heard())[1] for index in range(8)]
+        (failing,) = (thread for thread in threading.enumerate() if thread.name == "penstock-loop-0")
+        start(server.url, sink=Failing())
+        assert [sink.wait(5).curl_error for sink in sinks] == [CLOSED] * 8
+        failing.join(5)
+        assert ask(server.url)[1] == b"x"
+    assert "a defect" in capfd.readouterr().err
+
+
+def test_closing_from_a_sink_does_not_start_anew(nothing_left: Any) -> None:
+    """``engine.close()`` on the loop's thread, with others in flight whose sinks ask for more: no thread is left."""
+
+    class Insistent(Heard):
+        def on_end(self, answer: Any) -> None:
+            super().on_end(answer)
+            if answer.curl_error == CLOSED:
+                more.append(start(silent.url)[1])
+
+    class Closing(Heard):
+        def on_end(self, answer: Any) -> None:
+            engine.close()
+            super().on_end(answer)
+
+    more: list[Heard] = []
+    with nothing_left(), RawServer(None) as silent, KeptServer(lambda *_: [whole(b"x")]) as server:
+        sinks = [start(silent.url, sink=Insistent())[1] for _ in range(5)]
+        start(server.url, sink=Closing())
+        assert [sink.wait(5).curl_error for sink in sinks] == [CLOSED] * 5
+        assert [sink.wait(5).curl_error for sink in more] == [CLOSED] * 5
+
+
+def test_an_interrupted_wake_up_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a sleeping loop is being woken: the next submission wakes it."""
+    with KeptServer(lambda *_: [whole(b"x")]) as server:
+        assert ask(server.url)[1] == b"x"
+        write = os.eventfd_write
+
+        def interrupted(*_: Any) -> None:
+            monkeypatch.setattr(os, "eventfd_write", write)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "eventfd_write", interrupted)
+        with pytest.raises(KeyboardInterrupt):  # at the first that finds the loop asleep
+            _ = [ask(server.url) for _ in range(1000)]
+        assert ask(server.url)[1] == b"x"
+
+
+def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, nothing_left: Any) -> None:
+    """Ctrl-C while a loop's thread starts ends that thread; the next use starts anew."""
+    real = EventLoop.start
+
+    def interrupted(loop: EventLoop) -> None:
+        monkeypatch.setattr(EventLoop, "start", real)
+        real(loop)
+        raise KeyboardInterrupt
+
+    with KeptServer(lambda *_: [whole(b"x")]) as server:
+        monkeypatch.setattr(EventLoop, "start", interrupted)
+        with nothing_left(), pytest.raises(KeyboardInterrupt):
+            ask(server.url)
+        assert ask(server.url)[1] == b"x"
+
+
+def test_configurations_do_not_pile_up() -> None:
+    """A configuration per store, over TLS: idle libcurl handles are kept for a bounded number of them."""
+    with FaultyServer({"a": b"x"}, tls=True) as server:
+        for _ in range(40):
+            config = TransportConfig(ca_bundle=server.ca_bundle)
+            assert ask(f"{server.endpoint_url}/bucket/a", config=config)[1] == b"x"
+    (loop,) = (loop for group in engine._loops.values() for loop in group)
+    assert len(loop._all_handles) <= 16
+
+
+def test_the_connect_deadline_counts_from_the_second_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept connection that dies after a long wait is replaced: the time waited is no time of connecting."""
+    pause = threading.Event()
+
+    def script(connection: int, exchange: int, _head: bytes) -> list[bytes] | None:
+        if connection == 0 and exchange == 1:
+            pause.wait(1.2)
+            return None
+        return [whole(b"ok")]
+
+    real = socket.getaddrinfo
+    monkeypatch.setattr("penstock.transport.plain.NAME_S_MAX", 0.0)  # so that the second connection looks up again
+
+    def slow(*args: Any, **more: Any) -> Any:
+        if not more.get("flags"):
+            pause.wait(0.7)
+        return real(*args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with KeptServer(script) as server:
+        url = f"http://localhost:{server.port}"
+        config = TransportConfig(connect_s_max=1.1)
+        assert [ask(url, config=config)[1] for _ in range(2)] == [b"ok"] * 2
+
+
+SHORT_OF_DESCRIPTORS = """
+import resource, sys
+import penstock as ps
+from penstock.errors import UnavailableError
+from penstock.config import RetryConfig
+store = ps.connect(sys.argv[1], endpoint_url=sys.argv[2], anonymous=True, retry=RetryConfig(attempts_max=1))
+assert bytes(store.read("a").data) == b"x"
+resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
+results = list(store.try_read_many(["a"] * 300))
+errors = [str(result) for result in results if isinstance(result, Exception)]
+assert all("Too many open files" in error and "ulimit" in error for error in errors), errors[:3]
+assert len(results) == 300
+assert bytes(store.read("a").data) == b"x"
+print(len(errors))
+"""
+
+
+def test_without_descriptors_errors_say_so_and_reading_recovers(faulty: FaultyServer) -> None:
+    """At the limit of open files the error names it, and the way out; what is asked later works again."""
+    import subprocess
+    import sys
+
+    faulty.objects["a"] = b"x"
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_DESCRIPTORS, faulty.url, faulty.endpoint_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_engine_without_descriptors_is_a_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor for the event loop itself: an error of ours with a hint, and the next use works."""
+
+    def none_left(*_: Any) -> int:
+        monkeypatch.undo()
+        raise OSError(24, "Too many open files")
+
+    with KeptServer(lambda *_: [whole(b"x")]) as server:
+        monkeypatch.setattr(os, "eventfd", none_left)
+        with pytest.raises(UnavailableError, match="ulimit"):
+            ask(server.url)
+        assert ask(server.url)[1] == b"x"
