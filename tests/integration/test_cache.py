@@ -1,0 +1,141 @@
+"""Processes that share a cache: each byte is fetched once, and nobody's death holds anybody up or leaves a mess."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cache import CacheConfig, Cached
+from penstock.cache.care import survey, verify
+from penstock.store.local import LocalStore
+from penstock.testing.contract_support import content
+
+pytestmark = pytest.mark.server  # it starts processes
+
+SCENARIO = Path(__file__).with_name("cache_scenario.py")
+DATA_BYTES = 12 * 300_000
+
+
+class Processes:
+    """Runs scenarios, and ends what it began."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data, self.cache = folder / "data", folder / "cache"
+        self.data.mkdir()
+        whole = hashlib.sha256()
+        for index in range(12):
+            data = content(300_000, index)
+            (self.data / f"{index:02}").write_bytes(data)
+            whole.update(data)
+        self.digest = whole.hexdigest()
+        self.begun: list[subprocess.Popen[str]] = []
+
+    def start(self, scenario: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(SCENARIO), scenario, str(self.data), str(self.cache)]
+        self.begun.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return self.begun[-1]
+
+    def answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        record = json.loads(out.splitlines()[-1])
+        assert (record["size_bytes"], record["digest"]) == (DATA_BYTES, self.digest)
+        assert (record["corrupt_count"], record["troubles"]) == (0, {}), errors
+        return dict(record)
+
+    def close(self) -> None:
+        for process in self.begun:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(tmp_path)
+    yield running
+    running.close()
+
+
+def test_processes_fetch_each_byte_once(processes: Processes) -> None:
+    """Four processes begin one cold data set together: the store is read once, by all of them together."""
+    answers = [processes.answer(process) for process in [processes.start("epoch") for _ in range(4)]]
+    assert sum(answer["received_bytes"] for answer in answers) == DATA_BYTES
+    assert processes.answer(processes.start("epoch"))["received_bytes"] == 0
+
+
+def test_a_killed_holder_holds_nobody_up(processes: Processes) -> None:
+    """A process that is killed while it fetches loses its leases with it: the others fetch, well before their patience ends."""
+    holder = processes.start("stuck")
+    assert holder.stdout is not None
+    assert "holds" in json.loads(holder.stdout.readline())
+    waiting = processes.start("epoch")
+    assert waiting.stdout is not None
+    waiting.stdout.readline()
+    holder.send_signal(signal.SIGKILL)
+    answer = processes.answer(waiting)
+    assert answer["received_bytes"] == DATA_BYTES
+    assert answer["expired_count"] == 0
+
+
+def test_a_stalled_holder_is_waited_for_in_vain_only_so_long(processes: Processes) -> None:
+    """One that lives and does not come on is waited for within the bound; then its blocks are fetched without it."""
+    holder = processes.start("stuck")
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    answer = processes.answer(processes.start("impatient"))
+    assert answer["expired_count"] > 0
+    assert answer["received_bytes"] == DATA_BYTES
+
+
+def test_killed_at_any_moment(processes: Processes) -> None:
+    """Processes that write and evict are killed over and over: no entry is ever wrong, the account converges."""
+    randomly = random.Random(0)
+    for _ in range(8):
+        pair = [processes.start("forever") for _ in range(2)]
+        for process in pair:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for _ in range(randomly.randrange(3)):
+            assert pair[0].stdout is not None
+            assert json.loads(pair[0].stdout.readline())["digest"] == processes.digest
+        for process in pair:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    entries_count, corrupt_count = verify(processes.cache)
+    assert corrupt_count == 0
+    assert entries_count > 0
+    found = survey(processes.cache)  # a scan of all: the numbers are right from then on
+    config = CacheConfig(processes.cache, 10**9, free_ratio_min=0.0, block_bytes=64 * 1024)
+    with Cached(LocalStore(processes.data), config) as store:
+        next(iter(store.list()))
+        assert store.statistics().used_bytes == found.size_bytes
+    assert list((processes.cache / "v1/temporary").iterdir()) == []
+    assert processes.answer(processes.start("epoch"))["corrupt_count"] == 0
+
+
+def test_a_forked_child_reads_on(processes: Processes) -> None:
+    """A child of a process that uses a cache has threads, leases and descriptors of its own."""
+    config = CacheConfig(processes.cache, 10**9, free_ratio_min=0.0, block_bytes=64 * 1024)
+    with Cached(LocalStore(processes.data), config) as store:
+        assert store.read("03").data == content(300_000, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which is what is tested
+            child = os.fork()
+        if not child:
+            good = store.read("03").data == content(300_000, 3) and store.read("04").data == content(300_000, 4)
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert store.read("04").data == content(300_000, 4)
+        assert store.statistics().fetched_bytes == 300_000
+        assert store.statistics().troubles == {}
