@@ -1,0 +1,132 @@
+"""``penstock pack``, ``convert`` and ``verify`` on directories, in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's cache directory, for this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    root.mkdir()
+    for number in range(10):
+        (root / f"{number:03d}.txt").write_text(f"text {number}")
+    return root
+
+
+def test_pack_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, with advice on the size before it; the second time nothing is written."""
+    command = ["pack", f"{source}/", f"{tmp_path}/out/t-%03d.tar", "--shard-size", "6kB", "--verify"]
+    assert run(command) == 0
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert "are usual" in errors
+    assert "10 samples in 3 shards, 3 verified, 13 KiB" in errors
+    assert run(command) == 0
+    assert "10 samples in 3 shards (3 were there)" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["t-000.tar", "t-001.tar", "t-002.tar"]
+
+
+def test_pack_tells_machines(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--json`` is one object per line, from the plan to the summary."""
+    assert run(["pack", f"{source}/", f"{tmp_path}/out/", "--shard-samples", "4", "--json", "--verify"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == {"action": "begin", "shards": 3, "samples": 10, "source_bytes": 60}
+    assert sorted(line["action"] for line in lines[1:-1]) == ["packed"] * 3 + ["verified"] * 3
+    assert lines[-1]["samples"] == 10
+    assert lines[-1]["shards_written"] == 3
+
+
+def test_a_dry_run_prints_the_plan(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards with their samples and sizes, for people and for machines; nothing is written."""
+    command = ["pack", f"{source}/", f"{tmp_path}/out/", "--split", "train=0.5,val=0.5", "--dry-run"]
+    assert run(command) == 0
+    out, errors = capsys.readouterr()
+    assert "train-000000.tar" in out
+    assert "10 samples in 2 tar shards" in errors
+    assert run([*command, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["action"] for line in lines] == ["planned", "planned", "plan"]
+    assert lines[-1]["samples"] == 10
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_transform_by_name(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``module:function`` of the working directory; a name that is none is refused."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "shouting.py").write_text("def shout(sample):\n    return {'txt': sample['txt'].upper()}\n")
+    assert run(["pack", f"{source}/", f"{tmp_path}/out/", "--transform", "shouting:shout"]) == 0
+    assert b"TEXT 3" in (tmp_path / "out/shard-000000.tar").read_bytes()
+    assert run(["pack", f"{source}/", f"{tmp_path}/out2/", "--transform", "shouting:whisper"]) == 1
+    assert "names no function" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard-size", "many"], "no number of bytes"),
+        (["--split", "half"], "NAME=SHARE"),
+        (["--jobs", "0"], "at least 1"),
+        (["--group-by", "x"], "'stem' or 'file'"),
+        (["--name", "a"], "exactly one number"),
+        (["--append", "--overwrite"], "excludes"),
+        (["--memory", "1MB"], "at least"),
+    ],
+)
+def test_options_that_cannot_be(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    """One line on stderr, exit code 1, nothing written."""
+    assert run(["pack", f"{source}/", f"{tmp_path}/out/", *options]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_convert_refuses_a_loss(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names what would be lost, and does it where allowed; ``--losses`` prints the table."""
+    run(["pack", f"{source}/", f"{tmp_path}/tars/"])
+    command = ["convert", f"{tmp_path}/tars/", f"{tmp_path}/out/", "--to", "tfrecord"]
+    assert run(command) == 1
+    assert "would be lost: the samples' keys" in capsys.readouterr().err
+    assert run([*command, "--allow-loss", "--verify"]) == 0
+    assert "10 samples in 1 shards, 1 verified" in capsys.readouterr().err
+    assert run([*command, "--key-field", "key", "--overwrite"]) == 0
+    capsys.readouterr()
+    assert run(["convert", "--losses"]) == 0
+    assert "| tar | keeps all |" in capsys.readouterr().out
+
+
+def test_verify_says_what_is_wrong(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 where all is well; 1, and a line per shard, where it is not; also for machines."""
+    run(["pack", f"{source}/", f"{tmp_path}/out/", "--shard-samples", "4"])
+    capsys.readouterr()
+    assert run(["verify", f"{tmp_path}/out/"]) == 0
+    assert "10 samples in 3 shards verified" in capsys.readouterr().err
+    (tmp_path / "out/shard-000001.tar").unlink()
+    assert run(["verify", f"{tmp_path}/out/"]) == 1
+    assert "1 failed" in capsys.readouterr().err
+    assert run(["verify", f"{tmp_path}/out/", "--json"]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["action"] for line in lines] == ["verified", "verified", "failed", "summary"]
+    assert lines[2]["error"] == "ObjectMissingError"
+
+
+@pytest.mark.parametrize("command", ["pack", "convert", "verify"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command's help shows it in use."""
+    assert run([command, "--help"]) == 0
+    assert f"penstock {command} " in capsys.readouterr().out
