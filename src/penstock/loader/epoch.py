@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.loader.carrying import CarryFilling, CarryMark
 from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
 from penstock.loader.filling import MembersFilling, RowsFilling
-from penstock.loader.indexed import IndexedJob
 from penstock.loader.run import EpochRun, Filling
 from penstock.pipeline import BatchBySize
 
@@ -70,9 +69,21 @@ class Epoch:
         self._batches: Batches | None
         self._run: EpochRun | ProcessRun
         if processes:
-            self._batches, self._run = self._divided(run_plan, cursor, processes, restarts=restarts)
-            self._agree = None
-            self._run_plan = run_plan._replace(drop_last=False)
+            from penstock.loader.dividing import divided
+
+            self._batches, self._run = divided(
+                plan,
+                run_plan,
+                cursor,
+                epoch=number,
+                batching=self._batching,
+                processes=processes,
+                restarts=restarts,
+                meter=meter,
+            )
+            self._agree = agree if plan.world_size > 1 and self._batches is None else None
+            self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
+            self._mark = None  # of a batch, once there was one
             return
         begun = plan.job.begin(number, cursor, batching=self._batching)
         self._batches = begun.batches if not plan.carries else None
@@ -126,28 +137,6 @@ class Epoch:
 
     def _started(self, begun: Begun) -> EpochRun:
         return EpochRun(self._run_plan, feed=begun.feed, filling=self._filling, meter=self._meter)
-
-    def _divided(
-        self, run_plan: RunPlan, cursor: Mapping[str, Any] | None, processes: int, *, restarts: bool
-    ) -> tuple[Batches, ProcessRun]:
-        from penstock.loader.processes import ProcessRun, check_processes
-
-        job = self._plan.job
-        check_processes(carries=self._plan.carries, is_indexed=isinstance(job, IndexedJob))
-        assert isinstance(job, IndexedJob)
-        position = 0 if cursor is None else cursor["position"]
-        batches = job.batches(self._number, batching=self._batching, origin=position)
-        run = ProcessRun(
-            run_plan._replace(drop_last=False),
-            pipeline=self._plan.pipeline,
-            job=job,
-            batches=batches,
-            epoch=self._number,
-            processes_count=processes,
-            restarts=restarts,
-            meter=self._meter,
-        )
-        return batches, run
 
     def _filling(self, run: EpochRun) -> Filling:
         if self._plan.carries:

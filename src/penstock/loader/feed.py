@@ -139,6 +139,9 @@ class LanesFeed:
         turn: Lanes that had their turn in this round.
         keeps_marks: Whether ``mark`` has to say where each lane is.
         count: Samples to give; None: all.
+
+    Attributes:
+        lanes: All of them, empty ones included.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class LanesFeed:
         keeps_marks: bool = True,
         count: int | None = None,
     ) -> None:
-        self._all = list(lanes)
+        self.lanes = list(lanes)
         self._lanes = list(lanes)
         self._numbers = np.array([lane.number for lane in lanes], dtype=np.int64)
         self._lanes_count = lanes_count
@@ -200,7 +203,7 @@ class LanesFeed:
 
     def close(self) -> None:
         """See ``Feed``."""
-        for lane in self._all:
+        for lane in self.lanes:
             lane.close()
 
     def _fill_together(self) -> None:

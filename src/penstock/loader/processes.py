@@ -1,7 +1,8 @@
-"""Batches filled by worker processes: the training process waits, and does nothing else.
+"""Batches filled by worker processes: the training process deals rows, waits, and does nothing else.
 
-Every worker writes its rows of each batch into one shared slot; a batch is complete when all have said so. A slot comes
-back when nothing refers to its batch any more; while the training loop holds them all, one more is made.
+A worker owns lanes. Which rows of a batch are its samples follows from the order (``dealing.py``); it writes them into a
+slot that all workers share, and a batch is complete when all have said so. A slot comes back when nothing refers to its
+batch any more; while the training loop holds them all, one more is made.
 """
 
 from __future__ import annotations
@@ -14,114 +15,91 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.buffers import lease
-from penstock.config import default_budget_bytes
-from penstock.errors import ClosedError, ConfigError, PenstockError
+from penstock.errors import ClosedError, DataError, PenstockError
 from penstock.loader.columns import Layout
+from penstock.loader.dealing import Known
 from penstock.loader.filling import said_layout
 from penstock.loader.run import Delivery
-from penstock.loader.slots import SlotPlan, made
-from penstock.loader.statistics import Meter
-from penstock.loader.worker import WorkerJob
+from penstock.loader.shared import unpacked
+from penstock.loader.slots import Slots
 from penstock.loader.workers import EXIT_S_MAX, Worker
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from penstock.loader.indexed import IndexedJob
+    from penstock.loader.dealing import Deal, Dealt
     from penstock.loader.run import RunPlan
-    from penstock.order import Batches
-    from penstock.pipeline import Pipeline
+    from penstock.loader.statistics import Meter
+    from penstock.loader.told import ToldError, WorkerJob
 
 _log = logging.getLogger("penstock.loader")
 
-RESTARTS_MAX = 3
-"""Of one worker in one epoch: one that dies again and again will not stop doing so."""
+DEATHS_MAX = 3
+"""Of processes in one worker's place without a batch done: one that dies again and again will not stop doing so."""
+
+
+class _Part:
+    """What one worker made of its rows, besides what is in the slot."""
+
+    __slots__ = ("about", "cursor", "dropped", "packed")
+
+    def __init__(self, about: Mapping[str, list[str]], packed: Any, dropped: list[int], cursor: Any) -> None:
+        self.about = about
+        self.packed = packed
+        self.dropped = dropped
+        self.cursor = cursor
 
 
 class _Pending:
     """A batch on its way."""
 
-    __slots__ = ("dropped", "lists", "missing", "slot")
+    __slots__ = ("dealt", "error", "parts", "slot")
 
-    def __init__(self, workers_count: int) -> None:
+    def __init__(self, dealt: Dealt) -> None:
+        self.dealt = dealt
         self.slot: int | None = None
-        self.missing = workers_count
-        self.lists: dict[int, Mapping[str, list[Any]]] = {}
-        self.dropped: dict[int, list[int]] = {}
+        self.parts: dict[int, _Part] = {}
+        self.error: BaseException | None = None
 
 
 class ProcessRun:
     """As ``EpochRun``, by processes.
 
     Args:
-        plan: See ``RunPlan``; its threads are divided among the workers.
-        pipeline: What to do with samples.
-        job: The rank's order, and how to read.
-        batches: The rank's.
-        epoch: Number.
-        processes_count: Workers.
+        plan: See ``RunPlan``.
+        deal: Of the rank's batches.
+        told: What each worker is to do.
         restarts: Whether a worker that dies is replaced.
         meter: Told of samples, bytes and seconds.
     """
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        *,
-        pipeline: Pipeline,
-        job: IndexedJob,
-        batches: Batches,
-        epoch: int,
-        processes_count: int,
-        restarts: bool,
-        meter: Meter,
-    ) -> None:
+    def __init__(self, plan: RunPlan, *, deal: Deal, told: Sequence[WorkerJob], restarts: bool, meter: Meter) -> None:
         self.plan = plan
-        self._batches = batches
+        self._deal = deal
         self._restarts = restarts
         self._meter = meter
         self._process_id = os.getpid()
         self._changed = threading.Condition()
         self._layout = said_layout(plan)
         self._first: Mapping[str, Any] | None = None
-        self._slot_plan: SlotPlan | None = None
-        self._slots: dict[int, tuple[int, mmap.mmap]] = {}
-        self._slots_free: list[int] = []
-        self._returned: list[int] = []  # appended to by leases that end, in any thread
+        self._slots: Slots | None = None
         self._pending: dict[int, _Pending] = {}
-        self._asked_count = 0  # batches that have a slot
+        self._dealt_count = 0
         self._given_count = 0
+        self._failure: BaseException | None = None  # behind all that was dealt
         self._closed = False
         self._workers: list[Worker] = []
         self._threads: list[threading.Thread] = []
-        count = usable_count(job, processes_count)
-        threads = max(1, plan.threads_count // count)
         try:
-            for number in range(count):
-                rank = job.order.rank + job.order.world_size * number
-                told = WorkerJob(
-                    job=job.divided(rank, job.order.world_size * count).with_meter(Meter()),
-                    pipeline=pipeline,
-                    plan=plan._replace(steps=(), threads_count=threads, prefetch_batches=plan.prefetch_batches + 1),
-                    batches=batches,
-                    epoch=epoch,
-                    first_batch=0,
-                    stride=count,
-                    rank=rank,
-                    budget_bytes=default_budget_bytes() // count,
-                    meter=Meter(),
-                )
-                self._workers.append(Worker(number, told))
+            for each in told:
+                self._workers.append(Worker(each))
+            with self._changed:
+                self._go_on()
             for worker in self._workers:
-                thread = threading.Thread(
-                    target=self._listen, args=(worker,), name=f"penstock-read-worker-{worker.number}", daemon=True
-                )
+                name = f"penstock-read-worker-{worker.number}"
+                thread = threading.Thread(target=self._listen, args=(worker,), name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
-            with self._changed:
-                self._ask()
         except BaseException:
             self.close()
             raise
@@ -132,139 +110,182 @@ class ProcessRun:
         Raises:
             PenstockError: a worker died, or what failed in one, with its traceback as a note.
         """
-        if os.getpid() != self._process_id:
-            raise ClosedError("this loader's workers are the parent process's", hint="make a Loader in the child")
+        self._check_process()
         with self._changed:
             index = self._given_count
-            if index >= len(self._batches):
-                return None
             began_s = time.perf_counter()
-            while True:
-                if self._closed:
-                    raise ClosedError("the loader was closed while it was iterated")
-                pending = self._pending.get(index)
-                if pending is not None and not pending.missing:
-                    break
-                for worker in self._workers:
-                    if worker.failure is not None and worker.done_count <= index:
-                        raise worker.failure
+            while not self._is_complete(index):
+                if self._is_ended():
+                    return None
                 self._changed.wait()
             self._meter.wait_s += time.perf_counter() - began_s
+            pending = self._pending[index]
+            if pending.error is not None:
+                raise pending.error
             del self._pending[index]
             self._given_count += 1
-            self._ask()
-        return self._delivered(index, pending)
+            values = self._values(pending)
+            self._go_on()
+        return self._delivered(pending, values)
 
     def has_next(self) -> bool:
         """As ``EpochRun.has_next``."""
-        return self._given_count < len(self._batches)
+        self._check_process()
+        with self._changed:
+            while not self._pending and self._failure is None:
+                if self._is_ended():
+                    return False
+                self._changed.wait()
+        return True
 
     def close(self) -> None:
         """End the workers, and wait for them; idempotent. Batches handed out stay valid."""
+        if os.getpid() != self._process_id:
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for worker in self._workers:
-            worker.wire.close()
         for worker in self._workers:
             worker.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(EXIT_S_MAX)
-        slots, self._slots = self._slots, {}
-        for descriptor, _ in slots.values():
-            os.close(descriptor)
+        if self._slots is not None:
+            self._slots.close()
 
-    # ── slots (under the lock) ─────────────────────────────────────────────────────────────────────────────────────
+    # ── where it is (under the lock) ───────────────────────────────────────────────────────────────────────────────
 
-    def _ask(self) -> None:
-        """Give slots to as many of the next batches as may be under way."""
+    def _check_process(self) -> None:
+        if os.getpid() != self._process_id:
+            raise ClosedError("this loader's workers are the parent process's", hint="make a Loader in the child")
+
+    def _is_complete(self, index: int) -> bool:
+        """Whether a batch can be handed out.
+
+        Raises:
+            PenstockError: what keeps it from ever being.
+        """
+        if self._closed:
+            raise ClosedError("the loader was closed while it was iterated")
+        pending = self._pending.get(index)
+        if pending is not None and len(pending.parts) == len(self._workers):
+            return True
+        for worker in self._workers:
+            if worker.failure is not None and worker.done_count <= index:
+                raise worker.failure
+        if pending is None and self._failure is not None:
+            raise self._failure
+        return False
+
+    def _is_ended(self) -> bool:
+        return self._deal.is_ended and not self._pending
+
+    # ── dealing (under the lock) ───────────────────────────────────────────────────────────────────────────────────
+
+    def _go_on(self) -> None:
+        """Deal as many batches as may be under way, and give them slots."""
+        while self._failure is None and self._dealt_count < self._given_count + self.plan.prefetch_batches + 1:
+            try:
+                dealt = self._deal.next()
+            except Exception as error:
+                self._failure = error
+                break
+            if dealt is None:
+                break
+            self._pending[self._dealt_count] = _Pending(dealt)
+            for worker, rows in zip(self._workers, dealt.rows, strict=True):
+                worker.send(("rows", self._dealt_count, rows))
+            self._dealt_count += 1
+        for number, wanted in self._deal.wants().items():
+            self._workers[number].send(("want", wanted))
         if self._layout is None:
             return
-        if self._slot_plan is None:
-            self._slot_plan = SlotPlan(self._layout, self.plan.batch_size)
-        stop = min(self._given_count + self.plan.prefetch_batches + 1, len(self._batches))
-        while self._asked_count < stop:
-            slot = self._free_slot()
-            self._pending_of(self._asked_count).slot = slot
-            for worker in self._workers:
-                self._send_fill(worker, self._asked_count, slot)
-            self._asked_count += 1
-
-    def _pending_of(self, index: int) -> _Pending:
-        """A batch on its way; without a slot where a worker had no row of it, and was done before it had one."""
-        pending = self._pending.get(index)
-        if pending is None:
-            pending = self._pending[index] = _Pending(len(self._workers))
-        return pending
-
-    def _free_slot(self) -> int:
-        while self._returned:
-            self._slots_free.append(self._returned.pop())
-        if self._slots_free:
-            return self._slots_free.pop()
-        assert self._slot_plan is not None
-        slot = len(self._slots)
-        self._slots[slot] = made(self._slot_plan.size_bytes)
-        self._meter.slots_count = len(self._slots)
-        if slot == 2 * (self.plan.prefetch_batches + 2):
-            _log.warning(
-                "the training loop holds %d batches: more shared memory is made for it, %d bytes each",
-                slot - self.plan.prefetch_batches - 1,
-                self._slot_plan.size_bytes,
-            )
-        return slot
+        if self._slots is None:
+            self._slots = Slots(self._layout, self.plan.batch_size, prefetch_count=self.plan.prefetch_batches)
+        for index, pending in sorted(self._pending.items()):
+            if pending.slot is None and len(pending.parts) < len(self._workers):
+                pending.slot = self._slots.take()
+                self._meter.slots_count = self._slots.count
+                for worker in self._workers:
+                    if worker.number not in pending.parts:
+                        self._send_fill(worker, index, pending.slot)
 
     def _send_fill(self, worker: Worker, index: int, slot: int) -> None:
-        if worker.done_count > index:
-            return
-        try:
-            if slot not in worker.slots:
-                assert self._slot_plan is not None
-                worker.wire.send(("slot", slot, self._slot_plan.size_bytes), descriptor=self._slots[slot][0])
-                worker.slots.add(slot)
-            worker.wire.send(("fill", index, slot))
-        except OSError:
-            return  # it died: who listens to it knows what to do
+        assert self._slots is not None
+        if slot not in worker.slots:
+            worker.slots.add(slot)
+            worker.send(("slot", slot, self._slots.size_bytes), descriptor=self._slots.descriptor(slot))
+        worker.send(("fill", index, slot))
 
     # ── workers' threads ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _listen(self, worker: Worker) -> None:
         while True:
             try:
-                message, _ = worker.wire.receive()
+                message, descriptor = worker.wire.receive()
             except (EOFError, OSError):
                 if not self._died(worker):
                     return
                 continue
             with self._changed:
-                self._heard(worker, message)
+                try:
+                    self._heard(worker, message, descriptor)
+                except Exception as error:
+                    worker.failure = error
                 self._changed.notify_all()
 
-    def _heard(self, worker: Worker, message: tuple[Any, ...]) -> None:
+    def _heard(self, worker: Worker, message: tuple[Any, ...], descriptor: int | None) -> None:
         kind, *rest = message
         if kind == "first":
             if self._first is None:
                 self._first = rest[0]
                 self._layout = Layout(rest[0], self.plan.batch)
-            try:
-                worker.wire.send(("layout", self._first))
-            except OSError:
-                return
-            self._ask()
+            worker.send(("layout", self._first))
+            self._go_on()
+        elif kind == "have":
+            self._deal.heard({number: self._known(worker, *each) for number, each in rest[0].items()})
+            self._go_on()
         elif kind == "done":
-            index, lists, dropped, sums = rest
-            worker.done_count = index + 1
-            self._meter.add(sums, worker.sums)
-            worker.sums = sums
-            pending = self._pending_of(index)
-            pending.lists[worker.number] = lists
-            pending.dropped[worker.number] = dropped
-            pending.missing -= 1
+            self._done(worker, *rest, descriptor=descriptor)
         else:
-            error, trace = rest
-            error.add_note(f"in worker process {worker.number} (pid {worker.process.pid}):\n{trace}")
-            worker.failure = error
+            worker.failure = rest[0].revived(worker.described())
+
+    def _known(self, worker: Worker, count: int, is_ended: bool, error: ToldError | None) -> Known:
+        return Known(count, is_ended, None if error is None else error.revived(worker.described()))
+
+    def _done(
+        self,
+        worker: Worker,
+        index: int,
+        about: Mapping[str, list[str]],
+        packed: Any,
+        dropped: list[int],
+        cursor: Any,
+        counted: tuple[Any, ...],
+        heap_bytes: int | None,
+        *,
+        descriptor: int | None,
+    ) -> None:
+        sums, events = counted
+        worker.done_count = index + 1
+        worker.cursor = cursor if cursor is not None else worker.cursor
+        worker.deaths_count = 0
+        self._meter.add(sums, worker.sums)
+        worker.sums = sums
+        pending = self._pending[index]
+        if descriptor is not None and heap_bytes is not None:
+            assert pending.slot is not None
+            worker.add_heap(pending.slot, descriptor, heap_bytes)
+        pending.parts[worker.number] = _Part(about, packed, dropped, cursor)
+        try:
+            for source, error, stage, errors_max, epoch in events:
+                tolerance = self.plan.steps[source].tolerance
+                if error is None:
+                    tolerance.count(stage)
+                else:
+                    tolerance.drop(error.revived(worker.described()), stage, errors_max, epoch)
+        except DataError as error:
+            pending.error = pending.error or error
 
     def _died(self, worker: Worker) -> bool:
         """A worker's wire ended; whether another process listens there now."""
@@ -272,87 +293,58 @@ class ProcessRun:
             if self._closed or worker.failure is not None:
                 return False
             said = worker.described_end()
-            if self._restarts and worker.restarts_count < RESTARTS_MAX:
-                _log.warning("%s; it is restarted at batch %d", said, worker.done_count)
-                worker.sums = {}
-                worker.restart()
-                for index, pending in sorted(self._pending.items()):
+            if not self._restarts or worker.deaths_count >= DEATHS_MAX:
+                worker.failure = PenstockError(
+                    said, hint="was it out of memory? Loader(restart_workers=True) starts another in its place"
+                )
+                self._changed.notify_all()
+                return False
+            _log.warning("%s; it is restarted at batch %d", said, worker.done_count)
+            worker.restart()
+            if self._first is not None:
+                worker.send(("layout", self._first))
+            for index, pending in sorted(self._pending.items()):
+                if worker.number not in pending.parts:
+                    worker.send(("rows", index, pending.dealt.rows[worker.number]))
                     if pending.slot is not None:
                         self._send_fill(worker, index, pending.slot)
-                return True
-            worker.failure = PenstockError(
-                said, hint="was it out of memory? Loader(restart_workers=True) starts another in its place"
-            )
-            self._changed.notify_all()
-            return False
+            self._deal.forget_asked(worker.number)
+            self._go_on()
+            return True
 
     # ── a complete batch ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _delivered(self, index: int, pending: _Pending) -> Delivery | None:
-        positions, valid_count = self._batches.batch(index)
-        if not valid_count:
-            if pending.slot is not None:
-                self._returned.append(pending.slot)
-            return None
-        count = len(self._workers)
-        first = int(positions[0])
-        values: dict[str, Any] = {}
-        dropped: list[int] = []
-        begins = [self._first_row(worker, first, count) for worker in self._workers]
-        if self._slot_plan is not None and pending.slot is not None:
-            memory = lease(self._slots[pending.slot][1], self._home(pending.slot))
-            values.update(self._slot_plan.arrays(memory))
-        names = dict.fromkeys(name for lists in pending.lists.values() for name in lists)
-        for name in names:
-            column: list[Any] = [None] * self.plan.batch_size
-            for begin, worker in zip(begins, self._workers, strict=True):
-                part = pending.lists[worker.number].get(name, [])
-                column[begin : begin + len(part) * count : count] = part
-            values[name] = column
-        for begin, worker in zip(begins, self._workers, strict=True):
-            dropped += [begin + row * count for row in pending.dropped[worker.number]]
-        values["__position__"] = np.zeros(self.plan.batch_size, np.int64)
-        values["__position__"][: len(positions)] = positions
+    def _values(self, pending: _Pending) -> dict[str, Any]:
+        """The columns. What lies in a slot stays there; it is not given away while this reads heaps of it."""
+        arrays: dict[str, Any] = {}
+        if pending.slot is not None:
+            assert self._slots is not None
+            memory = self._slots.lease(pending.slot)
+            arrays.update(self._slots.arrays(memory))
+        size, rows = self.plan.batch_size, pending.dealt.rows
+        for worker in self._workers:
+            part, own = pending.parts[worker.number], rows[worker.number].tolist()
+            dropped = set(part.dropped)
+            kept = [row for index, row in enumerate(own) if index not in dropped] if dropped else own
+            names, columns, inline = part.packed
+            found = unpacked(columns, inline if inline is not None else worker.heaps[pending.slot or 0])
+            for name, values in [*zip(names, found, strict=True), *part.about.items()]:
+                column = arrays.setdefault(name, [None] * size)
+                for row, value in zip(own if name in part.about else kept, values, strict=True):
+                    column[row] = value
+        for name in self._slots.others if self._slots is not None else ():
+            arrays.setdefault(name, [None] * size)
+        arrays["__position__"] = np.zeros(size, np.int64)
+        arrays["__position__"][: len(pending.dealt.positions)] = pending.dealt.positions
         order = [*(self._layout.columns if self._layout is not None else ()), "__key__", "__shard__", "__position__"]
-        values = {name: values[name] for name in order if name in values}
-        self._meter.samples += valid_count - len(dropped)
+        return {name: arrays[name] for name in order if name in arrays}
+
+    def _delivered(self, pending: _Pending, values: dict[str, Any]) -> Delivery | None:
+        dealt = pending.dealt
+        if not dealt.rows_count:
+            return None
+        dropped = [int(rows[row]) for number, rows in enumerate(dealt.rows) for row in pending.parts[number].dropped]
+        self._meter.samples += dealt.rows_count - len(dropped)
         self._meter.batches += 1
-        return Delivery(values, valid_count, sorted(dropped), None, self._layout)
-
-    def _first_row(self, worker: Worker, first: int, count: int) -> int:
-        step = self._batches.world_size * count
-        return (worker.told.rank - first) % step // self._batches.world_size
-
-    def _home(self, slot: int) -> Any:
-        """What runs when the last reference to a batch goes: in any thread, so it takes no lock."""
-        returned = self._returned
-
-        def home(owner: Any) -> None:
-            del owner
-            returned.append(slot)
-
-        return home
-
-
-def usable_count(job: IndexedJob, processes_count: int) -> int:
-    """Workers among whom the rank's lanes can be divided evenly: at most as many as asked for."""
-    lanes_count = job.order.lanes_count // job.order.world_size
-    count = next(each for each in range(min(processes_count, lanes_count), 0, -1) if lanes_count % each == 0)
-    if count < processes_count:
-        _log.warning("%d of %d worker processes are used: a rank has %d lanes", count, processes_count, lanes_count)
-    return count
-
-
-def check_processes(*, carries: bool, is_indexed: bool) -> None:
-    """Refuse what worker processes cannot do.
-
-    Raises:
-        ConfigError: no index, or stages that change how many samples there are.
-    """
-    if not is_indexed:
-        raise ConfigError(
-            "processes= needs an index: without one nobody knows which row of which batch a sample has",
-            hint="run `penstock index`, or processes=0",
-        )
-    if carries:
-        raise ConfigError("refill, flat_map and batch_by_size are not divided among processes", hint="processes=0")
+        mark = self._deal.mark_of(dealt.mark, {number: part.cursor for number, part in pending.parts.items()})
+        return Delivery(values, dealt.rows_count, sorted(dropped), mark, self._layout)

@@ -106,6 +106,7 @@ class Steps:
         is_empty: Whether there are none: samples are their members.
         may_drop: Whether a call may give None: a sample that was filtered out, or dropped under ``max_errors``.
         is_many: Whether a call gives a list, of any length: there is a ``flat_map``.
+        tolerance: Counts the samples that it drops for an error, and bounds them.
 
     Raises:
         ConfigError: a field needs a package that is not installed.
@@ -132,13 +133,13 @@ class Steps:
         )
         self._ends_raw = is_raw
         self._writes_rows = not self.is_many and _has_arrays(self._steps[-1].stage if self._steps else None)
-        self._tolerance = Tolerance()
+        self.tolerance = Tolerance()
         self._tables = {join: table_of(join, pipeline) for join in joins}
 
     @property
     def dropped(self) -> dict[str, int]:
         """Samples dropped for an error so far, by stage; those that a filter left out are not among them."""
-        return self._tolerance.counts()
+        return self.tolerance.counts()
 
     def open(self) -> None:
         """Load the tables that are joined, if that has not been done; the first sample does it otherwise.
@@ -228,7 +229,7 @@ class Steps:
             assert isinstance(last.stage, Decode)
             values, written = written_in_place(last.stage, values, origin, layout, batch, row)
         except DataError as error:
-            self._tolerance.drop(error, last.name, last.errors_max, origin.epoch)
+            self.tolerance.drop(error, last.name, last.errors_max, origin.epoch)
             return False
         layout.put(batch, row, values, key=sample.key, shard=shard, written=written)
         return True
@@ -239,7 +240,7 @@ class Steps:
             try:
                 values = self._applied(step, values, origin)
             except DataError as error:
-                self._tolerance.drop(error, step.name, step.errors_max, origin.epoch)
+                self.tolerance.drop(error, step.name, step.errors_max, origin.epoch)
                 return None
             if values is None:
                 return None
@@ -268,7 +269,7 @@ class Steps:
         if isinstance(stage, Join):
             row = self._tables[stage].row(origin.sample.key)
             if row is None and stage.missing == "drop":
-                self._tolerance.count(step.name)
+                self.tolerance.count(step.name)
                 return None
             return _joined(stage, step.name, values, row, origin)
         given = _copied(values) if step.is_raw else dict(values)

@@ -1,70 +1,82 @@
-"""A worker process: ``python -m penstock.loader.worker DESCRIPTOR``. It fetches, parses and decodes some lanes.
+"""A worker process: ``python -m penstock.loader.worker DESCRIPTOR PARENT``. It fetches, parses and decodes some lanes.
 
-To the order a worker is a rank: process w of n of rank r of W owns the lanes that rank r + W * w of W * n would own. So
-it runs the same feed and the same decode threads as a loader does, and writes its rows of every batch into shared memory.
-A batch's rows are positions of the order, so nobody has to be asked which row is whose.
+It runs the same feed and the same decode threads as a loader does, over its lanes alone. The loader says which rows of a
+batch are the next samples of these lanes, and in which slot; they are written there, and a message says that they are.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-import pickle
+import queue
 import signal
 import socket
 import sys
 import threading
-import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError
 from penstock.fetch import set_process_budget
 from penstock.loader.columns import Layout
+from penstock.loader.feed import LanesFeed
 from penstock.loader.filling import RowsFilling
+from penstock.loader.lanes import Lane
 from penstock.loader.run import EpochRun, OpenBatch
 from penstock.loader.samples import Steps
+from penstock.loader.shared import INLINE_BYTES_MAX, Heaps, packed
 from penstock.loader.slots import SlotPlan, mapped
+from penstock.loader.told import ToldError
+from penstock.loader.tolerance import Tolerance
 from penstock.loader.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.loader.indexed import IndexedJob
-    from penstock.loader.run import RunPlan
-    from penstock.loader.statistics import Meter
-    from penstock.order import Batches
-    from penstock.pipeline import Pipeline
+    from numpy.typing import NDArray
+
+    from penstock.errors import DataError
+    from penstock.loader.run import Delivery
+    from penstock.loader.told import WorkerJob
+
+PR_SET_PDEATHSIG = 1
 
 
-class WorkerJob(NamedTuple):
-    """What a worker is told when it starts.
+class Forwarding(Tolerance):
+    """Leaves it to the loader to count dropped samples, as it knows what all its workers dropped."""
 
-    Attributes:
-        job: The order as of this worker's own rank, and how to read.
-        pipeline: Its stages; what they hold (locks, tables) is made here.
-        plan: How to decode, without the steps; ``batch_size`` is the whole rank's.
-        batches: The rank's.
-        epoch: Number.
-        first_batch: From which on.
-        stride: Workers of this rank.
-        rank: The worker's own rank, in the order of all workers.
-        budget_bytes: For reading.
-        meter: Counts here.
-    """
+    def __init__(self, source: int, events: deque[tuple[Any, ...]]) -> None:
+        super().__init__()
+        self._source = source
+        self._events = events
 
-    job: IndexedJob
-    pipeline: Pipeline
-    plan: RunPlan
-    batches: Batches
-    epoch: int
-    first_batch: int
-    stride: int
-    rank: int
-    budget_bytes: int
-    meter: Meter
+    def drop(self, error: DataError, stage: str, errors_max: int, epoch: int) -> None:
+        """See ``Tolerance``: what one worker drops is bounded here, the rest by the loader."""
+        super().drop(error, stage, errors_max, epoch)
+        self._events.append((self._source, ToldError.of(error), stage, errors_max, epoch))
+
+    def count(self, stage: str) -> None:
+        """See ``Tolerance``."""
+        self._events.append((self._source, None, stage, 0, 0))
+
+
+class _Rows:
+    """Some rows of a column, in any pattern: as an array of them, to be written by row."""
+
+    __slots__ = ("_column", "_rows")
+
+    def __init__(self, column: NDArray[Any], rows: list[int]) -> None:
+        self._column = column
+        self._rows = rows
+
+    def __getitem__(self, row: int) -> Any:
+        return self._column[self._rows[row]]
+
+    def __setitem__(self, row: int, value: Any) -> None:
+        self._column[self._rows[row]] = value
 
 
 class SharedFilling(RowsFilling):
-    """``RowsFilling`` whose columns are every n-th row of a shared batch.
+    """``RowsFilling`` whose columns are some rows of a shared batch.
 
     Args:
         run: That this fills.
@@ -76,48 +88,80 @@ class SharedFilling(RowsFilling):
         super().__init__(run, epoch=told.epoch)
         self._told = told
         self._inbox = inbox
-        self._batch_index = told.first_batch - 1
+        self._batch_index = -1
+        self._rows: list[int] = []
         self._slots: SlotPlan | None = None
 
     def _next_size(self) -> int:
         """See ``RowsFilling``. Batches in which this worker has no row are reported empty."""
-        while self._batch_index + 1 < len(self._told.batches) and not self._run.stopping:
-            self._batch_index += 1
-            size = len(self._rows())
-            if size:
-                return size
+        while (order := self._inbox.orders.get())[0] != "end":
+            if order[0] == "want":
+                self._tell(order[1])
+                continue
+            _, self._batch_index, rows = order
+            if len(rows):
+                self._rows = rows.tolist()
+                return len(rows)
             empty = OpenBatch({}, None)
             empty.sealed = True
+            empty.mark = self._run.feed.mark()
             self._run.append(empty)
         return 0
 
-    def _rows(self) -> range:
-        """Which rows of the batch are this worker's."""
-        batches, told = self._told.batches, self._told
-        positions, valid_count = batches.batch(self._batch_index)
-        if not valid_count:
-            return range(0)
-        first = int(positions[0])
-        step = batches.world_size * told.stride
-        begin = (told.rank - first) % step // batches.world_size
-        return range(begin, valid_count, told.stride)
+    def _tell(self, wanted: Mapping[int, int]) -> None:
+        """Say of lanes how many samples of the epoch are known to be there: so many, if they have them."""
+        feed = self._run.feed
+        assert isinstance(feed, LanesFeed)
+        lanes = {lane.number: lane for lane in feed.lanes if isinstance(lane, Lane) and lane.number in wanted}
+        failed: dict[int, BaseException] = {}
+        # one part of each lane in turn, so that all lanes' requests are used at once
+        while waiting := [lane for lane in lanes.values() if lane.is_waiting and lane.number not in failed]:
+            for lane in waiting:
+                try:
+                    lane.read_more()
+                except Exception as error:
+                    failed[lane.number] = error
+        known = {}
+        for number, lane in lanes.items():
+            failure = failed.get(number) or _unprepared(lane, wanted[number])
+            count = lane.taken_count + lane.prepare(0)
+            told = None if failure is None else ToldError.of(failure)
+            known[number] = (count, failure is None and count < wanted[number], told)
+        self._inbox.wire.send(("have", known))
 
     def _layout_of(self, values: Mapping[str, Any]) -> Layout:
         """All workers' columns are those of one sample: the first that the loader hears of."""
+        for name, value in values.items():
+            if not isinstance(value, int | float | bool) and not hasattr(value, "__array__"):
+                packed(name, [value])  # refused here, where it need not be pickled
         self._inbox.wire.send(("first", dict(values)))
         return Layout(self._inbox.wait_layout(), self._run.plan.batch)
 
     def _allocated(self, size: int) -> dict[str, Any]:
         if self._layout is None:
             return {}
-        rows = self._rows()
         if self._slots is None:
             self._slots = SlotPlan(self._layout, self._run.plan.batch_size)
         arrays = self._slots.arrays(self._inbox.wait_slot(self._batch_index))
-        values: dict[str, Any] = {name: array[rows.start :: rows.step][:size] for name, array in arrays.items()}
-        for name, column in self._layout.allocate(size).items():
-            values.setdefault(name, column)
+        rows, step = self._rows, self._rows[1] - self._rows[0] if len(self._rows) > 1 else 1
+        values: dict[str, Any]
+        if rows == list(range(rows[0], rows[0] + step * len(rows), step)):
+            values = {name: array[rows[0] :: step][:size] for name, array in arrays.items()}
+        else:
+            values = {name: _Rows(array, rows) for name, array in arrays.items()}
+        for name in self._slots.others:
+            values[name] = [None] * size
         return values
+
+
+def _unprepared(lane: Lane, total: int) -> BaseException | None:
+    """Have samples of a lane ready, `total` since the epoch began; what was in the way."""
+    try:
+        lane.prepare(1)  # after this it knows how many left before it was entered
+        lane.prepare(total - lane.taken_count)
+    except Exception as error:
+        return error
+    return None
 
 
 class Inbox:
@@ -125,10 +169,11 @@ class Inbox:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
+        self.orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self.slots: dict[int, int] = {}  # by batch
         self._changed = threading.Condition()
         self._layout: Mapping[str, Any] | None = None
-        self._slots: dict[int, Any] = {}
-        self._batches: dict[int, int] = {}
+        self._memories: dict[int, Any] = {}
         threading.Thread(target=self._receive, name="penstock-inbox", daemon=True).start()
 
     def wait_layout(self) -> Mapping[str, Any]:
@@ -141,72 +186,102 @@ class Inbox:
     def wait_slot(self, batch_index: int) -> Any:
         """The memory of a batch, once it has some."""
         with self._changed:
-            self._changed.wait_for(lambda: batch_index in self._batches)
-            return self._slots[self._batches.pop(batch_index)]
+            self._changed.wait_for(lambda: batch_index in self.slots)
+            return self._memories[self.slots[batch_index]]
 
     def _receive(self) -> None:
         try:
             while True:
-                (kind, *rest), descriptor = self.wire.receive()
+                message, descriptor = self.wire.receive()
+                kind, *rest = message
+                if kind in ("rows", "want", "end"):
+                    self.orders.put(message)
+                    continue
                 with self._changed:
                     if kind == "layout":
                         self._layout = rest[0]
                     elif kind == "slot":
                         assert descriptor is not None
-                        self._slots[rest[0]] = mapped(descriptor, rest[1])
-                    elif kind == "fill":
-                        self._batches[rest[0]] = rest[1]
+                        self._memories[rest[0]] = mapped(descriptor, rest[1])
+                    else:
+                        self.slots[rest[0]] = rest[1]
                     self._changed.notify_all()
         except (EOFError, OSError):
             os._exit(0)  # the loader closed, or its process ended; nothing here outlives it
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Run until all batches are written or the loader is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loader decides
+    if parent:  # of a main thread: the kernel minds the thread that started this process
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
     wire = Wire(socket.socket(fileno=descriptor))
     try:
         told, _ = wire.receive()
     except (EOFError, OSError):
         return
     except BaseException as error:  # a module that the pipeline's functions need is not there
-        wire.send(("error", _portable(error), traceback.format_exc()))
+        wire.send(("error", ToldError.of(error)))
         return
     inbox = Inbox(wire)
     try:
         work(told, inbox)
     except BaseException as error:
-        wire.send(("error", _portable(error), traceback.format_exc()))
+        wire.send(("error", ToldError.of(error)))
     threading.Event().wait()  # until the loader says that it needs nothing more, by closing
 
 
 def work(told: WorkerJob, inbox: Inbox) -> None:
     """Fill this worker's rows of every batch, and say when each is done."""
     set_process_budget(told.budget_bytes)
-    position = told.batches.origin + told.first_batch * told.batches.global_size
-    feed = told.job.with_meter(told.meter).feed_between(told.epoch, position, told.batches.stop)
+    begun = told.meter.sums()  # what the loader counted before
+    dropped: deque[tuple[Any, ...]] = deque()
+    steps = []
+    for source, leaf in enumerate(told.pipeline.flat().leaves):
+        each = Steps(leaf)
+        each.tolerance = Forwarding(source, dropped)
+        steps.append(each)
     run = EpochRun(
-        told.plan._replace(steps=tuple(Steps(leaf) for leaf in told.pipeline.flat().leaves)),
-        feed=feed,
+        told.plan._replace(steps=tuple(steps)),
+        feed=told.feed(),
         filling=lambda run: SharedFilling(run, told=told, inbox=inbox),
         meter=told.meter,
     )
-    for index in range(told.first_batch, len(told.batches)):
-        delivery = run.next_batch()
-        if delivery is None:
-            return
-        lists = {name: column for name, column in delivery.values.items() if isinstance(column, list)}
-        inbox.wire.send(("done", index, lists, delivery.dropped, told.meter.sums()))
+    heaps = Heaps()
+    index = told.first_batch
+    while (delivery := run.next_batch()) is not None:
+        events = [dropped.popleft() for _ in range(len(dropped))]
+        sums = {name: value - begun[name] for name, value in told.meter.sums().items()}
+        cursor = told.job.cursor(delivery.mark) if not told.global_size else None
+        _send_done(inbox, heaps, index, delivery, cursor, (sums, events))
+        index += 1
 
 
-def _portable(error: BaseException) -> BaseException:
-    """`error` as it can be pickled, or its name and text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return PenstockError(f"{type(error).__name__}: {error}")
-    return error
+def _send_done(
+    inbox: Inbox, heaps: Heaps, index: int, delivery: Delivery, cursor: Any, counted: tuple[Any, ...]
+) -> None:
+    """Say that a batch's rows are written; what are no arrays goes with it."""
+    kept = [row for row in range(delivery.rows) if row not in set(delivery.dropped)]
+    names, columns, buffers = [], [], []
+    lists = {name: column for name, column in delivery.values.items() if isinstance(column, list)}
+    about = {name: lists.pop(name) for name in ("__key__", "__shard__") if name in lists}
+    for name, column in lists.items():
+        if kept:
+            found, parts = packed(name, [column[row] for row in kept])
+            names.append(name)
+            columns.append(found)
+            buffers += parts
+    size_bytes = sum(column.size_bytes for column in columns)
+    inline = b"".join(bytes(part) for part in buffers) if size_bytes <= INLINE_BYTES_MAX else None
+    slot = inbox.slots.pop(index, -1)
+    heap = heaps.write(slot, buffers, size_bytes) if inline is None else None
+    message = ("done", index, about, (names, columns, inline), delivery.dropped, cursor, counted, heap and heap[1])
+    inbox.wire.send(message, descriptor=heap[0] if heap is not None else None)
+    if heap is not None:
+        os.close(heap[0])
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

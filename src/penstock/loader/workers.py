@@ -7,72 +7,121 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
+from penstock.loader.slots import mapped
 from penstock.loader.wire import Wire, by_value
 
 if TYPE_CHECKING:
-    from penstock.loader.worker import WorkerJob
+    import mmap
+    from collections.abc import Mapping
 
-EXIT_S_MAX = 5.0
+    from penstock.loader.told import WorkerJob
+
+EXIT_S_MAX = 2.0
 
 
 class Worker:
     """One worker process, as its loader sees it.
 
     Args:
-        number: From 0.
         told: What to do.
+
+    Attributes:
+        done_count: Batches whose rows it has written, or whose rows another process wrote in its place.
+        cursor: Where its lanes are behind these.
+        failure: What ended it.
+        sums: What it counted.
+        slots: Which it has mapped.
+        heaps: Its values of any length, by slot.
+        deaths_count: Of processes in its place since a batch was done.
     """
 
-    def __init__(self, number: int, told: WorkerJob) -> None:
-        self.number = number
-        self.told = told
-        self.done_count = told.first_batch  # batches whose rows it has written
-        self.restarts_count = 0
+    def __init__(self, told: WorkerJob) -> None:
+        self.number = told.number
+        self.done_count = told.first_batch
+        self.cursor: Mapping[str, Any] = told.cursor
         self.failure: BaseException | None = None
-        self.sums: dict[str, float] = {}
+        self.deaths_count = 0
+        self.heaps: dict[int, mmap.mmap] = {}
+        self._told = told
         self._start()
 
     def _start(self) -> None:
-        said = by_value(self.told)  # may be refused: before there is a process
+        said = by_value(self._told)  # may be refused: before there is a process
+        self.sums: Mapping[str, float] = {}
+        self.slots: set[int] = set()
         ours, theirs = socket.socketpair()
         self.wire = Wire(ours)
-        self.slots: set[int] = set()  # that it has mapped
         try:
             with theirs:
-                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-                environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "penstock.loader.worker", str(theirs.fileno())],
+                    [sys.executable, "-m", "penstock.loader.worker", str(theirs.fileno()), str(_parent())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env=environment,
+                    env={
+                        **os.environ,
+                        "CUDA_VISIBLE_DEVICES": "",
+                        "OPENCV_FOR_THREADS_NUM": "1",  # as many workers as there are cores do better one by one
+                        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                    },
+                    process_group=0,  # a terminal's Ctrl-C is the loader's to answer
                 )
-            self.wire.send_raw(said)
         except BaseException:
             self.wire.close()
             raise
+        self.send_raw(said)
+
+    def send(self, message: Any, *, descriptor: int | None = None) -> None:
+        """Tell it something. One that is gone is noticed by who listens to it."""
+        try:
+            self.wire.send(message, descriptor=descriptor)
+        except OSError:
+            return
+
+    def send_raw(self, data: bytes) -> None:
+        """The same, of a message that is pickled already."""
+        try:
+            self.wire.send_raw(data)
+        except OSError:
+            return
+
+    def add_heap(self, slot: int, descriptor: int, size_bytes: int) -> None:
+        """Values of a slot's batches come in this memory from now on."""
+        self.heaps[slot] = mapped(descriptor, size_bytes)
 
     def restart(self) -> None:
         """Start another process in its place, for the batches that it has not finished."""
         self.wire.close()
         self.process.wait()
-        self.restarts_count += 1
-        self.told = self.told._replace(first_batch=self.done_count)
+        self.deaths_count += 1
+        self.heaps = {}
+        self._told = self._told.behind(self.done_count, self.cursor)
         self._start()
+
+    def described(self) -> str:
+        """It, for people."""
+        return f"worker process {self.number} (pid {self.process.pid})"
 
     def described_end(self) -> str:
         """How the process ended, for people."""
-        code = self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return f"worker process {self.number} (pid {self.process.pid}) {how}"
-
-    def close(self) -> None:
-        """End the process; idempotent."""
-        self.wire.close()
         try:
-            self.process.wait(EXIT_S_MAX)
+            code = self.process.wait(EXIT_S_MAX)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+            return f"{self.described()} closed its end"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        return f"{self.described()} {how}"
+
+    def close(self) -> None:
+        """End the process; idempotent. It holds nothing that it would have to finish."""
+        self.process.kill()
+        self.wire.close()
+        self.process.wait()
+
+
+def _parent() -> int:
+    """This process's id, where its death is told by the kernel: to children of its main thread, which lives as long."""
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0

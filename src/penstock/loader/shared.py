@@ -1,0 +1,127 @@
+"""Values whose length is known only when they are there, from a worker process to its loader: ``bytes``, ``str``, arrays.
+
+They go end to end into a heap, a ``memfd`` of one worker for one slot; a pickle through a socket would copy them twice
+more, in pieces of 200 KB that both sides wait for. The loader makes from it the values that a batch holds in lists: one
+copy, which ``bytes`` ask for in any case. Short ones go with the message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import DecodeError
+from penstock.loader.slots import made
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INLINE_BYTES_MAX = 32 * 1024
+"""Up to which values go with the message."""
+
+
+class Packed(NamedTuple):
+    """Values of one column, end to end.
+
+    Attributes:
+        kind: ``"bytes"``, ``"str"`` or ``"array"``.
+        lengths: Of each, in bytes.
+        dtype: Of arrays.
+        shapes: Of arrays, one each.
+    """
+
+    kind: str
+    lengths: list[int]
+    dtype: str
+    shapes: list[tuple[int, ...]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all."""
+        return sum(self.lengths)
+
+
+def packed(name: str, values: Sequence[Any]) -> tuple[Packed, list[Any]]:
+    """A column, and the buffers to be written one behind the other.
+
+    Raises:
+        DecodeError: values that are not all ``bytes``, all ``str`` or all arrays of one dtype.
+    """
+    kinds = {type(value) for value in values}
+    if kinds == {str}:
+        encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+        return Packed("str", list(map(len, encoded)), "", []), encoded
+    if kinds <= {bytes}:
+        return Packed("bytes", list(map(len, values)), "", []), list(values)
+    if _are_alike(values):
+        arrays = [np.ascontiguousarray(value) for value in values]
+        lengths, shapes = [array.nbytes for array in arrays], [value.shape for value in values]
+        return Packed("array", lengths, arrays[0].dtype.str, shapes), [array.reshape(-1).view("B") for array in arrays]
+    raise DecodeError(
+        f"{', '.join(sorted(kind.__name__ for kind in kinds))} cannot cross from one process to another",
+        hint="numbers, arrays, str and bytes do; other objects only with Loader(processes=0)",
+        stage="batch",
+        field=name,
+    )
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return (
+        isinstance(first, np.ndarray)
+        and not first.dtype.hasobject
+        and all(isinstance(value, np.ndarray) and value.dtype == first.dtype for value in values)
+    )
+
+
+def unpacked(columns: Sequence[Packed], memory: mmap.mmap | bytes) -> list[list[Any]]:
+    """The values of columns that lie behind each other, in memory of their own."""
+    found: list[list[Any]] = []
+    at = 0
+    for column in columns:
+        ends = list(itertools.accumulate(column.lengths, initial=at))
+        parts = [memory[start:end] for start, end in itertools.pairwise(ends)]  # a slice of an mmap is bytes, a copy
+        at = ends[-1]
+        if column.kind == "str":
+            found.append([str(part, "utf-8", "surrogatepass") for part in parts])
+        elif column.kind == "array":
+            dtype = np.dtype(column.dtype)
+            found.append(
+                [
+                    np.frombuffer(bytearray(part), dtype).reshape(shape)
+                    for part, shape in zip(parts, column.shapes, strict=True)
+                ]
+            )
+        else:
+            found.append(parts)
+    return found
+
+
+class Heaps:
+    """A worker's heaps, by slot; each grows by being replaced."""
+
+    def __init__(self) -> None:
+        self._memories: dict[int, mmap.mmap] = {}
+
+    def write(self, slot: int, buffers: Sequence[Any], size_bytes: int) -> tuple[int, int] | None:
+        """Put buffers end to end into the heap of a slot, which the loader is done with.
+
+        Returns:
+            Descriptor and size of a heap that replaces the one before, if there is one; the caller closes it.
+        """
+        replaced = None
+        memory = self._memories.get(slot)
+        if memory is None or len(memory) < size_bytes:
+            capacity_bytes = -(-size_bytes * 5 // 4 // mmap.PAGESIZE) * mmap.PAGESIZE
+            descriptor, memory = made(capacity_bytes)
+            self._memories[slot] = memory
+            replaced = descriptor, capacity_bytes
+        at = 0
+        for buffer in buffers:
+            end = at + len(buffer)
+            memory[at:end] = buffer
+            at = end
+        return replaced

@@ -1,0 +1,446 @@
+"""Worker processes: the same batches as threads give, and nothing left behind, however it ends."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from loading import index, numbers, pipeline, write_counted
+from penstock.errors import ConfigError, DecodeError, PenstockError
+from resuming import assert_same
+
+pytestmark = pytest.mark.server
+
+SIZES = (9, 0, 30, 14, 1, 22)
+DEATH_S_MAX = 5.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_counted(tmp_path / "data", SIZES)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def place(folder: Path, tmp_path: Path) -> Path:
+    """An index of the shards."""
+    return index(pipeline(folder), tmp_path / "index")
+
+
+def children() -> set[int]:
+    """Processes that this one started and that live."""
+    out = set()
+    for task in Path("/proc/self/task").iterdir():
+        out |= set(map(int, (task / "children").read_text().split()))
+    return out
+
+
+def held() -> tuple[int, int, int, int]:
+    """Threads, child processes, descriptors, entries of /dev/shm."""
+    gc.collect()
+    shared = Path("/dev/shm")
+    return (
+        threading.active_count(),
+        len(children()),
+        len(os.listdir("/proc/self/fd")),
+        len(list(shared.iterdir())) if shared.exists() else 0,
+    )
+
+
+@pytest.fixture
+def nothing_left(folder: Path, place: Path) -> Iterator[None]:
+    """After the test there is no more than before it. A first pass without processes starts what is shared."""
+    with ps.Loader(pipeline(folder), index_dir=place) as loader:
+        for _ in loader:
+            pass
+    before = held()
+    yield
+    after = held()
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+
+
+def _image(sample: dict[str, Any]) -> dict[str, Any]:
+    number = int(sample["cls"])
+    return {"cls": number, "picture": np.full((5, 3), number, np.uint8), "text": f"{number} ü", "raw": b"x" * number}
+
+
+MADE = {
+    "decoded": lambda folder: pipeline(folder, window=40, seed=3, batch=8),
+    "dropped": lambda folder: pipeline(folder, window=40, seed=3, batch=8, drop_last=True),
+    "stored": lambda folder: ps.shards(f"{folder}/").shuffle(window=20, seed=1).batch(7),
+    "filtered": lambda folder: (
+        ps.shards(f"{folder}/")
+        .shuffle(window=20, seed=1)
+        .decode(ps.Integer("cls"))
+        .filter(lambda sample: sample["cls"] % 3 != 0 and sample["cls"] > 8)
+        .batch(5)
+    ),
+    "mapped": lambda folder: ps.shards(f"{folder}/").shuffle(window=20, seed=1).map(_image).batch(6),
+    "random": lambda folder: (
+        ps.shards(f"{folder}/")
+        .shuffle(window=20, seed=1)
+        .map(lambda sample, rng: {"cls": int(sample["cls"]), "noise": rng.standard_normal(3)})
+        .batch(6)
+    ),
+    "padded": lambda folder: (
+        ps.shards(f"{folder}/")
+        .shuffle(window=20, seed=1)
+        .map(lambda sample: {"cls": int(sample["cls"]), "ids": np.arange(int(sample["cls"]) % 5)})
+        .batch(6, pad={"ids": -1})
+    ),
+    "ragged": lambda folder: (
+        ps.shards(f"{folder}/")
+        .shuffle(window=20, seed=1)
+        .map(lambda sample: {"cls": int(sample["cls"]), "ids": np.arange(int(sample["cls"]) % 5)})
+        .batch(6, ragged=["ids"])
+    ),
+    "stored order": lambda folder: pipeline(folder, window=None),
+    "taken": lambda folder: ps.shards(f"{folder}/").shuffle(window=9).decode(ps.Integer("cls")).take(21).batch(4),
+}
+
+
+def assert_same_batch(left: Any, right: Any) -> None:
+    """As ``assert_same``, also where a column is ragged."""
+    for name, column in left.items():
+        if isinstance(column, tuple):
+            for part, other in zip(column, right[name], strict=True):
+                np.testing.assert_array_equal(part, other)
+    assert_same(
+        {name: column for name, column in left.items() if not isinstance(column, tuple)},
+        {name: column for name, column in right.items() if not isinstance(column, tuple)},
+    )
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
+@pytest.mark.parametrize("kind", sorted(MADE))
+def test_the_batches_are_those_of_threads(folder: Path, place: Path, kind: str, mode: Any) -> None:
+    """Two epochs, whatever the number of processes: the same batches, in the same order, of the same types."""
+    made = MADE[kind](folder)
+    options: dict[str, Any] = {"index": mode, "index_dir": place, "lanes": 4 if kind != "stored order" else None}
+    with ps.Loader(made, **options) as loader:
+        expected = [batch for _ in loader.epochs(2) for batch in loader]
+    for processes in (2, 3):
+        with ps.Loader(made, processes=processes, **options) as loader:
+            found = [batch for _ in loader.epochs(2) for batch in loader]
+        assert len(found) == len(expected)
+        for left, right in zip(expected, found, strict=True):
+            assert_same_batch(left, right)
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
+@pytest.mark.parametrize("ways", [(0, 2), (2, 0), (2, 1)])
+def test_a_state_goes_on_with_other_processes(folder: Path, place: Path, ways: tuple[int, int], mode: Any) -> None:
+    """Saved behind any batch with so many processes, gone on with as many others: nothing lost, nothing twice."""
+    options: dict[str, Any] = {"index": mode, "index_dir": place, "lanes": 4}
+    with ps.Loader(pipeline(folder), processes=ways[0], **options) as loader:
+        states, seen = [], []
+        for batch in loader:
+            states.append(json.loads(json.dumps(loader.state_dict())))
+            seen.append(numbers([batch]))
+    for at in range(0, len(states), 3):
+        with ps.Loader(pipeline(folder), processes=ways[1], **options) as loader:
+            loader.load_state_dict(states[at])
+            assert [numbers([batch]) for batch in loader] == seen[at + 1 :]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_are_masked_alike(folder: Path, place: Path, rank: int) -> None:
+    """With two ranks the last batch is padded and masked as without processes."""
+    options: dict[str, Any] = {"index_dir": place, "lanes": 4, "rank": rank, "world_size": 2}
+    with ps.Loader(pipeline(folder), **options) as loader:
+        expected = list(loader)
+    with ps.Loader(pipeline(folder), processes=2, **options) as loader:
+        for left, right in zip(expected, list(loader), strict=True):
+            assert_same(left, right)
+
+
+def test_objects_are_divided(tmp_path: Path) -> None:
+    """Single objects and a mix come in the same order."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(23):
+            (tmp_path / name / f"{number:03d}.cls").write_text(str(number))
+    one, two = (ps.objects(f"{tmp_path}/{name}/").decode(ps.Integer("cls")) for name in "ab")
+    for mixed in (one, ps.mix({one: 0.6, two: 0.4})):
+        made = mixed.shuffle(window=8, seed=2).batch(4)
+        with ps.Loader(made, lanes=4) as loader:
+            expected = list(loader)
+        for processes in (2, 3):
+            with ps.Loader(made, lanes=4, processes=processes) as loader:
+                for left, right in zip(expected, list(loader), strict=True):
+                    assert_same(left, right)
+
+
+# ── workers that die ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _many(folder: Path) -> Path:
+    write_counted(folder, [100] * 8)
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
+def test_a_worker_that_is_killed_is_an_error_that_names_it(tmp_path: Path, mode: Any) -> None:
+    """SIGKILL: within 5 s the loop gets an error with the process's id, and again at each further call."""
+    made = pipeline(_many(tmp_path / "many"), batch=4)
+    place = index(made, tmp_path / "index")
+    with ps.Loader(made, processes=2, lanes=4, index=mode, index_dir=place) as loader:
+        before = children()
+        steps = iter(loader)
+        next(steps)
+        victim = min(children() - before)
+        os.kill(victim, signal.SIGKILL)
+        began_s = time.monotonic()
+        with pytest.raises(PenstockError, match=rf"{victim}\b.*SIGKILL"):
+            for _ in steps:
+                pass
+        assert time.monotonic() - began_s < DEATH_S_MAX
+        with pytest.raises(PenstockError, match=str(victim)):
+            next(steps)
+
+
+@pytest.mark.parametrize("mode", ["require", "stream"])
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """With restart_workers, killed again and again at any batch: no sample is lost or comes twice, order included."""
+    made = pipeline(_many(tmp_path / "many"), batch=16)
+    options: dict[str, Any] = {"lanes": 4, "index": mode, "index_dir": index(made, tmp_path / "index")}
+    with ps.Loader(made, **options) as loader:
+        expected = list(loader)
+    with ps.Loader(made, processes=2, restart_workers=True, **options) as loader, caplog.at_level(logging.WARNING):
+        before = children()
+        found = []
+        for step, batch in enumerate(loader):
+            found.append(batch)
+            if step % 12 == 2:
+                os.kill(sorted(children() - before)[step // 12 % 2], signal.SIGKILL)
+    for left, right in zip(expected, found, strict=True):
+        assert_same(left, right)
+    assert "SIGKILL" in caplog.text
+
+
+def test_a_worker_that_always_dies_is_an_error(folder: Path, place: Path) -> None:
+    """A sample that kills its worker each time does not restart it for ever."""
+
+    def dies(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["cls"]) == 40:
+            os._exit(3)
+        return {"cls": int(sample["cls"])}
+
+    made = ps.shards(f"{folder}/").map(dies).batch(4)
+    with ps.Loader(made, processes=1, restart_workers=True, index_dir=place) as loader:
+        with pytest.raises(PenstockError, match="exit status 3"):
+            list(loader)
+
+
+def test_an_exception_crosses_with_its_traceback(folder: Path, place: Path) -> None:
+    """A user's error keeps class, fields, notes and the worker's traceback; batches before it are delivered."""
+
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["cls"]) == 30:
+            error = ValueError("not this one")
+            error.add_note("a note of the user's")
+            raise error
+        return {"cls": int(sample["cls"])}
+
+    made = ps.shards(f"{folder}/").map(fails).batch(4)
+    seen = []
+    with ps.Loader(made, processes=2, lanes=2, index_dir=place) as loader, pytest.raises(DecodeError) as raised:
+        seen.extend(loader)
+    before = []
+    with ps.Loader(made, lanes=2, index_dir=place) as loader, pytest.raises(DecodeError) as expected:
+        before.extend(loader)
+    for left, right in zip(before, seen, strict=True):
+        assert_same(left, right)
+    assert str(raised.value) == str(expected.value)
+    told = "\n".join(raised.value.__notes__)
+    assert "in fails" in told
+    assert "not this one" in told
+    assert "a note of the user's" in told
+    assert "worker" in told
+
+
+def test_a_corrupt_shard_is_told(folder: Path, place: Path) -> None:
+    """What a worker cannot read is the same error as without workers."""
+    (folder / "s-002.tar").write_bytes(b"\1" * (folder / "s-002.tar").stat().st_size)
+    for processes in (0, 2):
+        with ps.Loader(pipeline(folder), processes=processes, lanes=2, index="stream") as loader:
+            with pytest.raises(PenstockError, match=r"s-002\.tar"):
+                list(loader)
+
+
+# ── nothing left ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("mode", ["require", "stream"])
+@pytest.mark.parametrize("way", ["end", "break", "error", "dropped", "unstarted"])
+def test_everything_is_released(folder: Path, place: Path, way: str, mode: Any) -> None:
+    """Threads, processes, descriptors and memory are gone after close, break, an error in the loop, and collection."""
+    loader: Any = ps.Loader(pipeline(folder), processes=2, lanes=4, index=mode, index_dir=place)
+    kept: Any = None
+    if way == "error":
+        with pytest.raises(ZeroDivisionError), loader:  # noqa: PT012 - what is tested is a loop that fails
+            for kept in loader:  # noqa: B007 - looked at below
+                _ = 1 / 0
+    elif way == "dropped":
+        kept = next(iter(loader))
+    else:
+        with loader:
+            for kept in loader if way != "unstarted" else ():  # noqa: B007
+                if way == "break":
+                    break
+    if kept is not None:
+        seen = numbers([kept])
+        del loader
+        gc.collect()
+        assert numbers([kept]) == seen
+        assert not children()
+    del kept
+
+
+SCRIPT = """
+import sys
+import penstock as ps
+
+def slow(sample):
+    return {"cls": int(sample["cls"])}
+
+made = ps.shards(sys.argv[1]).shuffle(window=16).map(slow).batch(2)
+if __name__ == "__main__":
+    try:
+        with ps.Loader(made, processes=2, lanes=2, index="stream") as loader:
+            while True:
+                for step, batch in enumerate(loader):
+                    if step == 3:
+                        from pathlib import Path
+                        pids = [p for t in Path("/proc/self/task").iterdir() for p in (t / "children").read_text().split()]
+                        print(*pids, flush=True)
+    except KeyboardInterrupt:
+        sys.exit(77)
+"""
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_workers_do_not_outlive_the_program(folder: Path, signal_number: signal.Signals) -> None:
+    """Ctrl-C, which a terminal sends to the whole group, ends it cleanly; SIGKILL ends the workers too."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, f"{folder}/"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    assert child.stdout is not None
+    try:
+        workers = list(map(int, child.stdout.readline().split()))
+        assert len(workers) == 2
+        if signal_number == signal.SIGINT:
+            os.killpg(child.pid, signal_number)
+        else:
+            os.kill(child.pid, signal_number)
+        _, errors = child.communicate(timeout=10)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == (77 if signal_number == signal.SIGINT else -signal.SIGKILL), errors
+    assert not errors
+    deadline_s = time.monotonic() + DEATH_S_MAX
+    while any(map(_is_alive, workers)):
+        assert time.monotonic() < deadline_s, workers
+        os.sched_yield()
+
+
+# ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_batches_that_are_kept_stay_as_they_are(folder: Path, place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Memory comes back only when a batch is dropped; for a loop that keeps all, more is made, with one warning."""
+    made = ps.shards(f"{folder}/").shuffle(window=9).map(_image).batch(2)
+    with ps.Loader(made, lanes=4, index_dir=place) as loader:
+        expected = list(loader)
+    with ps.Loader(made, processes=2, lanes=4, index_dir=place) as loader, caplog.at_level(logging.WARNING):
+        kept = list(loader)
+        addresses = {batch["picture"].ctypes.data for batch in kept}
+        assert len(addresses) == len(kept)
+        assert not any(batch["picture"].flags.owndata for batch in kept)
+        warnings = [record for record in caplog.records if "holds" in record.getMessage()]
+        assert len(warnings) == 1
+    for left, right in zip(expected, kept, strict=True):
+        assert_same(left, right)
+
+
+def test_memory_is_used_again(folder: Path, place: Path) -> None:
+    """A loop that drops its batches sees the same few addresses, and no warning."""
+    made = ps.shards(f"{folder}/").shuffle(window=9).map(_image).batch(2)
+    with ps.Loader(made, processes=2, lanes=4, index_dir=place, prefetch_batches=2) as loader:
+        addresses = {batch["picture"].ctypes.data for batch in loader}
+    assert len(addresses) <= 6
+
+
+def test_statistics_are_the_sums_of_the_workers(folder: Path, place: Path) -> None:
+    """Samples, batches and bytes as without processes; seconds of reading and decoding come across."""
+    made = ps.shards(f"{folder}/").shuffle(window=9).map(_image).batch(6)
+    found = []
+    for processes in (0, 2):
+        with ps.Loader(made, processes=processes, lanes=4, index="stream") as loader:
+            for _ in loader:
+                pass
+            found.append(loader.statistics())
+    none, two = found
+    assert (two.samples, two.batches, two.bytes) == (none.samples, none.batches, none.bytes)
+    assert two.parse_s > 0
+    assert two.decode_s > 0
+
+
+def test_what_cannot_cross_is_refused(folder: Path, place: Path) -> None:
+    """Objects that are no numbers, arrays, str or bytes need processes=0, and the error says so."""
+    made = ps.shards(f"{folder}/").map(lambda sample: {"cls": int(sample["cls"]), "what": {"a": 1}}).batch(4)
+    with ps.Loader(made, processes=1, index_dir=place) as loader:
+        with pytest.raises(PenstockError, match="processes=0"):
+            next(iter(loader))
+    flat = ps.shards(f"{folder}/").flat_map(lambda sample: [{"cls": int(sample["cls"])}]).batch(4)
+    with ps.Loader(flat, processes=1, index_dir=place) as loader:
+        with pytest.raises(ConfigError, match="processes=0"):
+            next(iter(loader))
+    with pytest.raises(ConfigError, match="processes=-1"):
+        ps.Loader(flat, processes=-1)
+
+
+def test_max_errors_is_of_all_workers(folder: Path, place: Path) -> None:
+    """max_errors bounds what all workers drop together, and statistics count it."""
+
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["cls"]) % 10 == 0:
+            raise ValueError("a tenth of them")
+        return {"cls": int(sample["cls"])}
+
+    enough = ps.shards(f"{folder}/").map(fails, max_errors=8).batch(4)
+    with ps.Loader(enough, processes=2, lanes=4, index_dir=place) as loader:
+        assert len(numbers(loader)) == sum(SIZES) - 8
+        assert loader.statistics().dropped == {"map[0]": 8}
+    few = ps.shards(f"{folder}/").map(fails, max_errors=6).batch(4)
+    with ps.Loader(few, processes=2, lanes=4, index_dir=place) as loader:
+        with pytest.raises(DecodeError, match="a tenth"):
+            list(loader)
