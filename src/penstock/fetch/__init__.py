@@ -1,6 +1,6 @@
 """Ordered read-ahead under one byte budget. See README.md in this folder."""
 
-from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget
+from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget, set_process_budget_once
 from penstock.fetch.chunk import Chunk
 from penstock.fetch.plan import PlanItem, Request, coalesce
 from penstock.fetch.read_ahead import FetchStatistics, ReadAhead
@@ -19,4 +19,5 @@ __all__ = [
     "coalesce",
     "process_budget",
     "set_process_budget",
+    "set_process_budget_once",
 ]

@@ -181,3 +181,11 @@ def process_budget() -> Budget:
 def set_process_budget(bytes_max: int) -> None:
     """Change the budget of this process. What is held already stays; what is new fits the new bound."""
     process_budget().bytes_max = bytes_max
+
+
+def set_process_budget_once(bytes_max: int) -> None:
+    """The budget of a process that has none yet: a store's, which came by pickle. Whoever set one here knows better."""
+    global _budget
+    with _making:
+        if _budget is None:
+            _budget = Budget(bytes_max)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from penstock.errors import ClosedError
-from penstock.fetch import Budget, process_budget
+from penstock.fetch import Budget, process_budget, set_process_budget_once
 from penstock.types import Blob, ByteRange, Completion, Core, Head, Key, Landing, ObjectInfo, Operation, Sink, Transfer
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ class Store(ABC):
         if self.fetch_config is None or len(made) != 2:
             return made
         return (*made, {"fetch_config": self.fetch_config})  # how it reads is configuration too
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.fetch_config = state["fetch_config"]
+        if self.fetch_config is not None and self.fetch_config.budget_bytes_max is not None:
+            set_process_budget_once(self.fetch_config.budget_bytes_max)
 
     @property
     def budget(self) -> Budget:

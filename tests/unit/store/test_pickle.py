@@ -1,0 +1,34 @@
+"""Stores that travel to other processes: what goes along."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import penstock as ps
+from penstock.config import MIB
+
+CHILD = """
+import pickle, sys
+from penstock.fetch import process_budget, set_process_budget
+if sys.argv[1] != "0":
+    set_process_budget(int(sys.argv[1]))
+store = pickle.load(sys.stdin.buffer)
+print(process_budget().bytes_max, store.fetch_config.part_bytes)
+"""
+
+
+def seen_by_a_child(pickled: bytes, own_bytes: int) -> list[int]:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(own_bytes)], input=pickled, capture_output=True, check=True, timeout=60
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_the_byte_budget_travels_with_a_store() -> None:
+    """A new process gets the budget that ``connect`` was told; one that has set its own keeps it."""
+    store = ps.connect("memory://travels", fetch=ps.FetchConfig(part_bytes=MIB, budget_bytes_max=77 * MIB))
+    pickled = pickle.dumps(store)
+    assert seen_by_a_child(pickled, 0) == [77 * MIB, MIB]
+    assert seen_by_a_child(pickled, 5 * MIB) == [5 * MIB, MIB]
