@@ -19,6 +19,7 @@ from penstock.cli.info import info
 from penstock.cli.ls import ls
 from penstock.cli.manifest import manifest
 from penstock.cli.pack import pack
+from penstock.cli.peek import peek
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError
 
@@ -56,7 +57,7 @@ def _root(
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 
 
-for _command in (ls, cat, cp, index, manifest, pack, convert, verify, info):
+for _command in (ls, cat, cp, index, manifest, pack, convert, verify, peek, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.add_typer(cache)
 

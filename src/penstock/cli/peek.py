@@ -1,0 +1,227 @@
+"""``penstock peek``: the first samples of a data set, to look at."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import sys
+from base64 import b64encode
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TILE_PIXELS = 160
+"""Longest side of a picture on a contact sheet."""
+
+PNG_COLUMNS = 8
+_IMAGES = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp"}
+_ADDED = ("__key__", "__shard__", "__position__")
+_TEXT_MAX = 40
+
+
+def peek(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Shards: a prefix, a pattern, one shard.")],
+    *,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many samples.")] = 5,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A contact sheet of the images: x.png or x.html."),
+    ] = None,
+    source_format: Annotated[
+        str | None, typer.Option("--format", help="Of the shards, where names and first bytes do not say it.")
+    ] = None,
+    as_json: AsJson = False,
+    endpoint_url: EndpointUrl = None,
+    region: Region = None,
+    profile: Profile = None,
+    anonymous: Anonymous = False,
+) -> None:
+    """Show the first samples at URL: keys, fields, sizes, and what is in them.
+
+    Reads no more of the first shards than the samples take. A contact sheet is one file without links to elsewhere.
+
+    For example:
+
+        penstock peek s3://bucket/train/
+        penstock peek -n 64 -o sheet.html "s3://bucket/train-{000..009}.tar"
+    """
+    from penstock.loader.peek import peek as first_samples
+    from penstock.pipeline import shards
+
+    source = shards(
+        url, format=source_format, endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous
+    )
+    sheet = None if output is None else _sheet_of(output)
+    samples = first_samples(source, count)
+    if sheet is not None:
+        assert output is not None
+        images = [image for sample in samples for image in _images(sample)]
+        if not images:
+            raise ConfigError(
+                f"none of {len(samples)} samples has an image", hint=f"fields called {', '.join(_IMAGES)}"
+            )
+        _write(output, sheet(images))
+        print(f"{len(images)} images of {len(samples)} samples: {output}", file=sys.stderr)
+    elif as_json:
+        for sample in samples:
+            print(json.dumps(_record(sample)))
+    else:
+        _print_table(samples)
+
+
+def _sheet_of(output: str) -> Any:
+    kind = output.lower().rpartition(".")[2]
+    if kind not in ("png", "html"):
+        raise ConfigError(f"-o {output!r} must end with .png or .html")
+    return _as_png if kind == "png" else _as_html
+
+
+def _fields(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name not in _ADDED}
+
+
+def _size_bytes(value: Any) -> int:
+    return int(value.nbytes) if hasattr(value, "nbytes") else len(value)
+
+
+def _shown(value: Any) -> str:
+    """What is in a value, in a few words."""
+    if hasattr(value, "dtype") or (isinstance(value, memoryview) and value.format not in ("B", "b", "c")):
+        numbers = value.tolist()
+        return _cut(str(numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers))
+    data = bytes(value[: 4 * _TEXT_MAX])
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        if error.start < len(data) - 4 or error.start < 4:
+            return ""
+        text = data[: error.start].decode()
+    return _cut(text) if text.isprintable() or text.replace("\n", " ").isprintable() else ""
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 3] + "..."
+
+
+def _record(sample: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {
+        name: {"size_bytes": _size_bytes(value), "value": _shown(value)} for name, value in _fields(sample).items()
+    }
+    return {"key": sample["__key__"], "shard": sample["__shard__"], "fields": fields}
+
+
+def _print_table(samples: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from penstock.cli.ls import human_bytes
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("key", "field", "size", "value"):
+        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
+    for sample in samples:
+        for number, (name, value) in enumerate(_fields(sample).items()):
+            size = human_bytes(_size_bytes(value))
+            key = "" if number else str(sample["__key__"])
+            table.add_row(Text(key), Text(name), size, Text(_shown(value)))  # markup in data is text
+    Console().print(table)
+
+
+# ── contact sheets ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _images(sample: Mapping[str, Any]) -> list[tuple[str, str, bytes]]:
+    """Caption, kind and bytes of a sample's images."""
+    words = [
+        f"{name}={text}"
+        for name, value in _fields(sample).items()
+        if _kind(name, value) is None and (text := _shown(value))
+    ]
+    caption = " ".join([str(sample["__key__"]), *words])
+    return [
+        (caption, kind, bytes(value))
+        for name, value in _fields(sample).items()
+        if (kind := _kind(name, value)) is not None
+    ]
+
+
+def _kind(name: str, value: Any) -> str | None:
+    """The image's kind: by the field's name, else by the first bytes."""
+    head = bytes(value[:12]) if isinstance(value, bytes | memoryview) else b""
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head.startswith(b"\x89PNG\r\n"):
+        return "png"
+    return _IMAGES.get(name.rpartition(".")[2].lower()) if head else None
+
+
+def _pillow() -> Any:
+    try:
+        return import_module("PIL.Image"), import_module("PIL.ImageDraw")
+    except ImportError as error:
+        raise ConfigError("a contact sheet needs Pillow", hint="pip install penstock[image]") from error
+
+
+def _tile(data: bytes) -> Any:
+    """A picture of at most ``TILE_PIXELS``; a grey one where the bytes are none."""
+    image_module, _ = _pillow()
+    try:
+        image = image_module.open(io.BytesIO(data))
+        image.draft("RGB", (TILE_PIXELS, TILE_PIXELS))
+        image = image.convert("RGB")
+    except (OSError, ValueError, image_module.DecompressionBombError):
+        return image_module.new("RGB", (TILE_PIXELS, TILE_PIXELS), "grey")
+    image.thumbnail((TILE_PIXELS, TILE_PIXELS))
+    return image
+
+
+def _as_png(images: list[tuple[str, str, bytes]]) -> bytes:
+    image_module, draw_module = _pillow()
+    columns = min(PNG_COLUMNS, len(images))
+    lines = -(-len(images) // columns)
+    step = (TILE_PIXELS + 8, TILE_PIXELS + 24)
+    sheet = image_module.new("RGB", (columns * step[0], lines * step[1]), "white")
+    draw = draw_module.Draw(sheet)
+    for number, (caption, _, data) in enumerate(images):
+        left, top = number % columns * step[0] + 4, number // columns * step[1] + 4
+        sheet.paste(_tile(data), (left, top))
+        text = caption.encode("ascii", "replace").decode()  # what Pillow's own font has
+        draw.text((left, top + TILE_PIXELS + 4), text[:26], fill="black")
+    out = io.BytesIO()
+    sheet.save(out, format="PNG")
+    return out.getvalue()
+
+
+def _as_html(images: list[tuple[str, str, bytes]]) -> bytes:
+    figures = []
+    for caption, _, data in images:
+        out = io.BytesIO()
+        _tile(data).save(out, format="JPEG", quality=85)
+        source = f"data:image/jpeg;base64,{b64encode(out.getvalue()).decode()}"
+        words = html.escape(caption)
+        figures.append(f'<figure><img src="{source}" alt="{words}"><figcaption>{words}</figcaption></figure>')
+    style = (
+        "body{font:13px system-ui,sans-serif;margin:1rem;display:flex;flex-wrap:wrap;gap:12px}"
+        f"figure{{margin:0;width:{TILE_PIXELS}px}}figcaption{{overflow-wrap:anywhere}}"
+    )
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>penstock peek</title>'
+        f"<style>{style}</style></head><body>{''.join(figures)}</body></html>\n"
+    )
+    return page.encode()
+
+
+def _write(output: str, data: bytes) -> None:
+    from pathlib import Path
+
+    Path(output).write_bytes(data)

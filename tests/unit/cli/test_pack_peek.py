@@ -1,0 +1,86 @@
+"""``penstock peek``: a table, JSON, contact sheets."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run
+from penstock.formats import TarWriter, TFRecordWriter
+
+image = pytest.importorskip("PIL.Image")
+
+
+def picture(shade: int) -> bytes:
+    out = io.BytesIO()
+    image.new("RGB", (40, 30), (shade, 0, 0)).save(out, format="PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    out = io.BytesIO()
+    writer = TarWriter(out.write)
+    for number in range(9):
+        writer.add({"__key__": f"a/{number}", "png": picture(20 * number), "cls": str(number), "txt": "[b]ü <i>"})
+    writer.add({"__key__": "broken", "png": b"\x89PNG\r\nbroken", "cls": "9", "txt": "x"})
+    writer.finish()
+    path = tmp_path / "x.tar"
+    path.write_bytes(out.getvalue())
+    return path
+
+
+def test_samples_as_a_table(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys, fields, sizes and texts; what looks like markup is printed as it is."""
+    assert run(["peek", str(shard), "-n", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "a/0" in out
+    assert "a/1" in out
+    assert "a/2" not in out
+    assert "[b]ü <i>" in out
+
+
+def test_samples_for_machines(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object per line, with sizes; numbers of an Example are numbers."""
+    assert run(["peek", str(shard), "-n", "1", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["key"] == "a/0"
+    assert record["fields"]["cls"] == {"size_bytes": 1, "value": "0"}
+    out = io.BytesIO()
+    writer = TFRecordWriter(out.write)
+    writer.add({"label": 7, "box": [1.5, 2.5]})
+    (tmp_path / "x.tfrecord").write_bytes(out.getvalue())
+    assert run(["peek", f"{tmp_path}/x.tfrecord", "--json"]) == 0
+    fields = json.loads(capsys.readouterr().out)["fields"]
+    assert fields["label"]["value"] == "7"
+    assert fields["box"]["value"] == "[1.5, 2.5]"
+
+
+def test_contact_sheets(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A PNG that holds every picture, and an HTML page without links; a broken picture is a grey one."""
+    assert run(["peek", str(shard), "-n", "10", "-o", f"{tmp_path}/s.png"]) == 0
+    assert "10 images of 10 samples" in capsys.readouterr().err
+    sheet = image.open(tmp_path / "s.png")
+    colours = {colour for _, colour in sheet.getcolors(1 << 20)}
+    assert {(20 * number, 0, 0) for number in range(9)} <= colours
+    assert (128, 128, 128) in colours
+    assert run(["peek", str(shard), "-n", "10", "-o", f"{tmp_path}/s.html"]) == 0
+    page = (tmp_path / "s.html").read_text()
+    assert page.count("<figure>") == 10
+    assert "http" not in page
+    assert "&lt;i&gt;" in page
+    assert "<i>" not in page
+
+
+def test_what_cannot_be(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sheet of another kind, of no images, and too many samples are refused in one line."""
+    assert run(["peek", str(shard), "-o", "s.gif"]) == 1
+    assert "must end with .png or .html" in capsys.readouterr().err
+    assert run(["peek", str(shard), "-n", "0"]) == 1
+    assert "must lie in" in capsys.readouterr().err
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
+    assert run(["peek", f"{tmp_path}/x.jsonl", "-o", f"{tmp_path}/s.png"]) == 1
+    assert "has an image" in capsys.readouterr().err
