@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from epochs import METRICS, STORE, Loads, Samples, bucket, build_index, mixed_counts, photographs
+from epochs import STORE, Loads, Samples, bucket, build_index, mixed_counts, photographs
 from harness import Row, Run, arguments
 from origin.origin import Origin
 
 STEP_S = 0.02
 BARE = "no loader"
 OURS = ("penstock, threads", "penstock, 1 process", "penstock, 2 processes")
+PEER = "connector, 2 workers, our decoder"
 BATCHES = {"read": 32, "decode": 4}
 
 
@@ -25,8 +26,9 @@ def clients(index: dict[str, str]) -> list[Any]:
         Loads(OURS[0], "penstock"),
         Loads(OURS[1], "penstock", processes=1, **index),
         Loads(OURS[2], "penstock", processes=2, **index),
-        Loads("connector 2", "s3torchconnector", workers=2, throughput_target_gbps=200, buffer_bytes=1 << 20),
-        Loads("connector 2, our decoder", "s3torchconnector", workers=2, decoder="penstock", buffer_bytes=1 << 20),
+        Loads(
+            PEER, "s3torchconnector", workers=2, decoder="penstock", throughput_target_gbps=200, buffer_bytes=1 << 20
+        ),
     ]
 
 
@@ -47,10 +49,7 @@ def measure(options: Any, case: str) -> None:
         samples.again(folder / "tar", 3)
         job = {"prefix": "tar", "keys": samples.keys, "decode": case == "decode", "batch": batch, "batches_max": steps}
         job["scratch"] = str(root / "scratch")
-        metrics = {
-            "ms a step": lambda answer: (answer["seconds"] - answer["first_s"]) / answer["batches"] * 1e3,
-            "CPU s/1000": METRICS["CPU s/1000"],
-        }
+        metrics = {"ms a step": lambda answer: (answer["seconds"] - answer["first_s"]) / answer["batches"] * 1e3}
         chosen = options.select(clients({"index_dir": str(root / "index")}))
         with Origin(root, **STORE) as origin, Run("", origin, chosen, metrics, options.turns(5, 2)) as run:
             run.tolerates = lambda client: client.driver != "penstock"

@@ -45,7 +45,7 @@ def rows(case: str, run: Any) -> list[Row]:
 
 
 def measure(options: Any, case: str) -> None:
-    total = 600 if options.quick else 4000
+    total = 600 if options.quick else 2000
     with bucket() as (root, folder):
         pictures = photographs(40 if options.quick else 200)
         samples, packed = Samples(pictures), Samples(pictures)

@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 class TensorFlow(_loading.Plain):
-    """`via` is ``local`` (the kernel's page cache), or ``boto3``: no release of tensorflow-io fits this TensorFlow.
+    """`via` is ``local`` (the kernel's page cache), or ``boto3``: tensorflow-io does not load into this one.
 
     With ``boto3`` a py_function fetches whole shards, eight at a time, and gives its records as one tensor each.
     """
