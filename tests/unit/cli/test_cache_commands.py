@@ -1,0 +1,84 @@
+"""``penstock cache`` on directories, in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run
+
+
+@pytest.fixture
+def warmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Path]:
+    """A directory of two objects, and a cache that holds both."""
+    data, folder = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    for name in ("a", "b"):
+        (data / name).write_bytes(name.encode() * 10_000)
+    assert run(["cache", "warm", f"{data}/", "--cache", f"{folder}:100MB"]) == 0
+    assert "2 objects" in capsys.readouterr().out
+    return data, folder
+
+
+def test_warming_again_fetches_nothing(warmed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """What is there is verified; the JSON says so."""
+    data, folder = warmed
+    assert run(["cache", "warm", f"{data}/", "--cache", f"{folder}:100MB", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["requests_count"], done["size_bytes"], done["fetched_bytes"]) == (2, 20_000, 0)
+
+
+def test_warming_what_was_accessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of JSON name what to read; a line that names nothing is refused with its number."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a").write_bytes(bytes(100_000))
+    lines = tmp_path / "accesses.jsonl"
+    lines.write_text('{"key": "a", "start": 5000, "end": 5010}\n{"key": "a"}\n')
+    command = ["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache:100MB", "--json"]
+    assert run([*command, "--accesses", str(lines)]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["requests_count"], done["size_bytes"]) == (2, 100_010)
+    lines.write_text('{"key": "a"}\n{"start": 5}\n')
+    assert run([*command, "--accesses", str(lines)]) == 1
+    assert "accesses.jsonl:2" in capsys.readouterr().err
+
+
+def test_nothing_to_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prefix without objects, and a cache without a size, are errors."""
+    (tmp_path / "data").mkdir()
+    assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache:100MB"]) == 1
+    assert "nothing there" in capsys.readouterr().err
+    assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache"]) == 1
+    assert "how large" in capsys.readouterr().err
+
+
+def test_stats_verify_trim_clear(warmed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each says what it found and did, for people and for machines; corruption is exit code 1, once."""
+    _, folder = warmed
+    assert run(["cache", "stats", str(folder)]) == 0
+    assert "2 entries" in capsys.readouterr().out
+    assert run(["cache", "stats", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == {"block": 2}
+    victim = next(iter(sorted(folder.glob("v1/entries/*/*b"))))
+    raw = bytearray(victim.read_bytes())
+    raw[-1] ^= 1
+    victim.write_bytes(raw)
+    assert run(["cache", "verify", str(folder)]) == 1
+    assert "1 corrupt" in capsys.readouterr().out
+    assert run(["cache", "verify", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["entries_count"] == 1
+    assert run(["cache", "trim", str(folder), "1KB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["removed_count"] == 1
+    assert run(["cache", "clear", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["removed_bytes"] == 0
+
+
+@pytest.mark.parametrize("command", ["stats", "verify", "clear"])
+def test_what_is_no_cache_is_left_alone(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory without our tag is refused."""
+    (tmp_path / "precious").write_text("x")
+    assert run(["cache", command, str(tmp_path)]) == 1
+    assert "not a penstock cache" in capsys.readouterr().err
+    assert (tmp_path / "precious").exists()
