@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import __all__ as _errors
 
 if TYPE_CHECKING:
-    from penstock import testing as testing
     from penstock import index as index
+    from penstock import pack as pack
     from penstock import tensorflow as tensorflow
+    from penstock import testing as testing
     from penstock import torch as torch
+    from penstock.cache import CacheConfig as CacheConfig
     from penstock.compose import connect as connect
     from penstock.compose import open as open  # noqa: A004
     from penstock.config import FetchConfig as FetchConfig
@@ -48,6 +50,7 @@ __version__ = "0.1.0"
 
 _ORIGIN = {
     **dict.fromkeys(("connect", "open"), "penstock.compose"),
+    "CacheConfig": "penstock.cache",
     **dict.fromkeys(("Credentials", "Store"), "penstock.store"),
     **dict.fromkeys(("Blob", "ByteRange", "ObjectInfo"), "penstock.types"),
     **dict.fromkeys(("FetchConfig", "HedgeConfig", "RetryConfig", "TransportConfig"), "penstock.config"),
@@ -61,7 +64,7 @@ _ORIGIN = {
     "peek": "penstock.loader.peek",
     **dict.fromkeys(_errors, "penstock.errors"),
 }
-_SUBPACKAGES = ("index", "tensorflow", "testing", "torch")
+_SUBPACKAGES = ("index", "pack", "tensorflow", "testing", "torch")
 
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 

@@ -13,7 +13,7 @@ import penstock as ps
 NAMES = {
     "connect", "open", "shards", "Store", "Loader", "Credentials", "Blob", "ByteRange", "ObjectInfo",
     "TransportConfig", "RetryConfig", "HedgeConfig", "FetchConfig", "Image", "Integer", "Text", "Json", "Bytes",
-    "Audio", "Float", "Function", "Numpy", "mix", "objects", "explain", "peek", "build_index", "__version__",
+    "Audio", "Float", "Function", "Numpy", "mix", "objects", "explain", "peek", "build_index", "CacheConfig", "__version__",
 }  # fmt: skip
 HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt",
          "cv2", "simplejpeg", "soundfile", "pyarrow", "zstandard", "cloudpickle")  # fmt: skip
@@ -24,7 +24,7 @@ def test_public_names_are_complete() -> None:
     assert {name for name in ps.__all__ if not name.endswith("Error")} == NAMES
     for name in ps.__all__:
         assert getattr(ps, name) is not None
-    assert set(ps.__all__) | {"index", "torch", "tensorflow", "testing"} <= set(dir(ps))
+    assert set(ps.__all__) | {"index", "pack", "torch", "tensorflow", "testing"} <= set(dir(ps))
 
 
 def test_unknown_names_are_attribute_errors() -> None:
