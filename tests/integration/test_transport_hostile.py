@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import socket
@@ -316,6 +317,33 @@ def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, no
         with nothing_left(), pytest.raises(KeyboardInterrupt):
             ask(server.url)
         assert ask(server.url)[1] == b"x"
+
+
+def test_a_finaliser_may_submit_while_the_engine_starts(monkeypatch: pytest.MonkeyPatch, nothing_left: Any) -> None:
+    """A dropped writer's finaliser submits, in the midst of a first use: no deadlock, no loop that nobody closes."""
+    sinks: list[Heard] = []
+
+    class Dropped:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            sinks.append(start(server.url)[1])
+
+    real = EventLoop.start
+
+    def collecting(loop: EventLoop) -> None:
+        gc.collect()
+        real(loop)
+
+    monkeypatch.setattr(EventLoop, "start", collecting)
+    with KeptServer(lambda *_: [whole(b"x", b"Connection: close")]) as server:
+        gc.collect()
+        with nothing_left():
+            Dropped()
+            assert ask(server.url)[1] == b"x"
+            assert sinks[0].wait().status == 200
+            engine.close()
 
 
 def test_configurations_do_not_pile_up() -> None:

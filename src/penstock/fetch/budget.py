@@ -74,15 +74,17 @@ class Budget:
         self._refused = 0
         self._overdrawn = 0
         self._returned: deque[mmap.mmap] = deque()
-        self._lock = threading.Lock()
+        self._released: deque[int] = deque()
+        self._lock = threading.RLock()  # a finaliser may end other reading in the midst of it
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
         """See ``forks``: what the parent holds is not the child's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may end other reading in the midst of it
         self._free.clear()
         self._used = 0
         self._owned_elsewhere = set()
+        self._released = deque()
         self._returned = deque()  # inherited leases still go to the old one, and with it
 
     def reserve(self, size_bytes: int, *, force: bool = False) -> bool:
@@ -92,8 +94,7 @@ class Budget:
 
     def release(self, size_bytes: int) -> None:
         """Put reserved bytes back."""
-        with self._lock:
-            self._used -= size_bytes
+        self._released.append(size_bytes)  # without the lock: finalisers release, inside any other code
 
     def acquire(self, size_bytes: int, *, force: bool = False) -> PartBuffer | None:
         """A buffer of at least `size_bytes`, charged until it is finalised; None where the budget lacks them."""
@@ -149,7 +150,9 @@ class Budget:
         return True
 
     def _collect(self) -> None:
-        """Take back what was finalised since the last look."""
+        """Take back what was released and finalised since the last look."""
+        while self._released:
+            self._used -= self._released.popleft()
         while self._returned:
             buffer = self._returned.popleft()
             if id(buffer) in self._owned_elsewhere:
@@ -161,7 +164,8 @@ class Budget:
                 self._free.append(buffer)
 
     def _drop(self, owner: mmap.mmap) -> None:
-        self._used -= len(owner)  # its memory goes with the last reference, which is the caller's
+        size_bytes = len(owner)
+        self._used -= size_bytes  # its memory goes with the last reference, which is the caller's
 
 
 _budget: Budget | None = None

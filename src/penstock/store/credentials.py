@@ -62,7 +62,7 @@ class CredentialProvider:
     def __init__(self, fixed: Credentials | None, *, profile: str | None = None) -> None:
         self._fixed = fixed
         self._profile = profile
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
         self._waiting: list[Callable[[Credentials | CredentialsError], None]] = []
         self._running = False
         self._check_due_s = float("inf") if fixed else 0.0
@@ -151,7 +151,7 @@ class CredentialProvider:
 
     def after_fork_in_child(self) -> None:
         """See ``forks``."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
         self._waiting = []
         self._running = False
 

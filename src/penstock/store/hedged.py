@@ -66,7 +66,7 @@ class Hedged(Wrapper):
         return _rebuild, (self.inner, self.config)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
         self._outstanding: dict[_Entry, float] = {}
         self._tokens = _TOKENS_MAX
         self._wait_s = float("inf")

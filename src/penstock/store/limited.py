@@ -50,7 +50,7 @@ class Limited(Wrapper):
         return _rebuild, (self.inner, self.requests_max)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
         self._in_flight = 0
         self._waited = 0
         self._waiting: deque[_Permit] = deque()

@@ -27,7 +27,7 @@ class Engine:
     """All event loops of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a finaliser may submit in the midst of it
         self._loops: dict[tuple[int, int], list[EventLoop]] = {}
         self._closing: list[EventLoop] = []
         self._turn = itertools.count()
@@ -61,7 +61,7 @@ class Engine:
         for group in self._loops.values():
             for loop in group:
                 loop.abandon()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a finaliser may submit in the midst of it
         self._loops = {}
         self._closing = []
 
@@ -84,20 +84,21 @@ class Engine:
     def _group(self, config: TransportConfig) -> list[EventLoop]:
         """The living loops of a configuration, as many as it wants; under the lock."""
         key = config.threads_count, config.connections_max
-        group = [loop for loop in self._loops.get(key, ()) if loop.alive]
-        while len(group) < config.threads_count:
+        while True:
+            group = [loop for loop in self._loops.get(key, ()) if loop.alive]
+            if len(group) >= config.threads_count:
+                return group
             try:
                 loop = EventLoop(connections_max=config.connections_max, name=f"penstock-loop-{len(group)}")
             except OSError as error:
                 raise UnavailableError(f"no event loop: {error.strerror}", hint=DESCRIPTORS_HINT) from error
             try:
                 loop.start()
-                group.append(loop)
+                living = [other for other in self._loops.get(key, ()) if other.alive]  # a finaliser's, too
+                self._loops[key] = [*living, loop]  # replaced whole: others look without the lock
             except BaseException:  # Ctrl-C: nobody else knows of it
                 loop.close()
                 raise
-        self._loops[key] = group  # replaced whole: others look without the lock
-        return group
 
 
 engine = Engine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -150,3 +151,28 @@ def test_a_forked_child_begins_with_an_empty_budget() -> None:
     with os.fdopen(source, "rb") as pipe:
         assert pickle.load(pipe) == [(0, 0), (0, 0), (3 * MIB, 0), (3 * MIB, 3 * MIB)]
     assert used_and_free(budget) == (3 * MIB, 0)
+
+
+def test_a_finaliser_may_release_in_the_midst_of_the_budget() -> None:
+    """The collector may run inside any method of the budget, and end reading that releases: no deadlock, no byte lost."""
+
+    class Reading:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            budget.release(MIB)
+
+    budget = Budget(64 * MIB)
+    thresholds = gc.get_threshold()
+    try:
+        for count in range(1, 60):  # the collector runs a little later each time
+            gc.collect()
+            assert budget.reserve(MIB)
+            gc.set_threshold(count)
+            Reading()
+            budget.statistics()
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    assert used_and_free(budget) == (0, 0)
