@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -45,7 +46,8 @@ def children() -> set[int]:
     """Processes that this one started and that live."""
     out = set()
     for task in Path("/proc/self/task").iterdir():
-        out |= set(map(int, (task / "children").read_text().split()))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            out |= set(map(int, (task / "children").read_text().split()))
     return out
 
 
@@ -444,3 +446,26 @@ def test_max_errors_is_of_all_workers(folder: Path, place: Path) -> None:
     with ps.Loader(few, processes=2, lanes=4, index_dir=place) as loader:
         with pytest.raises(DecodeError, match="a tenth"):
             list(loader)
+
+
+def test_workers_wait_between_epochs(folder: Path, place: Path) -> None:
+    """The next epoch is done by the same processes; a restart in the middle and a killed idle one take new ones."""
+    with ps.Loader(pipeline(folder), processes=2, lanes=4, index_dir=place) as loader:
+        before = children()
+        seen = []
+        for _ in loader.epochs(3):
+            for _ in loader:
+                pass
+            seen.append(children() - before)
+        assert len(seen[0]) == 2
+        assert seen[0] == seen[1] == seen[2]
+        os.kill(min(seen[0]), signal.SIGKILL)
+        while _is_alive(min(seen[0])):
+            os.sched_yield()
+        expected = numbers(loader)
+        assert len(children() - before) == 2
+        loader.restart(3)
+        next(iter(loader))
+        loader.restart()
+        assert numbers(loader) == expected
+    assert not children() - before

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.loader.planning import Plan
     from penstock.loader.run import RunPlan
     from penstock.loader.statistics import Meter
+    from penstock.loader.workers import Workers
     from penstock.order import Batches
 
 _log = logging.getLogger("penstock.loader")
@@ -34,6 +35,7 @@ def divided(
     batching: Batching,
     processes: int,
     restarts: bool,
+    workers: Workers,
     meter: Meter,
 ) -> tuple[Batches | None, ProcessRun]:
     """Start workers for an epoch.
@@ -46,6 +48,7 @@ def divided(
         batching: How much at a time.
         processes: Workers; fewer where the rank has fewer lanes.
         restarts: Whether one that dies is replaced.
+        workers: Where they come from.
         meter: Told of samples, bytes and seconds.
 
     Returns:
@@ -101,7 +104,7 @@ def divided(
         )
         for number in range(count)
     ]
-    return batches, ProcessRun(run_plan, deal=deal, told=told, restarts=restarts, meter=meter)
+    return batches, ProcessRun(run_plan, deal=deal, told=told, workers=workers, restarts=restarts, meter=meter)
 
 
 def usable_count(lanes_count: int, processes: int, *, evenly: bool) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.loader.processes import ProcessRun
     from penstock.loader.run import Delivery, RunPlan
     from penstock.loader.statistics import Meter
+    from penstock.loader.workers import Workers
     from penstock.order import Batches
 
 
@@ -40,6 +41,7 @@ class Epoch:
         agree: See ``Loader``.
         processes: See there.
         restarts: See there.
+        workers: Where worker processes wait between epochs.
         meter: Told of samples, bytes and seconds.
     """
 
@@ -54,6 +56,7 @@ class Epoch:
         meter: Meter,
         processes: int = 0,
         restarts: bool = False,
+        workers: Workers | None = None,
     ) -> None:
         self._plan = plan
         self._number = number
@@ -71,6 +74,8 @@ class Epoch:
         if processes:
             from penstock.loader.dividing import divided
 
+            assert workers is not None
+
             self._batches, self._run = divided(
                 plan,
                 run_plan,
@@ -79,6 +84,7 @@ class Epoch:
                 batching=self._batching,
                 processes=processes,
                 restarts=restarts,
+                workers=workers,
                 meter=meter,
             )
             self._agree = agree if plan.world_size > 1 and self._batches is None else None

@@ -22,7 +22,7 @@ from penstock.loader.filling import said_layout
 from penstock.loader.run import Delivery
 from penstock.loader.shared import unpacked
 from penstock.loader.slots import Slots
-from penstock.loader.workers import EXIT_S_MAX, Worker
+from penstock.loader.workers import EXIT_S_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.loader.run import RunPlan
     from penstock.loader.statistics import Meter
     from penstock.loader.told import ToldError, WorkerJob
+    from penstock.loader.workers import Worker, Workers
 
 _log = logging.getLogger("penstock.loader")
 
@@ -69,13 +70,17 @@ class ProcessRun:
         plan: See ``RunPlan``.
         deal: Of the rank's batches.
         told: What each worker is to do.
+        workers: Where they come from, and wait between epochs.
         restarts: Whether a worker that dies is replaced.
         meter: Told of samples, bytes and seconds.
     """
 
-    def __init__(self, plan: RunPlan, *, deal: Deal, told: Sequence[WorkerJob], restarts: bool, meter: Meter) -> None:
+    def __init__(
+        self, plan: RunPlan, *, deal: Deal, told: Sequence[WorkerJob], workers: Workers, restarts: bool, meter: Meter
+    ) -> None:
         self.plan = plan
         self._deal = deal
+        self._pool = workers
         self._restarts = restarts
         self._meter = meter
         self._process_id = os.getpid()
@@ -89,10 +94,11 @@ class ProcessRun:
         self._failure: BaseException | None = None  # behind all that was dealt
         self._closed = False
         self._workers: list[Worker] = []
+        self._ended: set[int] = set()
         self._threads: list[threading.Thread] = []
         try:
             for each in told:
-                self._workers.append(Worker(each))
+                self._workers.append(workers.take(each))
             with self._changed:
                 self._go_on()
             for worker in self._workers:
@@ -143,15 +149,29 @@ class ProcessRun:
         if os.getpid() != self._process_id:
             return
         with self._changed:
-            self._closed = True
+            was_closed, self._closed = self._closed, True
             self._changed.notify_all()
-        for worker in self._workers:
-            worker.close()
+            ends = [self._ends(worker) for worker in self._workers]
+        for worker, goes_on in zip(self._workers, ends, strict=True):
+            if goes_on:
+                worker.send(("end",))
+            elif not was_closed:
+                worker.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(EXIT_S_MAX)
+        for worker, goes_on in zip(self._workers, ends, strict=True):
+            if goes_on and worker.number in self._ended:
+                self._pool.give_back(worker)
+            elif goes_on:
+                worker.close()
+        self._workers = []
         if self._slots is not None:
             self._slots.close()
+
+    def _ends(self, worker: Worker) -> bool:
+        """Whether it did all of its job, and can do another."""
+        return self._deal.is_ended and not self._pending and worker.failure is None and worker.process.poll() is None
 
     # ── where it is (under the lock) ───────────────────────────────────────────────────────────────────────────────
 
@@ -227,6 +247,9 @@ class ProcessRun:
                 if not self._died(worker):
                     return
                 continue
+            if message[0] == "ended":
+                self._ended.add(worker.number)
+                return
             with self._changed:
                 try:
                     self._heard(worker, message, descriptor)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.options import Options
+    from penstock.loader.workers import Workers
 
 _log = logging.getLogger("penstock.loader")
 _DIGEST_MASK = (1 << 62) - 1  # what a signed 64-bit integer of a collective holds
@@ -54,6 +55,7 @@ class Session:
         self._accepts_changed_data = False
         self._running: Epoch | None = None
         self._plan: Plan | None = None
+        self._workers: Workers | None = None
         self._closed = False
         self._use(pipeline)
 
@@ -118,6 +120,8 @@ class Session:
         """End the threads and the stores' use; idempotent."""
         self._closed = True
         self._close_epoch()
+        if self._workers is not None:
+            self._workers.close()
         self._finder.close()
 
     def statistics(self) -> LoaderStatistics:
@@ -200,6 +204,10 @@ class Session:
             prefetch_batches=self.options.prefetch_batches,
             seed=seed,
         )
+        if self.options.processes and self._workers is None:
+            from penstock.loader.workers import Workers
+
+            self._workers = Workers()
         epoch = Epoch(
             plan,
             run_plan=run_plan,
@@ -209,6 +217,7 @@ class Session:
             meter=self.meter,
             processes=self.options.processes,
             restarts=self.options.restart_workers,
+            workers=self._workers,
         )
         self._loaded = None
         _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)

@@ -25,7 +25,7 @@ from penstock.loader.run import EpochRun, OpenBatch
 from penstock.loader.samples import Steps
 from penstock.loader.shared import INLINE_BYTES_MAX, Heaps, packed
 from penstock.loader.slots import SlotPlan, mapped
-from penstock.loader.told import ToldError
+from penstock.loader.told import ToldError, WorkerJob
 from penstock.loader.tolerance import Tolerance
 from penstock.loader.wire import Wire
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from penstock.errors import DataError
     from penstock.loader.run import Delivery
-    from penstock.loader.told import WorkerJob
-
 PR_SET_PDEATHSIG = 1
 
 
@@ -169,12 +167,17 @@ class Inbox:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
+        self.jobs: queue.SimpleQueue[WorkerJob | BaseException] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._forget()
+        threading.Thread(target=self._receive, name="penstock-inbox", daemon=True).start()
+
+    def _forget(self) -> None:
+        """Begin a job."""
         self.orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self.slots: dict[int, int] = {}  # by batch
-        self._changed = threading.Condition()
         self._layout: Mapping[str, Any] | None = None
         self._memories: dict[int, Any] = {}
-        threading.Thread(target=self._receive, name="penstock-inbox", daemon=True).start()
 
     def wait_layout(self) -> Mapping[str, Any]:
         """The values that fix all columns."""
@@ -193,6 +196,10 @@ class Inbox:
         try:
             while True:
                 message, descriptor = self.wire.receive()
+                if isinstance(message, WorkerJob):
+                    self._forget()
+                    self.jobs.put(message)
+                    continue
                 kind, *rest = message
                 if kind in ("rows", "want", "end"):
                     self.orders.put(message)
@@ -208,26 +215,27 @@ class Inbox:
                     self._changed.notify_all()
         except (EOFError, OSError):
             os._exit(0)  # the loader closed, or its process ended; nothing here outlives it
+        except BaseException as error:  # a module that the pipeline's functions need is not there
+            self.jobs.put(error)
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Run until all batches are written or the loader is gone."""
+    """Do job after job, epoch after epoch, until the loader is gone or one fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loader decides
     if parent:  # of a main thread: the kernel minds the thread that started this process
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
     wire = Wire(socket.socket(fileno=descriptor))
-    try:
-        told, _ = wire.receive()
-    except (EOFError, OSError):
-        return
-    except BaseException as error:  # a module that the pipeline's functions need is not there
-        wire.send(("error", ToldError.of(error)))
-        return
     inbox = Inbox(wire)
     try:
-        work(told, inbox)
+        while True:
+            told = inbox.jobs.get()
+            if isinstance(told, BaseException):
+                raise told
+            work(told, inbox)
+            del told
+            wire.send(("ended",))
     except BaseException as error:
         wire.send(("error", ToldError.of(error)))
     threading.Event().wait()  # until the loader says that it needs nothing more, by closing
@@ -257,6 +265,7 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
         cursor = told.job.cursor(delivery.mark) if not told.global_size else None
         _send_done(inbox, heaps, index, delivery, cursor, (sums, events))
         index += 1
+    run.close()
 
 
 def _send_done(

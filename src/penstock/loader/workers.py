@@ -39,19 +39,28 @@ class Worker:
     """
 
     def __init__(self, told: WorkerJob) -> None:
+        self._is_told(told)
+        self._start()
+
+    def begin(self, told: WorkerJob) -> None:
+        """Have it do another job, after it said that it ended the one before."""
+        said = by_value(told)
+        self._is_told(told)
+        self.send_raw(said)
+
+    def _is_told(self, told: WorkerJob) -> None:
         self.number = told.number
         self.done_count = told.first_batch
         self.cursor: Mapping[str, Any] = told.cursor
         self.failure: BaseException | None = None
         self.deaths_count = 0
         self.heaps: dict[int, mmap.mmap] = {}
+        self.sums: Mapping[str, float] = {}
+        self.slots: set[int] = set()
         self._told = told
-        self._start()
 
     def _start(self) -> None:
         said = by_value(self._told)  # may be refused: before there is a process
-        self.sums: Mapping[str, float] = {}
-        self.slots: set[int] = set()
         ours, theirs = socket.socketpair()
         self.wire = Wire(ours)
         try:
@@ -95,9 +104,9 @@ class Worker:
         """Start another process in its place, for the batches that it has not finished."""
         self.wire.close()
         self.process.wait()
-        self.deaths_count += 1
-        self.heaps = {}
-        self._told = self._told.behind(self.done_count, self.cursor)
+        deaths_count = self.deaths_count + 1
+        self._is_told(self._told.behind(self.done_count, self.cursor))
+        self.deaths_count = deaths_count
         self._start()
 
     def described(self) -> str:
@@ -120,6 +129,40 @@ class Worker:
         self.process.kill()
         self.wire.close()
         self.process.wait()
+
+
+class Workers:
+    """Processes that wait between epochs: to start one costs about half a second of a core."""
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+        self._idle: list[Worker] = []
+        self._closed = False
+
+    def take(self, told: WorkerJob) -> Worker:
+        """One that does this: one that waits, else a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.poll() is None:
+                worker.begin(told)
+                return worker
+            worker.close()
+        return Worker(told)
+
+    def give_back(self, worker: Worker) -> None:
+        """It has nothing to do."""
+        if self._closed:
+            worker.close()
+        else:
+            self._idle.append(worker)
+
+    def close(self) -> None:
+        """End those that wait, and later those that are given back; idempotent."""
+        if os.getpid() != self._process_id:
+            return
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
 
 
 def _parent() -> int:
