@@ -2,6 +2,7 @@
 
 from penstock.loader.loader import Loader
 from penstock.loader.options import LoaderOptions
+from penstock.loader.reporting import Bottleneck
 from penstock.loader.statistics import LoaderStatistics
 
-__all__ = ["Loader", "LoaderOptions", "LoaderStatistics"]
+__all__ = ["Bottleneck", "Loader", "LoaderOptions", "LoaderStatistics"]

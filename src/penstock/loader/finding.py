@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.index import IndexPlace, Lookup, ShardRow
     from penstock.loader.shards import Shard
@@ -64,17 +65,23 @@ class Finder:
         pipeline: Whose sources.
         fetch: For the stores.
         index_dir: Where an index may lie besides its data set.
+        cache: For the stores.
     """
 
     def __init__(
-        self, pipeline: Pipeline, *, fetch: FetchConfig | None, index_dir: str | os.PathLike[str] | None
+        self,
+        pipeline: Pipeline,
+        *,
+        fetch: FetchConfig | None,
+        index_dir: str | os.PathLike[str] | None,
+        cache: CacheConfig | str | os.PathLike[str] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._index_dir = index_dir
         self._sources: list[tuple[Shards | Objects, ShardFinder]] = []
         for leaf in pipeline.flat().leaves:
             assert not isinstance(leaf.source, Mix)
-            self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch)))
+            self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch, cache=cache)))
 
     def find(self, *, index: str) -> Found:
         """Look.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.errors import ConfigError
 from penstock.loader.options import Options
+from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
 from penstock.loader.session import Session
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.loader.planning import Plan
+    from penstock.loader.reporting import ScalarWriter
     from penstock.loader.statistics import LoaderStatistics
 
 
@@ -57,6 +60,9 @@ class Loader:
             epoch asks it again with the statistics that the state remembers.
         fetch: Bounds for reading; its ``budget_bytes_max`` bounds what is read ahead.
 
+        cache: Keep what is read on this node's disk, as for ``penstock.connect``: ``"/nvme/penstock:200GB"``.
+        progress: Draw a live line on standard error: epoch, batch, rates, stall, bottleneck.
+
     Raises:
         ConfigError: a bound is broken, a package for a field is missing, or the pipeline has no ``.batch()``.
 
@@ -81,6 +87,8 @@ class Loader:
         index_dir: str | os.PathLike[str] | None = None,
         on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None = None,
         fetch: FetchConfig | None = None,
+        cache: CacheConfig | str | os.PathLike[str] | None = None,
+        progress: bool = False,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
@@ -100,6 +108,8 @@ class Loader:
             index_dir=index_dir,
             on_epoch=on_epoch,
             fetch=fetch,
+            cache=cache,
+            progress=progress,
         )
         options.check()
         self._session = Session(pipeline, options)
@@ -190,6 +200,28 @@ class Loader:
     def statistics(self) -> LoaderStatistics:
         """What was done so far, and where the time went. Cost: none to speak of; call it at every step."""
         return self._session.statistics()
+
+    def bottleneck(self) -> Bottleneck:
+        """Who sets the pace, the seconds that prove it, and what to change; print it."""
+        return bottleneck_of(self.statistics())
+
+    def metrics(self, **labels: str) -> str:
+        """The statistics in Prometheus' text format, to be served or written to a file.
+
+        Args:
+            **labels: Of every number, e.g. ``rank="3"``.
+        """
+        return prometheus(self.statistics(), epoch=self.epoch, labels=labels)
+
+    def write_scalars(self, writer: ScalarWriter, step: int, *, prefix: str = "loader/") -> None:
+        """Rates and stalls for TensorBoard.
+
+        Args:
+            writer: A ``SummaryWriter``, or anything with ``add_scalar(tag, value, step)``.
+            step: Of training.
+            prefix: Of the tags.
+        """
+        write_scalars(self.statistics(), writer, step=step, prefix=prefix)
 
     def close(self) -> None:
         """End the threads and the stores' use; idempotent. Batches handed out stay valid."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.loader.statistics import LoaderStatistics
     from penstock.pipeline import Pipeline
@@ -37,6 +38,8 @@ class LoaderOptions(TypedDict, total=False):
     index_dir: str | os.PathLike[str] | None
     on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None
     fetch: FetchConfig | None
+    cache: CacheConfig | str | os.PathLike[str] | None
+    progress: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,8 @@ class Options:
     index_dir: str | os.PathLike[str] | None = None
     on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None = None
     fetch: FetchConfig | None = None
+    cache: CacheConfig | str | os.PathLike[str] | None = None
+    progress: bool = False
 
     def check(self) -> None:
         """Refuse what cannot be.

@@ -15,6 +15,7 @@ from penstock.loader.changing import reweighted
 from penstock.loader.epoch import Epoch
 from penstock.loader.finding import Finder
 from penstock.loader.planning import Plan, plan_of, threads_count
+from penstock.loader.reporting import LiveLine
 from penstock.loader.run import RunPlan
 from penstock.loader.samples import Steps
 from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
@@ -57,13 +58,16 @@ class Session:
         self._plan: Plan | None = None
         self._workers: Workers | None = None
         self._closed = False
+        self._line = LiveLine() if options.progress else None
         self._use(pipeline)
 
     def _use(self, pipeline: Pipeline) -> None:
         """Read another pipeline from now on."""
         self.pipeline = pipeline
         self.steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
-        self._finder = Finder(pipeline, fetch=self.options.fetch, index_dir=self.options.index_dir)
+        self._finder = Finder(
+            pipeline, fetch=self.options.fetch, index_dir=self.options.index_dir, cache=self.options.cache
+        )
         self._plan = None
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -83,11 +87,15 @@ class Session:
         got_s = time.perf_counter()
         self.meter.stepped(asked_s if self.left_s is None else self.left_s, asked_s, got_s)
         if found is None:
+            if self._line is not None:
+                self._line.end()
             self.begin_at(self.epoch + 1)
             return None
         self._batches_count += 1
         self._mark = found.mark
-        self.left_s = got_s
+        if self._line is not None:
+            self._draw(self._line)
+        self.left_s = time.perf_counter()
         return found.batch
 
     def begin_at(self, epoch: int) -> None:
@@ -123,6 +131,8 @@ class Session:
         if self._workers is not None:
             self._workers.close()
         self._finder.close()
+        if self._line is not None:
+            self._line.end()
 
     def statistics(self) -> LoaderStatistics:
         """See ``Loader``."""
@@ -131,6 +141,14 @@ class Session:
             for stage, count in steps.dropped.items():
                 dropped[stage] = dropped.get(stage, 0) + count
         return self.meter.read(threads_count=threads_count(self.options), dropped=dropped)
+
+    def _draw(self, line: LiveLine) -> None:
+        now_s = time.monotonic()
+        if line.is_due(now_s):
+            plan = self.planned()
+            batches = None if plan.carries else plan.job.batches(self.epoch, batching=plan.batching)
+            count = None if batches is None else len(batches)
+            line.draw(self.statistics(), epoch=self.epoch, batch=self._batches_count, batches=count, now_s=now_s)
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,6 +16,7 @@ from penstock.pipeline.source import braces_unfolded, has_glob
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.store import Store
     from penstock.types import Key
@@ -52,9 +53,17 @@ class ShardFinder:
     Args:
         source: Shards; or objects, of which none is left out for its name.
         fetch: For the stores.
+        cache: See there.
     """
 
-    def __init__(self, source: Shards | Objects, *, fetch: FetchConfig | None) -> None:
+    def __init__(
+        self,
+        source: Shards | Objects,
+        *,
+        fetch: FetchConfig | None,
+        cache: CacheConfig | str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._cache = cache
         self._source = source
         self._takes_all = isinstance(source, Objects)
         self._fetch = fetch
@@ -157,6 +166,7 @@ class ShardFinder:
                 retry=connection.retry,
                 hedge=connection.hedge,
                 fetch=self._fetch,
+                cache=self._cache,
                 requester_pays=connection.requester_pays,
                 sse_customer_key=connection.sse_customer_key,
                 expected_bucket_owner=connection.expected_bucket_owner,

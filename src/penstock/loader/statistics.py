@@ -6,12 +6,15 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from penstock.stats import Recent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.formats import Parser
 
 _log = logging.getLogger("penstock.loader")
+STALLS_KEPT = 1024
 STALL_RATIO_OK = 0.05  # below this the training loop, not the data, sets the pace
 
 
@@ -33,6 +36,10 @@ class LoaderStatistics:
     """Seconds of iterating: the training loop's own and those it waited."""
     stall_s: float
     """Seconds that the training loop waited for a batch: what a faster loader could save."""
+    stall_p50_s: float
+    """Median wait of the last 1 024 steps; 0 before the first."""
+    stall_p99_s: float
+    """Wait that one of a hundred of these steps exceeds. Far above the median: something is late now and then."""
     store_s: float
     """Seconds that the reader waited for bytes. Large while stalled: the store or the network is the bottleneck."""
     parse_s: float
@@ -101,6 +108,7 @@ class Meter:
         "skipped_samples",
         "slots_count",
         "stall_s",
+        "stalls",
         "store_s",
         "wait_s",
     )
@@ -117,6 +125,7 @@ class Meter:
         self.wait_s = 0.0
         self.oversize_count = 0
         self.slots_count = 0
+        self.stalls = Recent(STALLS_KEPT)
         self.skipped_samples = 0
         self.skipped_bytes = 0
 
@@ -133,6 +142,7 @@ class Meter:
         """The training loop left with a batch, came back, and got the next one, at these times."""
         self.stall_s += got_s - asked_s
         self.elapsed_s += got_s - left_s
+        self.stalls.add(got_s - asked_s)
 
     def skipped(self, url: str, parser: Parser) -> None:
         """A shard's parser passed over what was corrupt, as the pipeline says; each such shard is logged once."""
@@ -148,5 +158,11 @@ class Meter:
 
     def read(self, *, threads_count: int, dropped: Mapping[str, int]) -> LoaderStatistics:
         """The sums as they are now."""
-        sums = {name: getattr(self, name) for name in self.__slots__}
-        return LoaderStatistics(**sums, threads_count=threads_count, dropped=dropped)
+        sums = {name: getattr(self, name) for name in self.__slots__ if name != "stalls"}
+        return LoaderStatistics(
+            **sums,
+            stall_p50_s=self.stalls.quantile(0.5) if len(self.stalls) else 0.0,
+            stall_p99_s=self.stalls.quantile(0.99) if len(self.stalls) else 0.0,
+            threads_count=threads_count,
+            dropped=dropped,
+        )

@@ -1,0 +1,156 @@
+"""Telling people and programs how a loader does: the bottleneck and what to change, Prometheus text, a live line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.loader.statistics import LoaderStatistics
+
+Part: TypeAlias = Literal["consumer", "store", "parse", "decode"]
+
+LINE_S_MIN = 0.5  # a live line is drawn this often where it overwrites itself...
+LINE_PLAIN_S_MIN = 30.0  # ...and in a log file
+_HINTS: dict[Part, str] = {
+    "consumer": "the training loop sets the pace: nothing to change here",
+    "store": "more lanes, larger shards, a nearer store, or a cache on this node; look at the store's own statistics",
+    "parse": "fewer, larger members per sample; or processes=, which parse side by side",
+    "decode": "more threads or processes, up to the number of cores; Image(height=, width=) scales while it decodes",
+}
+_GAUGES = ("threads_count", "slots_count", "stall_p50_s", "stall_p99_s")
+_HELP = {
+    "stall_s": "Seconds that the training loop waited for a batch.",
+    "samples": "Samples handed out.",
+    "bytes": "Bytes that arrived from the store.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Who sets the pace, and how that is known; ``str`` of it is one line for people."""
+
+    part: Part
+    """``"consumer"`` is the training loop itself, and good."""
+    stall_ratio: float
+    """Share of the time that the training loop waited, in [0, 1]."""
+    seconds: Mapping[str, float]
+    """What proves it: seconds that the reader waited for the store, parsed, and waited for decoding or the training
+    loop; and those that all decode threads spent decoding."""
+    hint: str
+    """What to change."""
+
+    def __str__(self) -> str:
+        spent = ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
+        return f"{self.part}: the training loop waited {self.stall_ratio:.0%} of the time ({spent}). Hint: {self.hint}"
+
+
+def bottleneck_of(statistics: LoaderStatistics) -> Bottleneck:
+    """The part that sets the pace."""
+    part = statistics.bottleneck
+    seconds = {
+        "stalled": statistics.stall_s,
+        "store": statistics.store_s,
+        "parse": statistics.parse_s,
+        "decode": statistics.decode_s,
+        "waited": statistics.wait_s,
+    }
+    return Bottleneck(part=part, stall_ratio=statistics.stall_ratio, seconds=seconds, hint=_HINTS[part])
+
+
+def prometheus(statistics: LoaderStatistics, *, epoch: int, labels: Mapping[str, str]) -> str:
+    """All numbers in Prometheus' text format, version 0.0.4; names begin with ``penstock_loader_``."""
+    marks = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    lines = []
+
+    def add(name: str, kind: str, value: float, *, described: str, more: str = "") -> None:
+        full = f"penstock_loader_{name}"
+        head = f"# HELP {full} {described}\n# TYPE {full} {kind}\n"
+        where = ",".join(part for part in (marks, more) if part)
+        if head not in lines:
+            lines.append(head)
+        lines.append(f"{full}{{{where}}} {value}\n" if where else f"{full} {value}\n")
+
+    add("epoch", "gauge", epoch, described="The epoch being iterated, from 0.")
+    for entry in fields(statistics):
+        value = getattr(statistics, entry.name)
+        if entry.name == "dropped":
+            for stage, count in value.items():
+                described = "Samples left out for an error, by stage."
+                add("dropped_total", "counter", count, described=described, more=f'stage="{_escaped(stage)}"')
+        elif entry.name in _GAUGES:
+            add(_named(entry.name), "gauge", value, described=entry.name.replace("_", " ") + ".")
+        else:
+            described = _HELP.get(entry.name, f"LoaderStatistics.{entry.name}.")
+            add(f"{_named(entry.name)}_total", "counter", value, described=described)
+    return "".join(lines)
+
+
+def _named(name: str) -> str:
+    """Prometheus spells units out."""
+    return name[:-2] + "_seconds" if name.endswith("_s") else name
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class ScalarWriter(Protocol):
+    """What TensorBoard's ``SummaryWriter`` is to this module; anything with this method will do."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> object:
+        """Take one number."""
+
+
+def write_scalars(statistics: LoaderStatistics, writer: ScalarWriter, *, step: int, prefix: str) -> None:
+    """The rates and ratios that are worth a curve."""
+    for name in ("samples_per_s", "bytes_per_s", "stall_ratio", "stall_p50_s", "stall_p99_s"):
+        writer.add_scalar(f"{prefix}{name}", getattr(statistics, name), step)
+
+
+class LiveLine:
+    """One line on a terminal that overwrites itself; in a log file, a line now and then.
+
+    Args:
+        stream: Default: standard error.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._overwrites = self._stream.isatty()
+        self._drawn_s = time.monotonic()
+        self._before: tuple[float, LoaderStatistics] | None = None
+        self._is_open = False
+
+    def draw(self, statistics: LoaderStatistics, *, epoch: int, batch: int, batches: int | None, now_s: float) -> None:
+        """Say how it goes since the last line."""
+        then_s, then = self._before if self._before is not None else (self._drawn_s, None)
+        spent_s = max(now_s - then_s, 1e-9)
+        samples = statistics.samples - (then.samples if then is not None else 0)
+        size_bytes = statistics.bytes - (then.bytes if then is not None else 0)
+        stall_s = statistics.stall_s - (then.stall_s if then is not None else 0.0)
+        of = f"/{batches}" if batches is not None else ""
+        text = (
+            f"epoch {epoch}  batch {batch}{of}  {samples / spent_s:,.0f} samples/s  {size_bytes / spent_s / 1e6:,.1f} MB/s"
+            f"  stalled {min(stall_s / spent_s, 1):.0%}  {statistics.bottleneck}"
+        )
+        self._stream.write(f"\r{text}\x1b[K" if self._overwrites else f"{text}\n")
+        self._stream.flush()
+        self._is_open = self._overwrites
+        self._before = now_s, statistics
+        self._drawn_s = now_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to draw again."""
+        return now_s - self._drawn_s >= (LINE_S_MIN if self._overwrites else LINE_PLAIN_S_MIN)
+
+    def end(self) -> None:
+        """Leave the line as it is; what is printed next gets one of its own."""
+        if self._is_open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._is_open = False

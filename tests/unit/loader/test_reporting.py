@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from loading import pipeline, write_counted
+from penstock.loader.reporting import LiveLine, bottleneck_of, prometheus
+from penstock.loader.statistics import Meter
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> ps.Loader:
+    """One that has gone through an epoch."""
+    write_counted(tmp_path, (20, 30))
+    made = ps.Loader(pipeline(tmp_path, batch=10))
+    list(made)
+    return made
+
+
+def test_the_bottleneck_shows_its_evidence(loader: ps.Loader) -> None:
+    """It names a part, the seconds that prove it, and what to change, also as one line."""
+    found = loader.bottleneck()
+    assert found.part == loader.statistics().bottleneck
+    assert set(found.seconds) == {"stalled", "store", "parse", "decode", "waited"}
+    assert str(found).startswith(f"{found.part}: ")
+    assert found.hint in str(found)
+
+
+def test_stalls_per_step_are_quantiles() -> None:
+    """The median and the 99th percentile of the last steps' waits; 0 before the first."""
+    meter = Meter()
+    assert meter.read(threads_count=1, dropped={}).stall_p99_s == 0
+    for step in range(100):
+        meter.stepped(step, step + 1.0, step + 1.0 + (5.0 if step == 50 else 0.25))
+    done = meter.read(threads_count=1, dropped={})
+    assert (done.stall_p50_s, done.stall_p99_s) == (0.25, 5.0)
+    assert done.stall_s == 99 * 0.25 + 5
+    assert bottleneck_of(done).stall_ratio == done.stall_ratio
+
+
+def test_metrics_are_prometheus_text(loader: ps.Loader) -> None:
+    """Every line is a comment or a sample with its labels; counters end in _total; what people ask for is there."""
+    text = loader.metrics(rank="3", host='a"b')
+    for line in text.splitlines():
+        assert re.fullmatch(r"# (HELP|TYPE) penstock_loader_\w+ .+|penstock_loader_\w+\{[^{}]+\} [-+0-9.e]+", line), (
+            line
+        )
+    assert 'penstock_loader_samples_total{rank="3",host="a\\"b"} 50' in text
+    assert "# TYPE penstock_loader_stall_seconds_total counter" in text
+    assert "# TYPE penstock_loader_stall_p99_seconds gauge" in text
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+
+
+def test_dropped_samples_are_labelled_by_stage() -> None:
+    """One line for each stage, under one head."""
+    done = Meter().read(threads_count=1, dropped={"map[0]": 2, "decode": 1})
+    text = prometheus(done, epoch=0, labels={})
+    assert 'penstock_loader_dropped_total{stage="map[0]"} 2' in text
+    assert text.count("# TYPE penstock_loader_dropped_total") == 1
+
+
+def test_scalars_go_to_any_writer(loader: ps.Loader) -> None:
+    """Rates and ratios, under a prefix, at the step."""
+    written: dict[str, tuple[float, int | None]] = {}
+
+    class Writer:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+            written[tag] = scalar_value, global_step
+
+    loader.write_scalars(Writer(), 7, prefix="data/")
+    assert written["data/samples_per_s"][0] > 0
+    assert {step for _, step in written.values()} == {7}
+    assert {"data/stall_ratio", "data/stall_p50_s", "data/stall_p99_s", "data/bytes_per_s"} < set(written)
+
+
+def test_the_live_line_overwrites_itself_on_a_terminal_only(loader: ps.Loader) -> None:
+    """On a terminal one line, drawn at most twice a second; in a file a line now and then."""
+    done = loader.statistics()
+    for stream, due_s in ((Terminal(), 1.0), (io.StringIO(), 40.0)):
+        line = LiveLine(stream)
+        assert not line.is_due(line._drawn_s + due_s / 4)
+        assert line.is_due(line._drawn_s + due_s)
+        for _ in range(2):
+            line.draw(done, epoch=3, batch=4, batches=9, now_s=line._drawn_s + due_s)
+        line.end()
+        line.end()
+        text = stream.getvalue()
+        assert "epoch 3  batch 4/9" in text
+        assert text.count("\r") == (2 if stream.isatty() else 0)
+        assert text.count("\n") == (1 if stream.isatty() else 2)
+
+
+def test_progress_draws_while_iterating(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """progress=True says how it goes on standard error, without a call of its own."""
+    from penstock.loader import reporting
+
+    monkeypatch.setattr(reporting, "LINE_PLAIN_S_MIN", 0.0)
+    write_counted(tmp_path, (20,))
+    with ps.Loader(pipeline(tmp_path, batch=10), progress=True) as loader:
+        list(loader)
+    assert "epoch 0  batch 2  " in capsys.readouterr().err
