@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.errors import ConfigError
 from penstock.loader.carrying import CarryFilling, CarryMark
 from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
+from penstock.loader.feed import StridedFeed
 from penstock.loader.filling import MembersFilling, RowsFilling
 from penstock.loader.run import EpochRun, Filling
 from penstock.pipeline import BatchBySize
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class Found(NamedTuple):
-    """A batch for the training loop, and where the feed is behind it."""
+    """A batch for the training loop, where the feed is behind it, and its number in the epoch."""
 
     batch: Any
     mark: Any
+    number: int
 
 
 class Epoch:
@@ -42,6 +45,8 @@ class Epoch:
         processes: See there.
         restarts: See there.
         workers: Where worker processes wait between epochs.
+        first_batch: Batches of the epoch before `cursor`.
+        stride: ``(j, n)``: only batches k with k mod n = j are given.
         meter: Told of samples, bytes and seconds.
     """
 
@@ -57,12 +62,16 @@ class Epoch:
         processes: int = 0,
         restarts: bool = False,
         workers: Workers | None = None,
+        first_batch: int = 0,
+        stride: tuple[int, int] = (0, 1),
     ) -> None:
         self._plan = plan
         self._number = number
         self._meter = meter
         self._last: dict[str, Any] | None = None  # a row to pad with
-        self._given_count = 0  # batches
+        self._first_batch = first_batch
+        self._stride = stride
+        self._batch_number = first_batch - 1  # of the last one that came
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
         self._skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
         self._layout: Layout | None = None
@@ -98,6 +107,8 @@ class Epoch:
         self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
         mark = begun.feed.mark()
         self._mark = CarryMark(mark, self._skip_count) if plan.carries else mark
+        if stride[1] > 1 and self._agree is not None:
+            raise ConfigError(f"stride={stride} with ranks that have to agree", hint="run `penstock index`")
         self._run = self._started(begun)
 
     def next(self) -> Found | None:
@@ -111,6 +122,9 @@ class Epoch:
             return self._next_counted(self._batches)
         if self._agree is None:
             while (delivery := self._run.next_batch()) is not None:
+                self._batch_number = self._next_number()
+                if self._plan.carries and not self._is_ours(self._batch_number):
+                    continue
                 if self._plan.is_masked or not delivery.is_empty:
                     return self._found(delivery, self._plan.rows_count, delivery.mark)
             return None
@@ -119,6 +133,7 @@ class Epoch:
         if not self._goes_on:
             return None
         delivery = self._run.next_batch()
+        self._batch_number += 1
         self._mark = delivery.mark if delivery is not None else self._mark
         # batches by size are as long as they come out
         rows_count = delivery.rows if delivery is not None and self._is_by_size else self._plan.rows_count
@@ -132,17 +147,28 @@ class Epoch:
 
     def _next_counted(self, batches: Batches) -> Found | None:
         """The next batch, where arithmetic says how many rows it has."""
-        while self._given_count < len(batches):
-            index = self._given_count
+        while (number := self._next_number()) < self._first_batch + len(batches):
+            index = number - self._first_batch
             rows_count = -(-len(batches.span(index)) // self._plan.world_size)
             delivery = self._run.next_batch()
-            self._given_count += 1
+            self._batch_number = number
             if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
                 return self._found(delivery, rows_count, batches.position_after(index))
         return None
 
+    def _is_ours(self, number: int) -> bool:
+        return number % self._stride[1] == self._stride[0]
+
+    def _next_number(self) -> int:
+        """Of the batch that comes next out of the run: where nothing is carried, the others are not in it."""
+        number = self._batch_number + 1
+        return number if self._plan.carries else number + (self._stride[0] - number) % self._stride[1]
+
     def _started(self, begun: Begun) -> EpochRun:
-        return EpochRun(self._run_plan, feed=begun.feed, filling=self._filling, meter=self._meter)
+        feed = begun.feed
+        if self._stride[1] > 1 and not self._plan.carries:
+            feed = StridedFeed(feed, size=self._plan.rows_count, first_batch=self._first_batch, stride=self._stride)
+        return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
 
     def _filling(self, run: EpochRun) -> Filling:
         if self._plan.carries:
@@ -162,14 +188,14 @@ class Epoch:
             self._layout = delivery.layout
         if not self._plan.is_masked:
             assert delivery is not None
-            return Found(self._finished(delivered(delivery, size=self._plan.rows_count)), mark)
+            return Found(self._finished(delivered(delivery, size=self._plan.rows_count)), mark, self._batch_number)
         if self._last is None and (delivery is None or delivery.is_empty):
             self._last = self._any_row()
         if delivery is None:
-            return Found(self._finished(padding(self._last, rows_count=rows_count)), mark)
+            return Found(self._finished(padding(self._last, rows_count=rows_count)), mark, self._batch_number)
         batch = masked(delivery, rows_count=rows_count, last=self._last)
         self._last = row_to_repeat(batch)
-        return Found(self._finished(batch), mark)
+        return Found(self._finished(batch), mark, self._batch_number)
 
     def _finished(self, batch: dict[str, Any]) -> Any:
         return batch if self._layout is None else self._layout.finish(batch)

@@ -234,3 +234,44 @@ class LanesFeed:
         if not samples:
             return None
         return Block(samples, segments, np.array(positions, dtype=np.int64))
+
+
+class StridedFeed:
+    """Every n-th batch of a feed; the others are passed over, and nothing of them is decoded.
+
+    Args:
+        feed: Of all batches.
+        size: Samples of a batch.
+        first_batch: Number of the batch with which `feed` begins.
+        stride: ``(j, n)``: batches k with k mod n = j are given.
+    """
+
+    def __init__(self, feed: Feed, *, size: int, first_batch: int, stride: tuple[int, int]) -> None:
+        self._feed = feed
+        self._size = size
+        self._batch = first_batch
+        self._stride = stride
+        self._left_count = 0  # of the batch that is being given
+
+    def take(self, count: int) -> Block | None:
+        """See ``Feed``; never across the end of a batch."""
+        if not self._left_count:
+            which, every = self._stride
+            while self._batch % every != which:
+                if self._feed.take(self._size) is None:
+                    return None
+                self._batch += 1
+            self._batch += 1
+            self._left_count = self._size
+        block = self._feed.take(min(count, self._left_count))
+        if block is not None:
+            self._left_count -= len(block.samples)
+        return block
+
+    def mark(self) -> Any:
+        """See ``Feed``."""
+        return self._feed.mark()
+
+    def close(self) -> None:
+        """See ``Feed``."""
+        self._feed.close()

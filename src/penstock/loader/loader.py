@@ -42,6 +42,8 @@ class Loader:
             are the same.
         restart_workers: Replace a worker process that dies, without a sample lost or repeated, three times each and
             epoch; else its death is an error.
+        stride: ``(j, n)``: only the rank's batches k with k mod n = j, counted from the epoch's beginning, are decoded and
+            given: worker j of n of a DataLoader. Not with `processes` or `agree`.
         rank: Of this process among those that share the data. Default, read when iteration starts: `mesh`, else
             ``torch.distributed`` where it is imported and initialised, else the environment of torchrun, SLURM or Open
             MPI, else 0.
@@ -78,6 +80,7 @@ class Loader:
         threads: int | None = None,
         processes: int = 0,
         restart_workers: bool = False,
+        stride: tuple[int, int] = (0, 1),
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
@@ -99,6 +102,7 @@ class Loader:
             threads=threads,
             processes=processes,
             restart_workers=restart_workers,
+            stride=stride,
             rank=rank,
             world_size=world_size,
             mesh=mesh,
@@ -247,7 +251,8 @@ class Loader:
                 "hold only when they are read. Hint: run `penstock index`, or count once with "
                 "loader.statistics().batches after an epoch"
             )
-        return len(batches)
+        which, every = self._session.options.stride
+        return len(range(which, len(batches), every))
 
     def __bool__(self) -> bool:
         return True

@@ -29,6 +29,7 @@ class LoaderOptions(TypedDict, total=False):
     threads: int | None
     processes: int
     restart_workers: bool
+    stride: tuple[int, int]
     rank: int | None
     world_size: int | None
     mesh: Any
@@ -50,6 +51,7 @@ class Options:
     threads: int | None = None
     processes: int = 0
     restart_workers: bool = False
+    stride: tuple[int, int] = (0, 1)
     rank: int | None = None
     world_size: int | None = None
     mesh: Any = None
@@ -80,6 +82,11 @@ class Options:
             raise ConfigError("rank= and mesh= both say which part of the data is this process's: give one")
         if self.index not in INDEXES:
             raise ConfigError(f"index={self.index!r} must be one of {', '.join(map(repr, INDEXES))}")
+        which, every = self.stride
+        if not 0 <= which < every:
+            raise ConfigError(f"stride={self.stride!r} must be (j, n) with 0 <= j < n")
+        if every > 1 and self.processes:
+            raise ConfigError("stride= is for workers of a DataLoader, which need no processes= of their own")
         if self.agree is not None and not callable(self.agree):
             raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
 

@@ -91,7 +91,7 @@ class Session:
                 self._line.end()
             self.begin_at(self.epoch + 1)
             return None
-        self._batches_count += 1
+        self._batches_count = found.number + 1
         self._mark = found.mark
         if self._line is not None:
             self._draw(self._line)
@@ -236,6 +236,8 @@ class Session:
             processes=self.options.processes,
             restarts=self.options.restart_workers,
             workers=self._workers,
+            first_batch=self._batches_count,
+            stride=self.options.stride,
         )
         self._loaded = None
         _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)
