@@ -13,13 +13,15 @@ import pytest
 
 import penstock as ps
 from exchanges import Heard, KeptServer, RawServer, ask, start
-from penstock.config import MIB, TransportConfig
-from penstock.errors import StoreError, UnavailableError
+from penstock.config import MIB, RetryConfig, TransportConfig
+from penstock.errors import ProtocolError, StoreError, UnavailableError
 from penstock.transport import CLOSED, LATE_TOTAL, Signing, engine
 from penstock.transport.loop import EventLoop
 from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
+
+ONCE = RetryConfig(attempts_max=1)
 
 
 @pytest.fixture(autouse=True)
@@ -426,3 +428,40 @@ def test_an_engine_without_descriptors_is_a_store_error(monkeypatch: pytest.Monk
         with pytest.raises(UnavailableError, match="ulimit"):
             ask(server.url)
         assert ask(server.url)[1] == b"x"
+
+
+# ── stores ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("status", [201, 202, 203, 204, 205, 299])
+@pytest.mark.parametrize("body", [b"", b"abc"])
+def test_a_success_that_is_none_is_an_error(kind: str, status: int, body: bytes) -> None:
+    """Only 200 and 206 answer a GET: a 204 is not an empty object, and never a reader that waits for ever."""
+    answer = b'HTTP/1.1 %d X\r\nETag: "e"\r\nConnection: close\r\nContent-Length: %d\r\n\r\n' % (status, len(body))
+    with KeptServer(lambda *_: [answer + body]) as server:
+        if kind == "s3":
+            store = ps.connect("s3://bucket", endpoint_url=server.url, anonymous=True, retry=ONCE)
+        else:
+            store = ps.connect(f"{server.url}/bucket/", retry=ONCE)
+        with pytest.raises(ProtocolError, match=f"status {status}"):
+            store.read("a")
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_an_answer_that_nobody_thought_of_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect while an answer is understood reaches whoever waits, with its cause; the engine lives on."""
+
+    def defect(*_: Any, **_more: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+    with KeptServer(lambda *_: [whole(b"abc", b'ETag: "e"')]) as server:
+        if kind == "s3":
+            store = ps.connect("s3://bucket", endpoint_url=server.url, anonymous=True, retry=ONCE)
+        else:
+            store = ps.connect(f"{server.url}/bucket/", retry=ONCE)
+        with monkeypatch.context() as patch:
+            patch.setattr(f"penstock.store.{kind}.object_info", defect)
+            with pytest.raises(ProtocolError, match="ZeroDivisionError: a defect"):
+                store.stat("a")
+        assert store.stat("a").size_bytes == 3

@@ -94,6 +94,8 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
     Raises:
         ProtocolError: the answer does not say, or does not provably hold what was asked for.
     """
+    if status not in (200, 206):  # 204 of a portal, 203 of a proxy that changed the body
+        raise ProtocolError(f"HTTP status {status} is no answer to a GET", hint="is there a proxy on the way?")
     length = headers.get(b"content-length", b"")
     if status == 206:
         span, total = _content_range(headers.get(b"content-range", b""))
@@ -139,6 +141,15 @@ def _content_range(text: bytes) -> tuple[ByteRange, int]:
     if not 0 <= result[0].start < result[0].end <= result[1]:
         raise ProtocolError(f"Content-Range {text.decode('latin-1')!r} contradicts itself")
     return result
+
+
+def unforeseen(error: Exception) -> StoreError:
+    """An answer that nobody thought of, or a defect of ours: whoever waits must hear of it."""
+    failure = ProtocolError(
+        f"the answer cannot be read: {type(error).__name__}: {error}", hint="this should not happen"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def transport_error(answer: HttpAnswer) -> StoreError:

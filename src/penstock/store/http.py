@@ -14,6 +14,7 @@ from penstock.store.answers import (
     served_span,
     status_error,
     transport_error,
+    unforeseen,
 )
 from penstock.store.base import Store
 from penstock.store.checksums import full_object, verify
@@ -123,7 +124,8 @@ class _Exchange:
         completion = Completion(self.operation)
         try:
             self._fill(completion, answer)
-        except StoreError as error:
+        except Exception as failure:
+            error = failure if isinstance(failure, StoreError) else unforeseen(failure)
             error.operation = "GET" if isinstance(self.operation, Get) else "HEAD"
             error.url = self.store.describe(self.operation.key.partition("?")[0])
             error.status = error.status or answer.status or None
@@ -136,7 +138,7 @@ class _Exchange:
     def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
         operation = self.operation
         if isinstance(operation, Get):
-            if self.info is None and answer.status in (200, 206) and answer.refused is None:
+            if self.info is None and 200 <= answer.status < 300 and answer.refused is None:
                 self._learn(operation, answer.status, answer.headers)
             completion.landing, completion.info, completion.span = answer.landing, self.info, self.span
         if isinstance(answer.refused, StoreError):

@@ -29,6 +29,7 @@ from penstock.store.answers import (
     served_span,
     status_error,
     transport_error,
+    unforeseen,
 )
 from penstock.store.base import EXISTS_HINT, Store
 from penstock.store.checksums import full_object, verify
@@ -253,6 +254,8 @@ class _Exchange:
             self._fill(completion, answer)
         except StoreError as error:
             completion.error = self._explained(error, answer)
+        except Exception as error:
+            completion.error = self._explained(unforeseen(error), answer)
         throttled = answer.status in (429, 503) or (completion.error is not None and completion.error.code in THROTTLES)
         offset = self.span.start if self.span is not None else 0
         completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
@@ -262,7 +265,7 @@ class _Exchange:
     def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
         operation = self.operation
         if isinstance(operation, Get):
-            if self.info is None and answer.status in (200, 206) and answer.refused is None:
+            if self.info is None and 200 <= answer.status < 300 and answer.refused is None:
                 self._learn(operation, answer.status, answer.headers)
             completion.landing = answer.landing
             completion.info = self.info
