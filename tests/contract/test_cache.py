@@ -14,42 +14,31 @@ from penstock.store.traced import Traced
 from penstock.testing.contract import StoreContract
 
 CONFIGS = {  # name: arguments of CacheConfig
-    "one block": {},
-    "small blocks": {"block_bytes": 4096},
-    "unasked": {"metadata_ttl_s": math.inf, "block_bytes": 65536},
-    "one thread": {"threads_max": 1, "metadata_ttl_s": 60.0},
+    "asking": {},
+    "unasked": {"metadata_ttl_s": math.inf, "block_bytes": 4096},
 }
 
 
 class TestCachedMemory(StoreContract):
-    """Around a MemoryStore, in several configurations."""
+    """Around a MemoryStore in the default stack."""
 
     @pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
     def store(self, request, tmp_path):
         self.memory = MemoryStore()
-        with Cached(self.memory, CacheConfig(tmp_path, 10**9, free_ratio_min=0.0, **request.param)) as store:
+        stack = Traced(Hedged(Retrying(Limited(self.memory))))
+        with Cached(stack, CacheConfig(tmp_path, 10**9, free_ratio_min=0.0, **request.param)) as store:
             yield store
 
     def uploads_left(self, store):
         return len(self.memory._bucket.uploads)
 
 
-class TestCachedStack(StoreContract):
-    """Around the default stack."""
-
-    @pytest.fixture
-    def store(self, tmp_path):
-        stack = Traced(Hedged(Retrying(Limited(MemoryStore()))))
-        with Cached(stack, CacheConfig(tmp_path, 10**9, free_ratio_min=0.0)) as store:
-            yield store
-
-
 class TestCachedTiny(StoreContract):
-    """With room for a few blocks: everything is evicted all the time."""
+    """With room for a few blocks, and one thread: everything is evicted all the time."""
 
     @pytest.fixture
     def store(self, tmp_path):
-        config = CacheConfig(tmp_path, 100_000, block_bytes=8192, free_ratio_min=0.0, metadata_ttl_s=math.inf)
+        config = CacheConfig(tmp_path, 100_000, block_bytes=8192, free_ratio_min=0.0, threads_max=1)
         with Cached(MemoryStore(), config) as store:
             yield store
 

@@ -20,6 +20,7 @@ from penstock.cache.eviction import Evictor
 from penstock.cache.files import Files
 from penstock.cache.metadata import Metadata
 from penstock.cache.reading import DIRECT_INDEX, Read
+from penstock.cache.recording import Recorder
 from penstock.cache.scope import core_of, scope_of
 from penstock.cache.statistics import CacheStatistics, Counts
 from penstock.errors import ClosedError
@@ -47,8 +48,9 @@ class Cached(Wrapper):
         ConfigError: `config` is neither. A directory that cannot be used is no error: it is said once, and every read goes to
             the store.
 
-    Cost: at most ``threads_max`` threads while there is work; about 200 bytes for each block seen; no copy beyond the read
-        from the disk into the place that was asked for.
+    Cost: at most ``threads_max`` threads while there is work; about 200 bytes for each block seen. Reads of whole blocks land
+        where they were asked for, without a copy; one that begins or ends inside a block that it must fetch, or verify, holds
+        that block beside it meanwhile, outside the budget.
     """
 
     def __init__(self, inner: Store, config: CacheConfig | str | os.PathLike[str]) -> None:
@@ -63,6 +65,10 @@ class Cached(Wrapper):
         self.metadata = Metadata(self.files, self.config.metadata_ttl_s, self._scope, self._prefix)
         self.claims = Claims(self.files.leases, self.config.wait_s_max, self.counts)
         self._pool = Pool(threads_max=self.config.threads_max, name="cache")
+        self._recorder: Recorder | None = None
+        if self.config.record_path is not None:
+            self._recorder = Recorder(self.config.record_path, self.files.troubles)
+            weakref.finalize(self, self._recorder.flush)  # also at exit
         self._identity = lru_cache(maxsize=1024)(self._make_identity)
         self._closed = False
         self._tended = False
@@ -88,6 +94,8 @@ class Cached(Wrapper):
             self._check_key(operation.key)
             if operation.span is not None:
                 operation.span.checked()
+            if self._recorder is not None:
+                self._recorder.note(operation)
             read = Read(self, operation, sink)
             self._pool.put(cast("Job", read))  # the pool runs anything with a run()
             return read
@@ -121,6 +129,8 @@ class Cached(Wrapper):
         if self._closed:
             return
         self._closed = True
+        if self._recorder is not None:
+            self._recorder.flush()
         self.claims.close()
         self.inner.close()
         self._pool.close()

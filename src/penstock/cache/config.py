@@ -32,6 +32,7 @@ class CacheConfig:
         namespace: Kept apart from other namespaces of the directory, e.g. one for each team or role whose credentials may
             read different things. See docs/concepts/cache.md for what it isolates.
         wait_s_max: Seconds to wait for a block that another process fetches, before fetching it as well.
+        record_path: A file to which every read is appended, for ``penstock cache warm --accesses`` on another node.
         threads_max: Reads and writes of the disk at the same time, per process.
     """
 
@@ -43,6 +44,7 @@ class CacheConfig:
     metadata_ttl_s: float = 0.0
     namespace: str = ""
     wait_s_max: float = 30.0
+    record_path: str | None = None
     threads_max: int = 8
 
     def __post_init__(self) -> None:

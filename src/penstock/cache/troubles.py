@@ -69,5 +69,6 @@ _MEANING = {
     "write": "what is read is not kept, the job goes on",
     "read": "the block is fetched from the store",
     "lock": "blocks may be fetched by several processes",
+    "record": "what is read is not recorded",
     "evict": "the cache may grow beyond its limit",
 }

@@ -16,6 +16,8 @@ from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.cache import CacheConfig
+    from penstock.cache.warm import Warmed
     from penstock.fetch import PlanItem
     from penstock.store.base import Store
 
@@ -55,7 +57,7 @@ def stats(path: Directory, *, as_json: AsJson = False) -> None:
 
 @cache.command()
 def warm(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/ or one object.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, one object, or a pattern of shards.")],
     *,
     at: Annotated[str, typer.Option("--cache", metavar="PATH:SIZE", help="The cache, e.g. /nvme/penstock:200GB.")],
     accesses: Annotated[
@@ -86,22 +88,19 @@ def warm(
     import dataclasses
 
     from penstock.cache import CacheConfig
-    from penstock.cache.warm import warm as fill
-    from penstock.compose import connect, split
 
     config = dataclasses.replace(CacheConfig.of(at), namespace=namespace)
     if block_bytes is not None:
         config = dataclasses.replace(config, block_bytes=block_bytes)
-    root_url, key = split(url)
     begun_s = time.monotonic()
-    options: dict[str, Any] = {"region": region, "profile": profile, "anonymous": anonymous}
-    with (
-        connect(root_url, endpoint_url=endpoint_url, cache=config, **options) as store,
-        Bar("bytes", as_json=as_json) as bar,
-    ):
-        plan = list(_listed(store, key, url) if accesses is None else _accessed(accesses))
-        bar.expect(sum(item.size_bytes or 0 for item in plan) or None)
-        done = fill(store, plan, progress=bar.advance)
+    options: dict[str, Any] = {
+        "region": region,
+        "profile": profile,
+        "anonymous": anonymous,
+        "endpoint_url": endpoint_url,
+    }
+    with Bar("bytes", as_json=as_json) as bar:
+        done = _warmed(url, config, options, accesses, bar)
     seconds = time.monotonic() - begun_s
     if as_json:
         print(json.dumps({"url": url, "cache": str(config.path), **done._asdict(), "seconds": round(seconds, 3)}))
@@ -172,6 +171,42 @@ def trim(
         print(json.dumps({"path": path, "removed_count": removed_count, "removed_bytes": removed_bytes}))
     else:
         print(f"{removed_count} entries, {human_bytes(removed_bytes)} removed")
+
+
+def _warmed(url: str, config: CacheConfig, options: dict[str, Any], accesses: str | None, bar: Bar) -> Warmed:
+    """Fill the cache from an object, a prefix, a pattern, or a profile of accesses."""
+    from penstock.cache.warm import warm as fill
+    from penstock.compose import connect, split
+
+    if accesses is None and any(sign in url for sign in "*?[{"):
+        return _warmed_by_pattern(url, config, options, bar)
+    root_url, key = split(url)
+    with connect(root_url, cache=config, **options) as store:
+        plan = list(_listed(store, key, url) if accesses is None else _accessed(accesses))
+        bar.expect(sum(item.size_bytes or 0 for item in plan) or None)
+        return fill(store, plan, progress=bar.advance)
+
+
+def _warmed_by_pattern(url: str, config: CacheConfig, options: dict[str, Any], bar: Bar) -> Warmed:
+    from penstock.cache.warm import Warmed
+    from penstock.cache.warm import warm as fill
+    from penstock.fetch import PlanItem
+    from penstock.loader.shards import ShardFinder
+    from penstock.pipeline import Shards, shards
+
+    source = shards(url, **options).source
+    assert isinstance(source, Shards)
+    finder = ShardFinder(source, fetch=None, cache=config)
+    try:
+        by_store: dict[Any, list[PlanItem]] = {}
+        for shard in finder.find():
+            item = PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)
+            by_store.setdefault(shard.store, []).append(item)
+        bar.expect(sum(item.size_bytes or 0 for plan in by_store.values() for item in plan) or None)
+        done = [fill(store, plan, progress=bar.advance) for store, plan in by_store.items()]
+    finally:
+        finder.close()
+    return Warmed(*map(sum, zip(*done, strict=True)))
 
 
 class Bar:

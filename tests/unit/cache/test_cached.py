@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import math
 import os
@@ -527,6 +528,22 @@ def test_warming_reads_what_is_not_there(world: World) -> None:
     assert warm(world.cache(), listed(store)).fetched_bytes == 0
     with pytest.raises(ConfigError, match="no cache"):
         warm(world.memory, ["k0"])
+
+
+def test_what_is_read_is_recorded(world: World, tmp_path: Path) -> None:
+    """With a record's path, every read is a line of JSON in it, whole, from all caches that name it."""
+    path = tmp_path / "accesses.jsonl"
+    for _ in range(2):
+        store = world.cache(MemoryStore({"k": content(9000)}), record_path=str(path))
+        store.read("k", ByteRange(5, 10))
+        store.read("k", ByteRange(0, 9000))
+        store.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == 2 * [{"key": "k", "start": 5, "end": 10}, {"key": "k", "start": 0, "end": 9000}]
+    store = world.cache(MemoryStore({"k": content(9000)}), record_path=str(tmp_path / "none/accesses.jsonl"))
+    assert store.read("k").data == content(9000)
+    store.close()
+    assert set(store.statistics().troubles) == {"record ENOENT"}
 
 
 def test_the_statistics_are_a_record(world: World) -> None:

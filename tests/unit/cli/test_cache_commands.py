@@ -45,6 +45,18 @@ def test_warming_what_was_accessed(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "accesses.jsonl:2" in capsys.readouterr().err
 
 
+def test_warming_by_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Braces and wildcards name shards, as for a pipeline."""
+    (tmp_path / "data").mkdir()
+    for number in range(4):
+        (tmp_path / f"data/{number}.tar").write_bytes(bytes(1000))
+    for pattern, count in (("{1..3}.tar", 3), ("*.tar", 4)):
+        cache = f"{tmp_path}/cache-{count}:100MB"
+        assert run(["cache", "warm", f"{tmp_path}/data/{pattern}", "--cache", cache, "--json"]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["requests_count"], done["fetched_bytes"]) == (count, 1000 * count)
+
+
 def test_nothing_to_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A prefix without objects, and a cache without a size, are errors."""
     (tmp_path / "data").mkdir()
