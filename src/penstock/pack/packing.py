@@ -206,8 +206,6 @@ class Packing:
             self.made = self._new(identity, "sequence", starts)
             return self.made
         listing = self._listed()
-        # cut before anything is removed: bad input leaves the destination as it was
-        cut(listing.entries, self._options, dict.fromkeys(self._options.patterns, 0))
         self._check_memory(listing, memory_bytes_max)
         starts = self.destination.begin(identity, self._options.patterns, append=append, overwrite=overwrite)
         plan = self._new(identity, "entries", starts)

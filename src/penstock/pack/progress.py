@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 SAMPLES_PER_WORD = 64
 """Samples that pass before a listener hears of them: a call under a lock each would cost as much as a header."""
 
+BYTES_PER_WORD = 8 * 10**6
+"""The same in bytes, for large samples."""
+
 
 class Listener(Protocol):
     """Hears how a packing goes. Calls come from several threads, never two at a time."""

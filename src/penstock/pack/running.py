@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, DataError, StoreError
 from penstock.fetch.plan import PlanItem
-from penstock.pack.progress import SAMPLES_PER_WORD
+from penstock.pack.progress import BYTES_PER_WORD, SAMPLES_PER_WORD
 from penstock.pack.shard_file import ShardFile
 from penstock.pack.verifying import check_shard
 
@@ -131,7 +131,7 @@ class EntriesWriter:
                 self._runner.check()
                 file.add(self._sample(entry, readers))
                 said_bytes += entry.size_bytes
-                if count - said == SAMPLES_PER_WORD:
+                if count - said == SAMPLES_PER_WORD or said_bytes >= BYTES_PER_WORD:
                     self._listener.progressed(count - said, said_bytes)
                     said, said_bytes = count, 0
             self._listener.progressed(len(shard.entries) - said, said_bytes)

@@ -14,10 +14,10 @@ from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.formats.sample import check_key
 from penstock.pack.destination import Destination, split_destination
 from penstock.pack.fields import take
-from penstock.pack.options import BYTES_MAX, PackOptions
+from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import Plan, check_sample_size
 from penstock.pack.running import transformed
-from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, prepare, stored_bytes
+from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, checksum, prepare, stored_bytes
 
 if TYPE_CHECKING:
     import os
@@ -264,9 +264,11 @@ def write_iterable(
     """
     start, pattern = plan.starts[""], plan.patterns[""]
     known: list[ShardRow] = []
-    while row := destination.rows([pattern % (start + len(known))]):
-        known += row
-        listener.finished(row[0], known=True)
+    for number, row in enumerate(destination.rows(_names(destination, pattern, start)), start):
+        if row.key != pattern % number:
+            break  # one before it is missing: what is behind that is written again
+        known.append(row)
+        listener.finished(row, known=True)
     done = sum(row.samples_count for row in known)
     sequence = Sequence(
         destination,
@@ -294,35 +296,60 @@ def _rest(
     source: Any, known: list[ShardRow], done: int, destination: Destination, options: PackOptions
 ) -> Iterator[Mapping[str, Any]]:
     """Samples behind the first `done`."""
-    seen_key: str | None = None
+    last_key: str | None = None
     if _is_map(source):
+        number = 0
+        for row in known:
+            _check_first(source[number], number, row, destination, options)
+            number += row.samples_count
         items: Iterator[Any] = (source[index] for index in range(done, len(source)))
-        number = done
     else:
         items, number = iter(source), 0
         for row in known:
-            keys = destination.place.load_shard(row).keys if plan_keeps_keys(row) else None
+            keys = destination.place.load_shard(row).keys if FORMATS_WRITTEN[row.format].holds_keys else None
             for index in range(row.samples_count):
-                found = as_sample(next(items, None), number, options)["__key__"]
+                item = next(items, None)
+                found = as_sample(item, number, options)["__key__"]
                 if keys is not None and found != keys[index]:
-                    raise DataError(
-                        f"sample {number} of the iterable is {found!r}, and was {keys[index]!r} when {row.key} was written",
-                        hint="an iterable must give the same samples again to be resumed; --overwrite begins anew",
-                        sample_key=found,
-                    )
+                    raise _another(number, row, found, f"was {keys[index]!r}")
+                if not index:
+                    _check_first(item, number, row, destination, options)
                 number += 1
     for item in items:
         sample = as_sample(item, number, options)
-        if sample["__key__"] == seen_key:
-            raise DataError("two neighbours have this key", sample_key=seen_key)
-        seen_key = sample["__key__"]
+        if sample["__key__"] == last_key:
+            raise DataError("two neighbours have this key", sample_key=last_key)
+        last_key = sample["__key__"]
         number += 1
         yield sample if options.transform is None else transformed(options.transform, dict(sample))
 
 
-def plan_keeps_keys(row: ShardRow) -> bool:
-    """Whether the index of such a shard has the samples' own keys."""
-    return FORMATS_WRITTEN[row.format].holds_keys
+def _names(destination: Destination, pattern: str, start: int) -> list[str]:
+    """Names of the pattern that are there, by number, from `start` on."""
+    numbers = [number for name in destination.present if (number := number_in(pattern, name)) is not None]
+    return [pattern % number for number in sorted(numbers) if number >= start]
+
+
+def _check_first(item: Any, number: int, row: ShardRow, destination: Destination, options: PackOptions) -> None:
+    """Hold the first sample of a finished shard against its checksum: a source of other samples is another packing.
+
+    Raises:
+        DataError: it is not the sample that was written.
+    """
+    index = destination.place.load_shard(row)
+    sample: Mapping[str, Any] = as_sample(item, number, options)
+    if options.transform is not None:
+        sample = transformed(options.transform, dict(sample))
+    if index.crc32c is not None and checksum(sample, row.format) != int(index.crc32c[0]):
+        raise _another(number, row, str(sample["__key__"]), "had other bytes")
+
+
+def _another(number: int, row: ShardRow, key: str, was: str) -> DataError:
+    return DataError(
+        f"sample {number} of the source is {key!r}, and {was} when {row.key} was written",
+        hint="it must give the same samples again to be resumed; --overwrite (overwrite=True) begins anew",
+        sample_key=key,
+    )
 
 
 def _is_map(source: object) -> bool:

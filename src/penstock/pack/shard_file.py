@@ -180,6 +180,19 @@ class ShardFile:
             self._buffer = bytearray()
 
 
+def checksum(sample: Mapping[str, Any], format_name: str) -> int:
+    """CRC32C of the bytes that `sample` takes in a shard, wherever in it."""
+    written = FORMATS_WRITTEN[format_name]
+    crc = 0
+
+    def put(data: Buffer) -> None:
+        nonlocal crc
+        crc = crc32c(data, crc)
+
+    written.writer(put).add(prepare(sample, written))
+    return crc
+
+
 def prepare(sample: Mapping[str, Any], written: Written) -> dict[str, Any]:
     """The sample as the format's writer takes it: bytes, and numbers where it holds numbers."""
     key = sample["__key__"]

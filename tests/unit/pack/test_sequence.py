@@ -172,13 +172,13 @@ class Data:
 
 
 def test_a_data_set_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Resumed, no finished sample is asked for again; the shards are those of one run."""
+    """Resumed, of the finished samples only the first of each shard is asked for; the shards are those of one run."""
     pack(Data(20), tmp_path / "whole", samples_max=3)
     with pytest.raises(RuntimeError):
         pack(Data(20, fails_at=10), tmp_path / "out", samples_max=3)
     rest = Data(20)
     packed = pack(rest, tmp_path / "out", samples_max=3)
-    assert rest.asked == list(range(9, 20))
+    assert rest.asked == [0, 3, 6, *range(9, 20)]  # the first of each finished shard is held against what was written
     assert packed.samples_count == 20
     assert samples_of(tmp_path / "out") == samples_of(tmp_path / "whole")
 
@@ -205,11 +205,20 @@ def test_an_iterable_is_replayed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         pack(Replayed(0, "failing"), tmp_path / "out", samples_max=3)
     assert len(samples_of(tmp_path / "out")) == 6
-    with pytest.raises(DataError, match=r"sample 0 of the iterable is 'k0001', and was 'k0000'"):
+    with pytest.raises(DataError, match=r"sample 0 of the source is 'k0001', and was 'k0000'"):
         pack(Replayed(1, "good"), tmp_path / "out", samples_max=3)
     packed = pack(Replayed(0, "good"), tmp_path / "out", samples_max=3)
     assert (packed.samples_count, packed.shards_written) == (10, 2)
     assert [key for key, _ in samples_of(tmp_path / "out")] == [f"k{n:04d}" for n in range(10)]
+
+
+def test_other_samples_are_another_packing(tmp_path: Path) -> None:
+    """A list of the same length with other samples is refused where the first one's are, and replaced on request."""
+    pack([{"x": b"a"}, {"x": b"b"}], tmp_path / "out", samples_max=1)
+    with pytest.raises(DataError, match="sample 1 of the source is '000000001', and had other bytes"):
+        pack([{"x": b"a"}, {"x": b"c"}], tmp_path / "out", samples_max=1)
+    pack([{"x": b"a"}, {"x": b"c"}], tmp_path / "out", samples_max=1, overwrite=True)
+    assert [fields["x"] for _, fields in samples_of(tmp_path / "out")] == [b"a", b"c"]
 
 
 def test_an_iterable_that_is_shorter_now(tmp_path: Path) -> None:
