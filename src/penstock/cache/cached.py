@@ -69,7 +69,6 @@ class Cached(Wrapper):
         if self.config.record_path is not None:
             self._recorder = Recorder(self.config.record_path, self.files.troubles)
             weakref.finalize(self, self._recorder.flush)  # also at exit
-        self._identity = lru_cache(maxsize=1024)(self._make_identity)
         self._closed = False
         self._tended = False
         self._lock = threading.Lock()
@@ -134,6 +133,7 @@ class Cached(Wrapper):
         self.claims.close()
         self.inner.close()
         self._pool.close()
+        self.files.close()
 
     def _tend(self) -> None:
         """Once per process, in the background: what killed processes left is put right."""
@@ -158,11 +158,7 @@ class Cached(Wrapper):
 
     def identity(self, key: Key, etag: str) -> tuple[bytes, str]:
         """Identity of an object's blocks, and its digest."""
-        return self._identity(key, etag)
-
-    def _make_identity(self, key: Key, etag: str) -> tuple[bytes, str]:
-        identity = identity_of(*self._scope, self._prefix + key, etag, str(self.config.block_bytes))
-        return identity, digest_of(identity)
+        return _identity(self._scope, self._prefix + key, etag, self.config.block_bytes)
 
     def lease_number(self, read: Read, index: int) -> int:
         """Of the lease of a block, or of a ``Get`` of unknown version."""
@@ -187,6 +183,12 @@ class Cached(Wrapper):
         """Release a claim, and have those who waited for it look again."""
         for waiter, index in self.claims.release(claim):
             waiter.resume((index,), expired=False)
+
+
+@lru_cache(maxsize=1024)
+def _identity(scope: tuple[str, ...], key: Key, etag: str, block_bytes: int) -> tuple[bytes, str]:
+    identity = identity_of(*scope, key, etag, str(block_bytes))
+    return identity, digest_of(identity)
 
 
 class _Step:

@@ -106,6 +106,12 @@ class Files:
         self.usage.open(empty=empty)
         self.leases.reopen()
 
+    def close(self) -> None:
+        """Let go of the descriptors; idempotent. Nothing is stored after it."""
+        self.make_room = None
+        self.leases.close()
+        self.usage.close()
+
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read_block(

@@ -45,6 +45,7 @@ class Leases:
         forks.register(self)
 
     def _reset(self) -> None:
+        self._closed = False
         self._lock = threading.Lock()
         self._fd = -1
         self._token = secrets.randbits(_TOKEN_BITS)
@@ -56,9 +57,16 @@ class Leases:
         if fd >= 0:
             os.close(fd)
 
+    def close(self) -> None:
+        """Close the descriptor, and with it end what it holds; idempotent."""
+        self._closed = True
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+        if hasattr(self, "_fd"):
+            self.close()
 
     @property
     def token(self) -> str:
@@ -67,7 +75,7 @@ class Leases:
 
     def open(self) -> bool:
         """Have the file open and this process's token locked; False where that cannot be."""
-        return self._fd >= 0 or self._open()
+        return self._fd >= 0 or (not self._closed and self._open())
 
     def reopen(self) -> bool:
         """As ``open``, also where somebody removed the file: the others use a new one."""

@@ -17,6 +17,7 @@ import threading
 import time
 from array import array
 from contextlib import suppress
+from pathlib import Path
 
 from penstock import forks
 from penstock.cache.entry import FOLDERS_COUNT
@@ -54,9 +55,15 @@ class Usage:
         if fd >= 0:
             os.close(fd)
 
+    def close(self) -> None:
+        """Close the descriptor; the numbers can still be read. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+        if hasattr(self, "_fd"):
+            self.close()
 
     def open(self, *, empty: bool) -> None:
         """Have the file open; where there is none, one that knows nothing, or zeros for an `empty` cache.
@@ -84,7 +91,9 @@ class Usage:
     def numbers(self) -> array[int]:
         """Bytes by folder; ``UNKNOWN`` where that is so."""
         found = array("q")
-        raw = os.pread(self._fd, _BYTES, 0) if self._fd >= 0 else b""
+        raw = b""
+        with suppress(OSError):
+            raw = os.pread(self._fd, _BYTES, 0) if self._fd >= 0 else Path(self._path).read_bytes()
         found.frombytes(raw.ljust(_BYTES, b"\0")[:_BYTES])
         return found
 

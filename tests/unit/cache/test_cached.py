@@ -419,6 +419,23 @@ def test_leftovers_of_the_killed_are_removed(world: World) -> None:
     assert list(temporary.iterdir()) == [mine]
 
 
+def test_closing_releases_everything(world: World) -> None:
+    """After close() there are as many threads and descriptors as before."""
+    world.memory.write("k", content(50_000))
+
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    epoch(world.memory)
+    before = held()
+    store = Cached(MemoryStore({"k": content(50_000)}), CacheConfig(world.folder, 10**8, free_ratio_min=0.0))
+    assert epoch(store) == content(50_000)
+    store.close()
+    store.close()
+    assert held() == before
+    assert store.statistics().used_bytes == disk_bytes(world)
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
