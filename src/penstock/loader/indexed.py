@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.loader.objects import ObjectSource
     from penstock.loader.reading import Reading
     from penstock.loader.shards import Shard
-    from penstock.loader.statistics import Meter
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
 
@@ -87,7 +86,7 @@ class IndexedJob:
         self.order = order
         self._threads_count = threads_count
         self._sources = sources
-        self._reading = reading
+        self.reading = reading
         self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
 
     def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
@@ -105,19 +104,14 @@ class IndexedJob:
             objects,
             order=order,
             positions=_positions(order, position, stop),
-            meter=self._reading.meter,
+            meter=self.reading.meter,
             threads_count=self._threads_count,
         )
 
     def divided(self, rank: int, world_size: int) -> IndexedJob:
         """The same job as another rank of another world sees it; the order of positions stays."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
-        return IndexedJob(self._sources, order=order, reading=self._reading, threads_count=self._threads_count)
-
-    def with_meter(self, meter: Meter) -> IndexedJob:
-        """The same job, that counts elsewhere."""
-        reading = self._reading._replace(meter=meter)
-        return IndexedJob(self._sources, order=self.order, reading=reading, threads_count=self._threads_count)
+        return IndexedJob(self._sources, order=order, reading=self.reading, threads_count=self._threads_count)
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
         """See ``Job``; those from position `origin` on."""
@@ -146,7 +140,7 @@ class IndexedJob:
         owned = [number for number in order.lanes_owned if order.lane_length(number) > _row(number, position, order)]
         rows = {number: _row(number, position, order) for number in owned}
         self._load_offsets(part for number in owned for part in _parts(order, number, rows[number]))
-        pins = Pins(self._reading.pinned_bytes_max)
+        pins = Pins(self.reading.pinned_bytes_max)
         lanes: list[AnyLane] = []
         try:
             lanes.extend(self._lane(order, number, rows[number], pins) for number in owned)
@@ -180,11 +174,11 @@ class IndexedJob:
                 order=part.order,
                 lane=part.lane,
                 taken=part.start.before_count + part.skip_count,
-                meter=self._reading.meter,
+                meter=self.reading.meter,
                 threads_count=self._threads_count,
             )
         segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
-        reader = LaneReader(segments, reading=self._reading)
+        reader = LaneReader(segments, reading=self.reading)
         return Lane(
             part.lane, runs=_Runs(part.order), reader=reader, pins=pins, start=part.start, skip_count=part.skip_count
         )

@@ -34,6 +34,7 @@ class Job(Protocol):
 
     mode: str
     order: Any
+    reading: Reading
 
     def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
         """The samples of an epoch, from `cursor` on; None is its beginning.

@@ -33,7 +33,7 @@ class StreamJob:
     def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading) -> None:
         self.order = order
         self._shards = shards
-        self._reading = reading
+        self.reading = reading
 
     def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
         """See ``Job``.
@@ -42,7 +42,7 @@ class StreamJob:
             ConfigError: the cursor is none of this job's.
         """
         order = self.order.at_epoch(epoch)
-        pins = Pins(self._reading.pinned_bytes_max)
+        pins = Pins(self.reading.pinned_bytes_max)
         lanes: list[Lane] = []
         try:
             for number in order.lanes_owned:
@@ -74,7 +74,7 @@ class StreamJob:
             segments = [first, *segments[first.index + 1 :]]
             start = RunStart(entry["run"], first, entry["offset_bytes"], entry["sample"], entry["before"])
             emitted = entry["emitted"]
-        reader = LaneReader(segments, reading=self._reading)
+        reader = LaneReader(segments, reading=self.reading)
         return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=emitted)
 
 

@@ -68,6 +68,8 @@ class WorkerJob(NamedTuple):
     def feed(self) -> Feed:
         """The worker's samples: those of its lanes, in their order."""
         job = self.job
+        bytes_max = job.reading.pinned_bytes_max // self.workers_count  # of the smaller budget, the same share
+        job.reading = job.reading._replace(pinned_bytes_max=bytes_max)
         if not isinstance(job, IndexedJob):
             return job.begin(self.epoch, self.cursor, batching=Batching(1, drop_last=False, take=None)).feed
         # to the order a worker is a rank of a larger world

@@ -27,7 +27,7 @@ class Wire:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may run inside `send`, and end what sends
 
     def send(self, message: Any, *, descriptor: int | None = None) -> None:
         """Send a message.
