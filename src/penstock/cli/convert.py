@@ -22,7 +22,7 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Shards: a prefix, a pattern, one shard.")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="A folder.")],
     *,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="tar, tfrecord, recordio, jsonl.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="tar, tfrecord, recordio, jsonl, parquet.")],
     source_format: Annotated[
         str | None, typer.Option("--from", metavar="FORMAT", help="Of SRC, where names and first bytes do not say it.")
     ] = None,

@@ -31,7 +31,8 @@ def pack(
     destination: Annotated[str, typer.Argument(metavar="DST", help="A folder, or s3://bucket/train-%06d.tar.")],
     *,
     format: Annotated[  # noqa: A002 - the option's name
-        str | None, typer.Option("--format", help="tar, tfrecord, recordio, jsonl; default: by the name, else tar.")
+        str | None,
+        typer.Option("--format", help="tar, tfrecord, recordio, jsonl, parquet; default: by the name, else tar."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="PATTERN", help="Of shards; default shard-%06d.tar.")

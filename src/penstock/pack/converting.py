@@ -64,7 +64,7 @@ def convert(
     Args:
         source: Shards, as for ``penstock.shards``, or what that gives (with ``format=`` and ``on_corrupt=``).
         destination: A folder.
-        to: ``tar``, ``tfrecord``, ``recordio`` or ``jsonl``.
+        to: ``tar``, ``tfrecord``, ``recordio``, ``jsonl`` or ``parquet``.
         key_field: A field that takes the samples' keys, for formats that have none.
         fields: ``"image/encoded=jpg,image/class/label=cls"``: which are taken, under which names; default all.
         allow_loss: Convert though the format cannot hold all: see ``penstock.pack.keeping``.

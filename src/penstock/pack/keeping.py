@@ -76,7 +76,9 @@ def losses(source: str, target: str, *, key_field: str | None = None) -> tuple[s
         lost.append("the names of fields, of which there may be one")
     if have.numbers and not get.numbers and source != "jsonl":
         lost.append("the types of numbers: single ones become text, others .npy")
-    if have.arrays and not get.arrays and get.numbers:
+    if have.arrays and target == "parquet":
+        lost.append("shapes of arrays, and the widths of numbers")
+    elif have.arrays and not get.arrays and get.numbers:
         lost.append("shapes of arrays, and float64")
     return tuple(lost)
 

@@ -71,7 +71,7 @@ def pack(
         source: A directory or prefix of files, a manifest of them, a table (CSV, JSON lines, Parquet) whose columns
             name them, ``penstock.objects(...)``; or an iterable or data set of dicts or tuples.
         destination: A folder, or a pattern of names in one: ``s3://bucket/train-%06d.tar``.
-        format: ``tar``, ``tfrecord``, ``recordio`` or ``jsonl``; default by `name`, else tar.
+        format: ``tar``, ``tfrecord``, ``recordio``, ``jsonl`` or ``parquet``; default by `name`, else tar.
         name: Pattern of the shards' names, with ``{split}`` where there are splits.
         bytes_max: A shard ends before the sample that would make it larger; exact for tar without `transform`, a target
             else.

@@ -230,7 +230,7 @@ def writer(
 
     Args:
         url: Pattern of the shards' URLs: ``s3://bucket/train-%06d.tar``; the suffix says the format.
-        format: ``tar``, ``tfrecord``, ``recordio`` or ``jsonl``; where the suffix does not say it.
+        format: ``tar``, ``tfrecord``, ``recordio``, ``jsonl`` or ``parquet``; where the suffix does not say it.
         bytes_max: A shard ends before the sample that would make it larger.
         samples_max: The same, in samples.
         append: Number on from the shards that are there.

@@ -19,6 +19,7 @@ from penstock.formats.tar_writer import headers
 from penstock.index import ShardIndex, ShardRow
 from penstock.index.members import members_of
 from penstock.pack.fields import as_bytes
+from penstock.pack.parquet_writer import ParquetWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,12 +41,14 @@ class Written(NamedTuple):
         suffix: Of names.
         holds_numbers: Whether numbers stay numbers; else they become text.
         holds_keys: Whether a sample keeps its key.
+        has_offsets: Whether a sample lies in one place, which the index says; else the index has its count alone.
     """
 
     writer: Callable[[Callable[[Buffer], object]], Any]
     suffix: str
     holds_numbers: bool
     holds_keys: bool
+    has_offsets: bool = True
 
 
 FORMATS_WRITTEN: dict[str, Written] = {
@@ -53,6 +56,7 @@ FORMATS_WRITTEN: dict[str, Written] = {
     "tfrecord": Written(TFRecordWriter, ".tfrecord", holds_numbers=True, holds_keys=False),
     "recordio": Written(RecordIOWriter, ".rec", holds_numbers=False, holds_keys=False),
     "jsonl": Written(JsonLinesWriter, ".jsonl", holds_numbers=True, holds_keys=True),
+    "parquet": Written(ParquetWriter, ".parquet", holds_numbers=True, holds_keys=True, has_offsets=False),
 }
 """Formats that can be written, by name."""
 
@@ -152,12 +156,16 @@ class ShardFile:
         if info is None or info.etag is None:
             info = self._store.stat(self._name)
         etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
-        row = ShardRow(self._name, size_bytes, etag, len(self._crcs), self._format, has_offsets=True)
+        has_offsets = self._written.has_offsets
+        row = ShardRow(self._name, size_bytes, etag, len(self._crcs), self._format, has_offsets)
+        self._place.save_shard(self._index(row) if has_offsets else ShardIndex(row))
+        return row
+
+    def _index(self, row: ShardRow) -> ShardIndex:
         bounds = np.array(self._bounds, np.int64)
         members = members_of(self._names, self._sizes, np.diff(bounds).tolist()) if self._names else None
         crcs = np.array(self._crcs, np.uint32)
-        self._place.save_shard(ShardIndex(row, offsets=bounds, crc32c=crcs, keys=self._keys, members=members))
-        return row
+        return ShardIndex(row, offsets=bounds, crc32c=crcs, keys=self._keys, members=members)
 
     def abort(self) -> None:
         """Leave nothing; idempotent."""

@@ -1,0 +1,156 @@
+"""Samples in, a Parquet shard out: one column for each field and ``__key__``, in row groups of 16 MiB.
+
+The first sample of a shard says the columns: bytes are ``binary``, texts ``string``, whole numbers ``int64``, others
+``double``, arrays and lists of numbers lists of these. Every further sample has the same. Nothing of it depends on the
+clock: the same samples give the same bytes, with the same version of pyarrow, which a file names itself.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import MIB
+from penstock.errors import ConfigError
+from penstock.formats import RESERVED_FIELDS
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.types import Buffer
+
+ROW_GROUP_BYTES = 16 * MIB
+"""Of values: what is held, and what entering a shard inside costs a reader."""
+
+
+class _Sink:
+    """What pyarrow writes to."""
+
+    closed = False
+
+    def __init__(self, write: Callable[[Buffer], object]) -> None:
+        self._write = write
+        self.size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._write(view)
+        self.size_bytes += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        """Nothing is held here."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+
+class ParquetWriter:
+    """Writes a Parquet shard; as ``TarWriter``.
+
+    Args:
+        write: Takes the next bytes of the shard, in order.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+
+    Cost: holds one row group.
+    """
+
+    def __init__(self, write: Callable[[Buffer], object]) -> None:
+        try:
+            self._pyarrow = import_module("pyarrow")
+            self._parquet = import_module("pyarrow.parquet")
+        except ImportError as error:
+            raise ConfigError("Parquet needs pyarrow", hint="pip install penstock[parquet]") from error
+        self._sink = _Sink(write)
+        self._schema: Any = None
+        self._writer: Any = None
+        self._columns: dict[str, list[Any]] = {}
+        self._held_bytes = 0
+        self._taken_bytes = 0
+
+    def add(self, sample: Mapping[str, Any]) -> ByteRange:
+        """Append one sample.
+
+        Returns:
+            About where its bytes begin and end: of a row nobody can say more.
+
+        Raises:
+            ConfigError: its fields are not the first sample's, or of another type.
+        """
+        row = {name: _plain(value) for name, value in sample.items() if name not in RESERVED_FIELDS - {"__key__"}}
+        if self._schema is None:
+            self._begin(row)
+        if row.keys() != self._columns.keys():
+            what = f"fields {sorted(row)}, the shard's first sample had {sorted(self._columns)}"
+            raise ConfigError(what, hint="--fields takes what every sample has")
+        for name, value in row.items():
+            try:
+                self._pyarrow.array([value], self._schema.field(name).type)
+            except (self._pyarrow.ArrowException, OverflowError, TypeError) as error:
+                raise ConfigError(f"field {name!r} is no {self._schema.field(name).type}: {error}") from None
+        for name, value in row.items():
+            self._columns[name].append(value)
+        size_bytes = sum(_size_bytes(value) for value in row.values())
+        start = self._taken_bytes
+        self._taken_bytes += size_bytes
+        self._held_bytes += size_bytes
+        if self._held_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+        return ByteRange(start, self._taken_bytes)
+
+    def finish(self) -> int:
+        """Write what is held, and the footer; the shard's length in bytes."""
+        if self._schema is None:
+            self._begin({"__key__": ""})
+        self._flush()
+        self._writer.close()
+        return self._sink.size_bytes
+
+    def _begin(self, row: dict[str, Any]) -> None:
+        pyarrow = self._pyarrow
+        names = sorted(row, key=lambda name: (name != "__key__", name))
+        try:
+            self._schema = pyarrow.schema([(name, pyarrow.array([row[name]]).type) for name in names])
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise ConfigError(f"a sample cannot be a row of Parquet: {error}") from None
+        self._columns = {name: [] for name in names}
+        # stored as it is: images and sounds are compressed already
+        self._writer = self._parquet.ParquetWriter(self._sink, self._schema, compression="none", use_dictionary=False)
+
+    def _flush(self) -> None:
+        if any(self._columns.values()):
+            table = self._pyarrow.table(self._columns, schema=self._schema)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self._columns = {name: [] for name in self._columns}
+        self._held_bytes = 0
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "dtype"):
+        return value.tolist()
+    if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
+        return value.tolist()
+    return bytes(value) if isinstance(value, bytearray | memoryview) else value
+
+
+def _size_bytes(value: Any) -> int:
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_size_bytes, value))
+    return len(value.encode()) if isinstance(value, str) else 8
