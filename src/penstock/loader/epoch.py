@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import ConfigError
 from penstock.loader.carrying import CarryFilling, CarryMark
 from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
-from penstock.loader.feed import StridedFeed
+from penstock.loader.feed import ChosenFeed
 from penstock.loader.filling import MembersFilling, RowsFilling
 from penstock.loader.run import EpochRun, Filling
+from penstock.loader.scattering import Scatter
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Epoch:
         self._number = number
         self._meter = meter
         self._last: dict[str, Any] | None = None  # a row to pad with
+        self._scatter: Scatter | None = None
+        self._came_count = 0  # batches out of the run, where they come in any order
         self._first_batch = first_batch
         self._stride = stride
         self._batch_number = first_batch - 1  # of the last one that came
@@ -109,6 +112,11 @@ class Epoch:
         self._mark = CarryMark(mark, self._skip_count) if plan.carries else mark
         if stride[1] > 1 and self._agree is not None:
             raise ConfigError(f"stride={stride} with ranks that have to agree", hint="run `penstock index`")
+        if not run_plan.in_order and not plan.carries and self._agree is None:
+            base = mark.position if self._batches is not None else mark
+            self._scatter = Scatter(cursor, mark=base, plan=plan)
+        else:
+            self._run_plan = self._run_plan._replace(in_order=True)
         self._run = self._started(begun)
 
     def next(self) -> Found | None:
@@ -118,6 +126,8 @@ class Epoch:
             StoreError, DataError: where the order reaches what failed; again at each further call.
             ClosedError: closed, or inherited through ``fork``.
         """
+        if self._scatter is not None:
+            return self._next_scattered(self._scatter)
         if self._batches is not None:
             return self._next_counted(self._batches)
         if self._agree is None:
@@ -145,6 +155,29 @@ class Epoch:
         """End the threads; idempotent."""
         self._run.close()
 
+    def _next_scattered(self, scatter: Scatter) -> Found | None:
+        """Whichever batch is complete, where order does not matter."""
+        batches = self._batches
+        while (delivery := self._run.next_batch()) is not None or (batches is not None and self._lacks_one(batches)):
+            number = scatter.number_of(self._came_count if delivery is None else delivery.number)
+            self._came_count += 1
+            rows_count, mark = self._plan.rows_count, delivery.mark if delivery is not None else None
+            if batches is not None:
+                rows_count, mark = (
+                    -(-len(batches.span(number)) // self._plan.world_size),
+                    batches.position_after(number),
+                )
+            self._batch_number += 1
+            mark = scatter.take(number, mark)
+            if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
+                return self._found(delivery, rows_count, mark)
+        return None
+
+    def _lacks_one(self, batches: Batches) -> bool:
+        """Whether the last batch has rows on other ranks only, and is still to be padded here."""
+        assert self._scatter is not None
+        return self._plan.is_masked and self._scatter.number_of(self._came_count) < len(batches)
+
     def _next_counted(self, batches: Batches) -> Found | None:
         """The next batch, where arithmetic says how many rows it has."""
         while (number := self._next_number()) < self._first_batch + len(batches):
@@ -166,8 +199,13 @@ class Epoch:
 
     def _started(self, begun: Begun) -> EpochRun:
         feed = begun.feed
-        if self._stride[1] > 1 and not self._plan.carries:
-            feed = StridedFeed(feed, size=self._plan.rows_count, first_batch=self._first_batch, stride=self._stride)
+        chosen = None
+        if self._scatter is not None:
+            first, chosen = 0, self._scatter.is_left
+        elif self._stride[1] > 1 and not self._plan.carries:
+            first, chosen = self._first_batch, self._is_ours
+        if chosen is not None:
+            feed = ChosenFeed(feed, size=self._plan.rows_count, first_batch=first, chosen=chosen)
         return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
 
     def _filling(self, run: EpochRun) -> Filling:

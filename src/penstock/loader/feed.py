@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -236,28 +236,27 @@ class LanesFeed:
         return Block(samples, segments, np.array(positions, dtype=np.int64))
 
 
-class StridedFeed:
-    """Every n-th batch of a feed; the others are passed over, and nothing of them is decoded.
+class ChosenFeed:
+    """Some batches of a feed; the others are passed over, and nothing of them is decoded.
 
     Args:
         feed: Of all batches.
         size: Samples of a batch.
         first_batch: Number of the batch with which `feed` begins.
-        stride: ``(j, n)``: batches k with k mod n = j are given.
+        chosen: Whether a batch of this number is given.
     """
 
-    def __init__(self, feed: Feed, *, size: int, first_batch: int, stride: tuple[int, int]) -> None:
+    def __init__(self, feed: Feed, *, size: int, first_batch: int, chosen: Callable[[int], bool]) -> None:
         self._feed = feed
         self._size = size
         self._batch = first_batch
-        self._stride = stride
+        self._chosen = chosen
         self._left_count = 0  # of the batch that is being given
 
     def take(self, count: int) -> Block | None:
         """See ``Feed``; never across the end of a batch."""
         if not self._left_count:
-            which, every = self._stride
-            while self._batch % every != which:
+            while not self._chosen(self._batch):
                 if self._feed.take(self._size) is None:
                     return None
                 self._batch += 1

@@ -44,6 +44,8 @@ class Loader:
             epoch; else its death is an error.
         stride: ``(j, n)``: only the rank's batches k with k mod n = j, counted from the epoch's beginning, are decoded and
             given: worker j of n of a DataLoader. Not with `processes` or `agree`.
+        in_order: False hands out whichever batch is complete first, each exactly once; the state remembers which were.
+            It has no effect on worker processes, on ranks that agree, and where stages change how many samples there are.
         rank: Of this process among those that share the data. Default, read when iteration starts: `mesh`, else
             ``torch.distributed`` where it is imported and initialised, else the environment of torchrun, SLURM or Open
             MPI, else 0.
@@ -81,6 +83,7 @@ class Loader:
         processes: int = 0,
         restart_workers: bool = False,
         stride: tuple[int, int] = (0, 1),
+        in_order: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
         mesh: Any = None,
@@ -103,6 +106,7 @@ class Loader:
             processes=processes,
             restart_workers=restart_workers,
             stride=stride,
+            in_order=in_order,
             rank=rank,
             world_size=world_size,
             mesh=mesh,

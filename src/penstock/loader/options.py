@@ -30,6 +30,7 @@ class LoaderOptions(TypedDict, total=False):
     processes: int
     restart_workers: bool
     stride: tuple[int, int]
+    in_order: bool
     rank: int | None
     world_size: int | None
     mesh: Any
@@ -52,6 +53,7 @@ class Options:
     processes: int = 0
     restart_workers: bool = False
     stride: tuple[int, int] = (0, 1)
+    in_order: bool = True
     rank: int | None = None
     world_size: int | None = None
     mesh: Any = None
@@ -85,6 +87,8 @@ class Options:
         which, every = self.stride
         if not 0 <= which < every:
             raise ConfigError(f"stride={self.stride!r} must be (j, n) with 0 <= j < n")
+        if every > 1 and not self.in_order:
+            raise ConfigError("stride= counts batches in their order: it does not go with in_order=False")
         if every > 1 and self.processes:
             raise ConfigError("stride= is for workers of a DataLoader, which need no processes= of their own")
         if self.agree is not None and not callable(self.agree):

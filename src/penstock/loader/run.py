@@ -45,9 +45,10 @@ class OpenBatch:
         error: What failed in the first row in order that did.
         error_row: That row.
         mark: Where the feed is behind this batch.
+        number: In the run, from 0.
     """
 
-    __slots__ = ("dropped", "error", "error_row", "layout", "mark", "missing", "rows", "sealed", "values")
+    __slots__ = ("dropped", "error", "error_row", "layout", "mark", "missing", "number", "rows", "sealed", "values")
 
     def __init__(self, values: dict[str, Any], layout: Layout | None) -> None:
         self.values = values
@@ -59,6 +60,12 @@ class OpenBatch:
         self.error: BaseException | None = None
         self.error_row = -1
         self.mark: Any = None
+        self.number = -1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row is written."""
+        return self.sealed and not self.missing
 
 
 class Delivery(NamedTuple):
@@ -70,6 +77,7 @@ class Delivery(NamedTuple):
         dropped: Those of them whose sample was filtered out.
         mark: Where the feed is behind it.
         layout: What finishes it; None: it is finished.
+        number: In the run, from 0.
     """
 
     values: dict[str, Any]
@@ -77,6 +85,7 @@ class Delivery(NamedTuple):
     dropped: list[int]
     mark: Any
     layout: Layout | None
+    number: int = -1
 
     @property
     def is_empty(self) -> bool:
@@ -94,6 +103,7 @@ class RunPlan(NamedTuple):
     threads_count: int
     prefetch_batches: int
     seed: int
+    in_order: bool = True
 
 
 class Filling(Protocol):
@@ -125,6 +135,7 @@ class EpochRun:
         self.changed = threading.Condition()
         self._process_id = os.getpid()
         self._batches: deque[OpenBatch] = deque()
+        self._appended_count = 0
         self._finished = False
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
@@ -149,20 +160,31 @@ class EpochRun:
             while True:
                 if self.stopping:
                     raise ClosedError("the loader was closed while it was iterated")
-                head = self._batches[0] if self._batches else None
-                if head is not None and head.sealed and not head.missing:
+                head = self._ready()
+                if head is not None:
                     if head.error is not None:
                         raise head.error
-                    self._batches.popleft()
+                    self._batches.remove(head)
                     self.changed.notify_all()
                     self.meter.samples += head.rows - len(head.dropped)
                     self.meter.batches += 1
-                    return Delivery(head.values, head.rows, sorted(head.dropped), head.mark, head.layout)
-                if head is None and self._finished:
+                    return Delivery(head.values, head.rows, sorted(head.dropped), head.mark, head.layout, head.number)
+                if not self._batches and self._finished:
                     if self._failure is not None:
                         raise self._failure
                     return None
                 self.changed.wait()
+
+    def _ready(self) -> OpenBatch | None:
+        """The batch to be handed out now: the first, or where order does not matter, any that is complete."""
+        first = self._batches[0] if self._batches else None
+        if first is None or (first.is_complete and first.error is None):
+            return first
+        if not self.plan.in_order:
+            for batch in self._batches:
+                if batch.is_complete and batch.error is None:
+                    return batch
+        return first if first.is_complete else None
 
     def has_next(self) -> bool:
         """Whether one more batch, or an error, is to come. Blocks until that is known; does not wait for the batch."""
@@ -198,6 +220,8 @@ class EpochRun:
         with self.changed:
             while len(self._batches) > self.plan.prefetch_batches and not self.stopping:
                 self.changed.wait()
+            batch.number = self._appended_count
+            self._appended_count += 1
             self._batches.append(batch)
             self.changed.notify_all()
         self.meter.wait_s += time.perf_counter() - began_s

@@ -18,6 +18,7 @@ from penstock.loader.planning import Plan, plan_of, threads_count
 from penstock.loader.reporting import LiveLine
 from penstock.loader.run import RunPlan
 from penstock.loader.samples import Steps
+from penstock.loader.scattering import cursor_of
 from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.statistics import LoaderStatistics, Meter
 from penstock.order import ORDER_VERSION
@@ -157,7 +158,7 @@ class Session:
         if self._loaded is not None:
             return dict(self._loaded)
         plan = self._plan
-        cursor = plan.cursor(self._mark) if plan is not None and self._mark is not None else self._cursor
+        cursor = cursor_of(plan, self._mark) if plan is not None and self._mark is not None else self._cursor
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
@@ -189,7 +190,9 @@ class Session:
             raise ConfigError(
                 f"set_weights(from_batch={from_batch}): batch {self._batches_count - 1} was handed out already"
             )
-        cursor = self._cursor if self._mark is None else plan.cursor(self._mark)
+        cursor = self._cursor if self._mark is None else cursor_of(plan, self._mark)
+        if cursor is not None and "handed" in cursor:
+            raise ConfigError("set_weights() does not go with batches handed out of order", hint="in_order=True")
         position = 0 if cursor is None else cursor["position"]
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
         reweighted(self.pipeline, plan, weights, epoch=self.epoch, position=from_position)
@@ -221,6 +224,7 @@ class Session:
             threads_count=threads_count(self.options),
             prefetch_batches=self.options.prefetch_batches,
             seed=seed,
+            in_order=self.options.in_order,
         )
         if self.options.processes and self._workers is None:
             from penstock.loader.workers import Workers
