@@ -147,6 +147,21 @@ def test_bad_weather_changes_nothing(faulty: FaultyServer, whole: dict[str, byte
     assert shards(faulty) == whole
 
 
+def test_a_source_says_how_it_is_reached(faulty: FaultyServer, tmp_path: Path) -> None:
+    """From a store with settings of its own into a directory, interrupted and resumed."""
+    fill(faulty)
+    source = ps.objects(f"{faulty.url}/src/", endpoint_url=faulty.endpoint_url, anonymous=True)
+    fault = faulty.fail("403", times=None, match=lambda request: "src/031.bin" in request.path)
+    with pytest.raises(AccessDeniedError):
+        pack(source, tmp_path / "out", samples_max=5, jobs=1)
+    assert fault.times is None
+    faulty.heal()
+    packed = pack(source, tmp_path / "out", samples_max=5)
+    assert (packed.samples_count, packed.shards_written) == (SAMPLES, SHARDS - 6)
+    tars = ps.shards(f"{tmp_path}/out/")
+    assert convert(tars, f"memory://{tmp_path.name}", to="tfrecord", allow_loss=True).samples_count == SAMPLES
+
+
 def test_on_a_real_store(bucket: str, s3_endpoint: Any, connect_s3: Callable[..., Any]) -> None:
     """Packed, verified, converted and read by a loader with its index, on a real S3."""
     store = connect_s3(f"s3://{bucket}")

@@ -112,7 +112,8 @@ def convert(
                 raise ConfigError(f"{store.describe(taken[0])} is there", hint="choose another destination")
             target.save(plan)
         else:
-            roots = [stack.enter_context(compose.connect(url, **connection)) for url in plan.roots]
+            given = pipeline.source.connection.given()
+            roots = [stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
         writer = _ShardsWriter(target, roots, pipeline.source, plan.format, specs, key_field, heard)
         return writer.run(plan, jobs=jobs, verify=verify)
 

@@ -148,6 +148,7 @@ class Packing:
         self._source = source
         self._options = options
         self._connection = connection
+        self._to_source = source.source.connection.given() if _has_connection(source) else dict(connection)
         self._stack = ExitStack()
         self._stores: list[Store] = []
         self.made: Plan | None = None
@@ -181,7 +182,7 @@ class Packing:
         for url in urls:
             if not tables.is_table_name(url) and not is_manifest_name(url):
                 root, key = compose.split(url.rstrip("/") + "/")
-                with compose.connect(root, **self._connection) as store:
+                with compose.connect(root, **self._to_source) as store:
                     refuse_inside(store.describe(key), self._store.describe(""))
 
     # ── planning ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,7 +199,7 @@ class Packing:
         found = None if overwrite else self.destination.plan(identity)
         if found is not None:
             self.made, self.is_resumed = found, True
-            self._stores = [self._stack.enter_context(compose.connect(url, **self._connection)) for url in found.roots]
+            self._stores = [self._stack.enter_context(compose.connect(url, **self._to_source)) for url in found.roots]
             return found
         if self._is_python:
             self._check_python()
@@ -344,6 +345,11 @@ class Packing:
                 listener.verified(row)
         self.destination.finish(plan, rows)
         return Packed(self.destination.url, tuple(rows), len(written), 0)
+
+
+def _has_connection(source: Any) -> bool:
+    """Whether the source says itself how to reach it; the destination goes by the call's own arguments."""
+    return isinstance(source, Pipeline) and hasattr(source.source, "connection")
 
 
 def _check_counts(shards: list[ShardPlan], rows: list[ShardRow]) -> None:
