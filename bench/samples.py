@@ -14,7 +14,7 @@ from harness import Row, arguments
 RAW, ALONE = "penstock raw", "decoding alone"
 CONNECTORS = ("connector 8", "connector best")
 DATASETS = ("webdataset 8", "webdataset best")
-# What did best of 1 to 16 workers, 10 to 200 Gbps and tarfile's buffer of 10 KiB to 8 MiB.
+# Chosen for two cores; rows "at its best" take whichever of a peer's configurations did better in the run.
 TUNED = {"workers": 4, "throughput_target_gbps": 200, "buffer_bytes": 1 << 20}
 
 

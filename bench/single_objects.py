@@ -13,7 +13,7 @@ from harness import Row, arguments
 
 ALONE = "decoding alone"
 CONNECTORS = ("connector 8", "connector best")
-MORE = {"workers": 24, "throughput_target_gbps": 10, "prefetch": 2}  # did best of 2 to 32 workers
+MORE = {"workers": 24, "throughput_target_gbps": 10, "prefetch": 2}  # more in flight: each waits for its objects
 
 
 def clients(case: str, tars: dict[str, Any]) -> list[Any]:
