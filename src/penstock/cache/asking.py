@@ -145,7 +145,7 @@ class Question(_Passing):
         assert isinstance(operation, Head)
         if type(completion.error) is ObjectMissingError:
             metadata.keep(operation.key, None, self.sent_s)
-        elif completion.error is None and completion.info is not None and completion.info.etag is not None:
+        elif completion.error is None and completion.info is not None:
             metadata.keep(operation.key, completion.info._replace(key=operation.key), self.sent_s)
 
 

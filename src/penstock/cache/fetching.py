@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.buffers import small_buffer
 from penstock.cache.entry import BLOCK, block_name, encode
+from penstock.cache.metadata import is_version
 from penstock.errors import (
     CancelledOperationError,
     ObjectChangedError,
@@ -210,7 +211,7 @@ class Direct:
         cache, key = read.cache, read.operation.key
         cache.counts.miss_count += 1
         cache.counts.fetched_bytes += len(body)
-        if info is None or info.etag is None:
+        if info is None or info.etag is None or not is_version(info.etag):
             cache.counts.uncacheable_count += 1
             return
         cache.metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=read.operation.if_match is None)
@@ -274,12 +275,11 @@ class Revalidation:
             if completion.error is not None:
                 raise completion.error
             assert info is not None
-            if info.etag is None:
-                metadata.forget(key)
-                read.run()
-                return
             metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=True)
-            read.plan(info)
+            if is_version(info.etag):
+                read.plan(info)
+            else:
+                read.run()  # it is no version any more: as if nothing were known
         except Exception as error:
             read.fail(error)
 

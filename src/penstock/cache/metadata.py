@@ -74,6 +74,8 @@ class Metadata:
 
     def put(self, key: Key, info: ObjectInfo | None, said_s: float) -> None:
         """Take in what was said of `key`, unless something younger is known."""
+        if info is not None and not is_version(info.etag):
+            info = ObjectInfo(key, 0)
         with self._lock:
             known = self._known
             before = known.get(key)
@@ -129,7 +131,7 @@ class Metadata:
     def keep(self, key: Key, info: ObjectInfo | None, said_s: float, *, as_hint: bool = False) -> None:
         """Take in what was said, and keep it for others where there is a TTL, or `as_hint`. Cost: a small file."""
         self.put(key, info, said_s)
-        if self.ttl_s == 0 and not as_hint:
+        if (self.ttl_s == 0 and not as_hint) or (info is not None and not is_version(info.etag)):
             return
         identity = self._key_identity(key)
         data = b"" if info is None else json.dumps(_row(info)).encode()
@@ -189,8 +191,7 @@ class Metadata:
 
     def _learn(self, page: Page, said_s: float) -> None:
         for info in page.objects:
-            if info.etag is not None:
-                self.put(info.key, info, said_s)
+            self.put(info.key, info, said_s)
 
     # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -206,6 +207,11 @@ class Metadata:
         self._files.remove(name)  # counted, so that the number of its folder stays right
         wall_s = time.time() - (time.monotonic() - said_s)
         self._files.write(name, encode(kind, identity, data, said_s=wall_s), memoryview(data))
+
+
+def is_version(etag: str | None) -> bool:
+    """Whether an ETag names the bytes of an object: a weak one (``W/"..."``) only names its meaning."""
+    return etag is not None and not etag.startswith("W/")
 
 
 def _row(info: ObjectInfo) -> list[object]:

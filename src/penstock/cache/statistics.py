@@ -27,7 +27,7 @@ class CacheStatistics:
         wait_expired_count: Of those, fetched here as well because the other took longer than ``wait_s_max``.
         verified_count: Blocks held against their checksum: once each, at their first read here.
         corrupt_count: Blocks that were not what they should be; removed and fetched again.
-        uncacheable_count: Reads of objects without an ETag, which are never kept.
+        uncacheable_count: Reads of objects without an ETag, or with a weak one: they are never kept.
         evicted_count: Entries removed by this process to stay inside the limits.
         evicted_bytes: What they took.
         metadata_hit_count: Listings, stats and misses answered without a request.

@@ -274,6 +274,30 @@ def test_nothing_is_copied_on_the_way(world: World) -> None:
     assert completion.verified == "crc32c"
 
 
+class _Weak(MemoryStore):
+    """Says what its objects mean, not what their bytes are."""
+
+    def _put(self, operation: Any) -> Any:
+        super()._put(operation)
+        stored = self._bucket.objects[operation.key]
+        info = stored.info._replace(etag='W/"1"')
+        self._bucket.objects[operation.key] = stored._replace(info=info)
+        return info
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, math.inf])
+def test_weak_versions_are_not_kept(world: World, ttl_s: float) -> None:
+    """Two objects of one weak ETag may differ in their bytes: reads of them go to the store, each time."""
+    store = world.cache(_Weak(), metadata_ttl_s=ttl_s)
+    for seed in range(3):
+        store.inner.write("k", content(9000, seed))
+        assert store.read("k").data == content(9000, seed)
+        assert store.read("k", ByteRange(5000, 5010)).data == content(9000, seed)[5000:5010]
+        store.stat("k")
+    assert world.entries() == []
+    assert store.statistics().uncacheable_count == 6
+
+
 # ── who shares what ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -519,9 +543,11 @@ def test_survey_verify_trim_clear(world: World) -> None:
     assert removed_bytes == found.size_bytes - 8192 - disk_bytes(world)
     assert disk_bytes(world) <= 5 * 8192
     (world.folder / "notes.txt").write_text("mine")
+    (world.folder / "v0/entries").mkdir(parents=True)  # another penstock's
     assert clear(world.folder) > 0
     assert disk_bytes(world) == store.statistics().used_bytes == 0
     assert (world.folder / "notes.txt").read_text() == "mine"
+    assert not (world.folder / "v0").exists()
 
 
 def test_only_a_cache_is_looked_after(tmp_path: Path) -> None:
