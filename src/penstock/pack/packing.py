@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from penstock import compose
-from penstock.config import MIB, default_budget_bytes
+from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError, DataError
 from penstock.fetch import set_process_budget
 from penstock.index import is_manifest_name
@@ -324,7 +325,12 @@ class Packing:
         listener.planned(
             len(todo), sum(len(shard.entries) for shard in todo), sum(shard.source_bytes for shard in todo)
         )
-        runner = Runner(self.destination, jobs=max(1, min(workers, len(todo))), listener=listener, verify=verify)
+        workers = max(1, min(workers, len(todo)))
+        runner = Runner(self.destination, jobs=workers, listener=listener, verify=verify)
+        for store in self._stores:  # together as many requests as one reader alone would have in flight
+            config = store.fetch_config or FetchConfig()
+            requests_max = max(config.requests_min, config.requests_max // workers)
+            store.fetch_config = dataclasses.replace(config, requests_max=requests_max)
         writer = EntriesWriter(
             runner, self._stores, format_name=plan.format, transform=options.transform, listener=listener
         )
