@@ -92,5 +92,4 @@ def test_a_chunk_that_goes_on_beyond_its_size_is_refused(cuts: list[int]) -> Non
     """After a chunk comes a line break, wherever the data is cut."""
     chunks = Chunked()
     with pytest.raises(ValueError, match="longer than its size"):
-        for data in cut(b"5\r\nhelloXX3\r\nabc\r\n0\r\n\r\n", cuts):
-            chunks.feed(data)
+        list(map(chunks.feed, cut(b"5\r\nhelloXX3\r\nabc\r\n0\r\n\r\n", cuts)))
