@@ -203,7 +203,7 @@ class ProcessRun:
     # ── dealing (under the lock) ───────────────────────────────────────────────────────────────────────────────────
 
     def _go_on(self) -> None:
-        """Deal as many batches as may be under way, and give them slots."""
+        """Deal as many batches as may be under way, and ask for what the next ones need."""
         while self._failure is None and self._dealt_count < self._given_count + self.plan.prefetch_batches + 1:
             try:
                 dealt = self._deal.next()
@@ -212,30 +212,46 @@ class ProcessRun:
                 break
             if dealt is None:
                 break
-            self._pending[self._dealt_count] = _Pending(dealt)
-            for worker, rows in zip(self._workers, dealt.rows, strict=True):
-                worker.send(("rows", self._dealt_count, rows))
+            pending = self._pending[self._dealt_count] = _Pending(dealt)
+            self._give_slot(pending)
+            for worker in self._workers:
+                self._send_rows(worker, self._dealt_count, pending)
             self._dealt_count += 1
         for number, wanted in self._deal.wants().items():
             self._workers[number].send(("want", wanted))
+
+    def _give_slot(self, pending: _Pending) -> int | None:
+        """Memory for a batch, once the columns are known."""
         if self._layout is None:
-            return
+            return None
         if self._slots is None:
             self._slots = Slots(self._layout, self.plan.batch_size, prefetch_count=self.plan.prefetch_batches)
+        pending.slot = self._slots.take()
+        self._meter.slots_count = self._slots.count
+        return pending.slot
+
+    def _give_late_slots(self) -> None:
+        """Memory for the batches that were dealt before the columns were known."""
         for index, pending in sorted(self._pending.items()):
             if pending.slot is None and len(pending.parts) < len(self._workers):
-                pending.slot = self._slots.take()
-                self._meter.slots_count = self._slots.count
+                slot = self._give_slot(pending)
                 for worker in self._workers:
-                    if worker.number not in pending.parts:
-                        self._send_fill(worker, index, pending.slot)
+                    if slot is not None and worker.number not in pending.parts:
+                        self._send_slot(worker, slot)
+                        worker.send(("fill", index, slot))
 
-    def _send_fill(self, worker: Worker, index: int, slot: int) -> None:
+    def _send_rows(self, worker: Worker, index: int, pending: _Pending) -> None:
+        """Say which rows are a worker's, and where, as far as that is known."""
+        if pending.slot is not None:
+            self._send_slot(worker, pending.slot)
+        rows = pending.dealt.rows[worker.number].tobytes()  # an array takes longer to pickle
+        worker.send(("rows", index, rows, pending.slot))
+
+    def _send_slot(self, worker: Worker, slot: int) -> None:
         assert self._slots is not None
         if slot not in worker.slots:
             worker.slots.add(slot)
             worker.send(("slot", slot, self._slots.size_bytes), descriptor=self._slots.descriptor(slot))
-        worker.send(("fill", index, slot))
 
     # ── workers' threads ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -264,6 +280,7 @@ class ProcessRun:
                 self._first = rest[0]
                 self._layout = Layout(rest[0], self.plan.batch)
             worker.send(("layout", self._first))
+            self._give_late_slots()
             self._go_on()
         elif kind == "have":
             self._deal.heard({number: self._known(worker, *each) for number, each in rest[0].items()})
@@ -328,9 +345,7 @@ class ProcessRun:
                 worker.send(("layout", self._first))
             for index, pending in sorted(self._pending.items()):
                 if worker.number not in pending.parts:
-                    worker.send(("rows", index, pending.dealt.rows[worker.number]))
-                    if pending.slot is not None:
-                        self._send_fill(worker, index, pending.slot)
+                    self._send_rows(worker, index, pending)
             self._deal.forget_asked(worker.number)
             self._go_on()
             return True

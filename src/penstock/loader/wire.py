@@ -41,11 +41,11 @@ class Wire:
         """Send a message that is pickled already."""
         head = _HEAD.pack(len(data), descriptor is not None)
         with self._lock:
-            if descriptor is None:
-                self._socket.sendall(head)
-            else:
+            if descriptor is not None:
                 socket.send_fds(self._socket, [head], [descriptor])
-            self._socket.sendall(data)
+                self._socket.sendall(data)
+            else:
+                self._socket.sendall(head + data)  # one call: the training loop waits for it
 
     def receive(self) -> tuple[Any, int | None]:
         """The next message, and the descriptor that came with it. Blocks.

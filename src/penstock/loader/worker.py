@@ -16,6 +16,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.fetch import set_process_budget
 from penstock.loader.columns import Layout
 from penstock.loader.feed import LanesFeed
@@ -96,10 +98,10 @@ class SharedFilling(RowsFilling):
             if order[0] == "want":
                 self._tell(order[1])
                 continue
-            _, self._batch_index, rows = order
-            if len(rows):
-                self._rows = rows.tolist()
-                return len(rows)
+            self._batch_index = order[1]
+            self._rows = np.frombuffer(order[2], np.int64).tolist()
+            if self._rows:
+                return len(self._rows)
             empty = OpenBatch({}, None)
             empty.sealed = True
             empty.mark = self._run.feed.mark()
@@ -201,6 +203,9 @@ class Inbox:
                     self.jobs.put(message)
                     continue
                 kind, *rest = message
+                if kind == "rows" and rest[2] is not None:
+                    with self._changed:
+                        self.slots[rest[0]] = rest[2]
                 if kind in ("rows", "want", "end"):
                     self.orders.put(message)
                     continue
