@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) $(TORCH)
-	$(PIP) --editable '.[torch,image,audio,parquet,zstd,fsspec]' --group dev
+	$(PIP) --editable '.[torch,image,processes,audio,parquet,zstd,fsspec]' --group dev
 	@touch $@
 
 demo: $(VENV)/.ready  ## Write a real data set to an embedded S3 server, stream it back, train, verify (2 minutes)
@@ -60,7 +60,7 @@ FRAMEWORK_lightning := $(TORCH) lightning
 	$(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORK_$*)
-	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image]'
+	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image,processes]'
 	@touch $@
 
 test-tensorflow: .venvs/tensorflow/.ready  ## The TensorFlow door, in an environment of its own
