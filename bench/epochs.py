@@ -13,7 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -215,6 +215,14 @@ class Loads(Client):
             return super().ask(command)
         finally:
             timer.cancel()
+
+    def close(self) -> None:
+        """Also ends what a library leaves behind: MosaicML's workers outlive their parent."""
+        group = self.pid if self._process is not None else 0
+        super().close()
+        if group:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def job(self, job: dict[str, Any]) -> dict[str, Any]:
         return {"do": "epoch", "batch": BATCH, "image": "jpg", "label": "cls", **job, **self.extra}

@@ -51,6 +51,10 @@ class Mosaic:
 
     def finish(self) -> None:
         shutil.rmtree(self.local, ignore_errors=True)
+        for left in Path("/dev/shm").glob(
+            "[0-9][0-9][0-9][0-9][0-9][0-9]_*"
+        ):  # it leaves them where workers were ended
+            left.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
