@@ -183,8 +183,8 @@ def test_an_endless_body_has_a_bound(head: bytes) -> None:
     assert len(body) <= 64 * MIB
 
 
-def test_a_known_length_in_chunks_has_no_such_bound(faulty: FaultyServer) -> None:
-    """A range whose Content-Range tells its length arrives in chunks too, in a buffer of exactly that size."""
+def test_a_range_in_chunks_arrives(faulty: FaultyServer) -> None:
+    """A range whose Content-Range tells its length arrives in chunks too."""
     faulty.objects["a"] = bytes(range(256)) * 2000
     faulty.fail("chunked", times=None)
     store = ps.connect(faulty.url, endpoint_url=faulty.endpoint_url, anonymous=True)
@@ -287,6 +287,20 @@ def test_closing_from_a_sink_does_not_start_anew(nothing_left: Any) -> None:
         start(server.url, sink=Closing())
         assert [sink.wait(5).curl_error for sink in sinks] == [CLOSED] * 5
         assert [sink.wait(5).curl_error for sink in more] == [CLOSED] * 5
+
+
+def test_a_thread_with_the_number_of_a_closed_loop_starts_anew() -> None:
+    """Thread numbers are used again: who has that of a loop that ended is not told that the transport is closed."""
+    with KeptServer(lambda *_: [whole(b"x")]) as server:
+        for _ in range(20):
+            assert ask(server.url)[1] == b"x"
+            engine.close()
+            bodies: list[bytes] = []
+            user = threading.Thread(target=lambda: bodies.append(ask(server.url)[1]))  # noqa: B023 - joined below
+            user.start()
+            user.join(10)
+            assert bodies == [b"x"]
+            engine.close()
 
 
 def test_an_interrupted_wake_up_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.buffers import small_buffer
 from penstock.errors import (
     AccessDeniedError,
     BucketMissingError,
@@ -38,7 +37,7 @@ from penstock.transport import (
     OVERLONG,
     HttpAnswer,
 )
-from penstock.types import Attempt, ByteRange, Key, Landing, ObjectInfo
+from penstock.types import Attempt, ByteRange, Key, ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,13 +118,6 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
         raise ProtocolError(f"asked for {asked.length_bytes} bytes at {asked.start}, got the whole object of {total} bytes",
                             hint="this server ignores Range")  # fmt: skip
     return total, ByteRange(0, total)
-
-
-def exact_landing(headers: Mapping[bytes, bytes], span: ByteRange) -> Landing | None:
-    """Where a body goes that nobody has a place for: None, where the transport sees by itself how long it is."""
-    if b"content-length" in headers and b"transfer-encoding" not in headers:
-        return None
-    return Landing(small_buffer(span.length_bytes), 0, span.length_bytes)
 
 
 def _content_range(text: bytes) -> tuple[ByteRange, int]:

@@ -9,7 +9,6 @@ from penstock.config import TransportConfig
 from penstock.errors import CancelledOperationError, ConfigError, ObjectChangedError, ProtocolError, StoreError
 from penstock.store.answers import (
     attempt_record,
-    exact_landing,
     object_info,
     served_span,
     status_error,
@@ -109,7 +108,7 @@ class _Exchange:
         if not isinstance(self.operation, Get):
             return None
         info, span = self._learn(self.operation, status, headers)
-        return (self.sink.head(info, span) or exact_landing(headers, span)) if span.length_bytes else None
+        return self.sink.head(info, span) if span.length_bytes else None
 
     def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> tuple[ObjectInfo, ByteRange]:
         size_bytes, span = served_span(status, headers, operation.span)

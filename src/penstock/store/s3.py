@@ -23,7 +23,6 @@ from penstock.store.answers import (
     CHANGED_HINT,
     THROTTLES,
     attempt_record,
-    exact_landing,
     http_date_s,
     object_info,
     served_span,
@@ -227,7 +226,7 @@ class _Exchange:
         if self.span.length_bytes == 0:
             return None
         landing: Landing | None = self.sink.head(self.info, self.span)
-        return landing or exact_landing(headers, self.span)
+        return landing
 
     def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> None:
         """What the head of a successful GET says; ``ProtocolError`` where it is not what was asked for."""

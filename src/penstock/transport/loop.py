@@ -187,7 +187,8 @@ class EventLoop:
 
     def is_current(self) -> bool:
         """Whether the caller runs on the loop's thread, or is one that ends what came too late for it."""
-        return threading.get_ident() in (self._thread.ident, self._drainer)
+        # not by the thread's number, which another thread may have after its end
+        return threading.current_thread() is self._thread or threading.get_ident() == self._drainer
 
     @property
     def ended(self) -> bool:
