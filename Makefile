@@ -42,7 +42,7 @@ unit: $(VENV)/.ready  ## Offline tests, under a minute
 
 suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
 	@echo "== contract, property and integration tests"
-	$(BIN)/python -m pytest tests -q -m server
+	$(BIN)/python -m pytest tests --ignore tests/doors -q -m server
 	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -m 'not server'
 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
