@@ -504,8 +504,7 @@ def test_workers_wait_between_epochs(folder: Path, place: Path) -> None:
         assert len(seen[0]) == 2
         assert seen[0] == seen[1] == seen[2]
         os.kill(min(seen[0]), signal.SIGKILL)
-        while _is_alive(min(seen[0])):
-            os.sched_yield()
+        os.waitid(os.P_PID, min(seen[0]), os.WEXITED | os.WNOWAIT)
         expected = numbers(loader)
         assert len(children() - before) == 2
         loader.restart(3)
