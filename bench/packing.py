@@ -1,4 +1,4 @@
-"""How many files of 20 KB a second are packed from S3 to S3, into tars of 256 MB?
+"""How many files of 20 KB a second are packed from S3 to S3, into four tars?
 
 A store with 30 ms to the first byte, whose writes are read and dropped. webdataset's ShardWriter is fed by boto3 in
 threads, in order, writes its tars to memory, and boto3 uploads each when it is complete. The clock runs from the first
@@ -19,7 +19,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ACCESS_KEY, SECRET_KEY, REGION = "AKBENCHBENCHBENCH000", "bench/secret/bench/secret/bench/secret00", "us-east-1"
-SHARD_BYTES = 256_000_000
+SHARDS = 4
+FILES = 12_000
+"""The origin keeps every file open that it served, and may open 16 384: the issue's 50 000 need a larger limit there."""
+
+
+def shard_bytes(count: int) -> int:
+    return count * 21_504 // SHARDS + 1_000_000
 
 
 # ── what is measured: each in a process of its own, which prints one line ────────────────────────────────────────────
@@ -29,13 +35,13 @@ def run_penstock(endpoint_url: str, bucket: str, count: int, threads: int) -> di
     import penstock as ps
     from penstock.pack import pack
 
-    del count, threads
+    del threads
     credentials = ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
     start_s = time.monotonic()
     packed = pack(
         f"s3://{bucket}/src/",
         f"s3://{bucket}/dst/train-%06d.tar",
-        bytes_max=SHARD_BYTES,
+        bytes_max=shard_bytes(count),
         endpoint_url=endpoint_url,
         credentials=credentials,
         region=REGION,
@@ -79,7 +85,7 @@ def run_webdataset(endpoint_url: str, bucket: str, count: int, threads: int) -> 
     with (
         ThreadPoolExecutor(threads) as pool,
         webdataset.ShardWriter(
-            str(folder / "train-%06d.tar"), maxsize=SHARD_BYTES, maxcount=count + 1, post=upload, verbose=0
+            str(folder / "train-%06d.tar"), maxsize=shard_bytes(count), maxcount=count + 1, post=upload, verbose=0
         ) as sink,
     ):
         todo = iter(keys)
@@ -147,11 +153,11 @@ def main() -> None:
 
     options = arguments(
         __doc__ or "",
-        count={"type": int, "default": None, "help": "files; default 50 000, quick 4 000"},
+        count={"type": int, "default": None, "help": "files; default 12 000, quick 4 000"},
         ttfb_ms={"type": float, "default": 30.0, "help": "milliseconds to the first byte"},
         peer_python={"default": str(HERE / ".venvs/webdataset/bin/python"), "help": "with webdataset and boto3"},
     )
-    count = options.count or (4_000 if options.quick else 50_000)
+    count = options.count or (4_000 if options.quick else FILES)
     with memory_folder() as root:
         folder = root / BUCKET / "src"
         folder.mkdir(parents=True)
