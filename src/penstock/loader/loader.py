@@ -38,7 +38,7 @@ class Loader:
             shuffles, else the world size, so that one rank sees the stored order.
         threads: Decode threads; default one per core that this process may use; all worker processes together.
         processes: Worker processes that fetch, parse and decode into shared memory, which is mapped here without a copy:
-            for training loops with Python work of their own. 0: threads of this process. Needs an index. The batches
+            for training loops with Python work of their own. 0: threads of this process. The batches
             are the same.
         restart_workers: Replace a worker process that dies, without a sample lost or repeated, three times each and
             epoch; else its death is an error.

@@ -54,7 +54,7 @@ class LoaderStatistics:
     skipped_bytes: int
     """Bytes of shards passed over with them."""
     slots_count: int
-    """Shared batches that were made for worker processes; more than ``prefetch_batches`` + 2 are held by the loop."""
+    """Shared batches that were made for worker processes; more than ``prefetch_batches`` + 3 are held by the loop."""
     oversize_count: int
     """Samples that ``batch_by_size(oversize="drop")`` left out."""
     threads_count: int
