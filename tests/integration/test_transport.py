@@ -406,6 +406,16 @@ def test_an_overlong_body_never_leaves_its_landing(server: FaultyServer, direct:
         assert server.objects["big"].startswith(buffer[4096 : landing.position])
 
 
+@pytest.mark.parametrize("sent_bytes", [100, 3000])
+def test_an_overlong_body_that_breaks_is_broken(sent_bytes: int) -> None:
+    """A connection that ends before the landing is full is an error, also where the body would have been longer."""
+    with RawServer(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n" + bytes(sent_bytes)) as server:
+        landing = Landing(bytearray(2000), 0, 2000)
+        answer, _ = ask(server.url, landing=landing)
+    assert answer.curl_error == (OVERLONG if sent_bytes >= 2000 else pycurl.E_PARTIAL_FILE)
+    assert landing.position == min(sent_bytes, 2000)
+
+
 def test_an_error_document_never_becomes_the_body(server: FaultyServer) -> None:
     """The body of an answer that is not 2xx is ``error_body``; the landing stays where it was."""
     for direct in (False, True):

@@ -50,8 +50,8 @@ class Connection:
     """One connection, and the exchange that it carries."""
 
     __slots__ = (
-        "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "partial",
-        "receive", "reused", "since_s", "socket", "transfer", "view",
+        "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "overlong",
+        "partial", "receive", "reused", "since_s", "socket", "transfer", "view",
     )  # fmt: skip
 
     def __init__(self, origin: Origin) -> None:
@@ -70,6 +70,7 @@ class Connection:
         self.on_ready: Any = None
         self.partial = b""  # a head that did not come in one
         self.view: memoryview | None = None  # room for what is left of a body
+        self.overlong = False  # the body is longer than its room
         self.left = 0  # bytes of a body that goes through HttpTransfer.take
         self.chunks: Chunked | None = None
 
@@ -389,8 +390,8 @@ class PlainPool:
             return
         position = landing.position
         view = memoryview(landing.buffer)[position : min(position + length, landing.end)]
-        if length > len(view):
-            transfer.overflow()
+        connection.overlong = length > len(view)
+        if connection.overlong:
             connection.keep = False
         got = len(rest)
         if got > len(view):
@@ -480,6 +481,8 @@ class PlainPool:
         transfer = connection.transfer
         assert transfer is not None
         connection.transfer = connection.view = connection.chunks = None
+        if connection.overlong:  # said once the room is full: before, a broken connection is a broken connection
+            transfer.overflow()
         if connection.keep and not leftover:
             connection.on_ready = self._on_idle
             connection.idle_s = time.monotonic()
