@@ -109,6 +109,15 @@ class Worker:
         self.deaths_count = deaths_count
         self._start()
 
+    def is_alive(self) -> bool:
+        """Whether the process has not ended. ``poll`` alone says so also while another thread waits for it."""
+        if self.process.poll() is not None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
     def described(self) -> str:
         """It, for people."""
         return f"worker process {self.number} (pid {self.process.pid})"
@@ -143,7 +152,7 @@ class Workers:
         """One that does this: one that waits, else a new one."""
         while self._idle:
             worker = self._idle.pop()
-            if worker.process.poll() is None:
+            if worker.is_alive():
                 worker.begin(told)
                 return worker
             worker.close()
