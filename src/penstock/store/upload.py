@@ -156,6 +156,11 @@ class Upload:
         self._committed_or_dropped = False
         self._made_in = forks.generation()
 
+    @property
+    def upload_id(self) -> str | None:
+        """The store's name of it; None before the first part."""
+        return self._upload_id
+
     def next_part_bytes(self, part_bytes: int) -> int:
         """Size of the next part."""
         return part_bytes * (1 + len(self._lengths) // PARTS_PER_STEP)

@@ -116,6 +116,11 @@ class Writer(io.RawIOBase):
         """Whether it was closed, aborted, or failed."""
         return self._state != "open"
 
+    @property
+    def upload_id(self) -> str | None:
+        """Of the multipart upload, by which anybody can drop it; None where none was begun."""
+        return self._upload.upload_id
+
     def writable(self) -> bool:
         """True."""
         return True

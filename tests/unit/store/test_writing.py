@@ -11,6 +11,7 @@ import pytest
 
 from penstock.errors import ClosedError, ConfigError, StoreError, UnavailableError
 from penstock.store import upload
+from penstock.store.base import perform
 from penstock.store.faulty import Faulty
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
@@ -101,6 +102,15 @@ def test_small_objects_are_one_request(memory):
 
 
 @pytest.mark.parametrize("failing", range(2, 8))  # 1 and 8 are the create and the commit: those happened, unheard
+def test_an_upload_says_its_name(memory):
+    """A writer that began an upload says which, so that another process can drop it; before, and of one request, None."""
+    with Writer(memory, "x", part_bytes=10) as writer:
+        assert writer.upload_id is None
+        writer.write(bytes(25))
+        perform(memory, AbortMultipart("x", writer.upload_id))
+        writer.abort()
+
+
 def test_a_failed_request_leaves_nothing(memory, failing):
     """Whichever request of a write fails, the error comes to the writer, nothing is visible, no upload is left."""
     store = Faulty(memory, fail_at_call=failing, error=UnavailableError("503"))
