@@ -101,7 +101,6 @@ def test_small_objects_are_one_request(memory):
     assert len(core.operations) == 1
 
 
-@pytest.mark.parametrize("failing", range(2, 8))  # 1 and 8 are the create and the commit: those happened, unheard
 def test_an_upload_says_its_name(memory):
     """A writer that began an upload says which, so that another process can drop it; before, and of one request, None."""
     with Writer(memory, "x", part_bytes=10) as writer:
@@ -111,6 +110,7 @@ def test_an_upload_says_its_name(memory):
         writer.abort()
 
 
+@pytest.mark.parametrize("failing", range(2, 8))  # 1 and 8 are the create and the commit: those happened, unheard
 def test_a_failed_request_leaves_nothing(memory, failing):
     """Whichever request of a write fails, the error comes to the writer, nothing is visible, no upload is left."""
     store = Faulty(memory, fail_at_call=failing, error=UnavailableError("503"))
