@@ -23,9 +23,10 @@ from penstock.errors import ConfigError
 from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt, byte_view
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.typed import ITEM_BYTES, typed
+from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from penstock.types import Buffer
 
@@ -43,6 +44,18 @@ _DTYPES = {
 }  # fmt: skip
 _SHAPE_FORMATS = "BHIQ"
 _NDARRAY = re.compile(r"ndarray(?::(?P<dtype>[a-z0-9]+)(?::(?P<shape>\d+(?:,\d+)*))?)?").fullmatch
+
+
+_HEAD_READ_BYTES = 64 << 10  # of the first look at a shard's header: that of 16 000 samples
+
+
+def look_head() -> Generator[ByteRange, Buffer, Buffer]:
+    """Asks for the header, which entering a shard inside takes: yields spans, is sent their bytes, returns it."""
+    head = yield ByteRange(0, _HEAD_READ_BYTES)
+    end_bytes = int.from_bytes(head[4:8], "little")  # where the first sample begins
+    if len(head) == _HEAD_READ_BYTES and _HEAD_READ_BYTES < end_bytes <= HEADER_BYTES_MAX:
+        head = yield ByteRange(0, end_bytes)
+    return head
 
 
 class Column(NamedTuple):

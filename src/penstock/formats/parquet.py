@@ -149,7 +149,7 @@ class ParquetReader(ShardReader):
         if bad := sorted(set(names) & RESERVED_FIELDS - {"__key__"}):
             raise ValueError(f"a column is called {bad[0]!r}, a name that penstock adds itself")
         wanted = self._fields
-        self._columns = [name for name in names if wanted is None or name in wanted or name == self._key_column]
+        self._columns = [name for name in names if wanted is None or _holds(name, wanted) or name == self._key_column]
         if not self._columns:
             raise ConfigError(f"{self._shard} has none of the columns {sorted(wanted or ())}", hint=f"it has {names}")
 
@@ -159,15 +159,16 @@ class ParquetReader(ShardReader):
             columns, size_bytes, rows_count = group[1], int(group[2]), int(group[3])
             if not 0 <= size_bytes <= BLOCK_BYTES_MAX or not 0 <= rows_count <= ROWS_MAX:
                 raise ValueError(f"a row group of {rows_count} rows in {size_bytes} bytes")
-            spans = [self._span(column[3], end_bytes) for column in columns]
+            extents = [
+                (column[3][3][0].decode("utf-8", "replace"), self._span(column[3], end_bytes)) for column in columns
+            ]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"its footer describes no row group: {error!r}") from None
-        return Unit(merged([span for span in spans if span is not None], _GAP_BYTES), rows_count)
+        wanted = [span for name, span in extents if name in self._columns]
+        return Unit(merged(wanted, _GAP_BYTES), rows_count, sum(span.length_bytes for _, span in extents))
 
-    def _span(self, column: Struct, end_bytes: int) -> ByteRange | None:
-        """Where a column of a row group lies; None where nobody wants it. ``ColumnMetaData``."""
-        if column[3][0].decode("utf-8", "replace") not in self._columns:
-            return None
+    def _span(self, column: Struct, end_bytes: int) -> ByteRange:
+        """Where a column of a row group lies. ``ColumnMetaData``."""
         start = min(column[9], column.get(11) or column[9])
         end = start + column[7]
         if not len(MAGIC) <= start <= end <= end_bytes:
@@ -185,7 +186,7 @@ class ParquetReader(ShardReader):
             raise ValueError(f"row group {unit_index} cannot be read: {why}") from None
         rows: list[dict[str, memoryview]] = [{} for _ in range(table.num_rows)]
         for name in self._columns:
-            if name != "__key__" and (self._fields is None or name in self._fields):
+            if name != "__key__" and (self._fields is None or _holds(name, self._fields)):
                 for field, values in self._values(name, _whole(table.column(name))):
                     for row, value in zip(rows, values, strict=True):
                         if value is not None:
@@ -219,6 +220,11 @@ class ParquetReader(ShardReader):
             yield name, _lists(array)
         else:
             yield name, [None if value is None else _as_json(value) for value in array.to_pylist()]
+
+
+def _holds(column: str, fields: Collection[str]) -> bool:
+    """Whether a column of the top level gives one of `fields`: by its own name, or that of a child."""
+    return column in fields or any(field.startswith(f"{column}.") for field in fields)
 
 
 def _whole(column: Any) -> Any:

@@ -37,12 +37,14 @@ class Unit(NamedTuple):
     """What is read at once: a sample of a zip, a row group of Parquet.
 
     Attributes:
-        spans: Of the shard, all of its bytes, ascending.
-        samples_count: In it, where that is known before it is read.
+        spans: Of the shard, the bytes of the wanted fields, ascending; none where the unit has none of them.
+        samples_count: In it.
+        size_bytes: Of all of its fields, wanted or not.
     """
 
     spans: tuple[ByteRange, ...]
-    samples_count: int | None
+    samples_count: int
+    size_bytes: int
 
 
 class RangedReader(Protocol):
@@ -109,7 +111,7 @@ class ShardReader(Skipping, ABC):
     Args:
         shard: URL or key, for errors.
         size_bytes: Of the shard.
-        fields: Only these are read; None: all. A sample that has none of them is left out.
+        fields: Only these are read; None: all. The samples are the same: one that has none of them has no fields.
         on_corrupt: See ``parsing.py``.
     """
 
@@ -153,12 +155,12 @@ class ShardReader(Skipping, ABC):
         except ConfigError:
             raise
         except ValueError as error:
-            corrupt = self._corrupt(str(error), unit.spans[0].start)
+            corrupt = self._corrupt(str(error), unit.spans[0].start if unit.spans else 0)
             if self._on_corrupt == "raise":
                 raise corrupt from None
             self._passing = self._on_corrupt == "skip_shard"
             self._note(corrupt, size_bytes)
-            self.skipped_samples += (unit.samples_count or 1) - 1
+            self.skipped_samples += unit.samples_count - 1
             return []
 
     @abstractmethod

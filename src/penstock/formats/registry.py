@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
 from penstock.formats.jsonl import JsonLinesParser, is_jsonl
 from penstock.formats.magic import look
-from penstock.formats.mds import MdsParser, is_mds
+from penstock.formats.mds import MdsParser, is_mds, look_head
 from penstock.formats.parquet import ParquetReader, is_parquet
 from penstock.formats.ranged import WholeShardParser
 from penstock.formats.recordio import RecordIOParser, is_recordio
@@ -22,12 +22,12 @@ from penstock.formats.tfrecord import TFRecordParser, is_tfrecord
 from penstock.formats.zip import ZipReader, is_zip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Generator
 
     from penstock.formats.parsing import OnCorrupt
     from penstock.formats.ranged import RangedReader
     from penstock.formats.sample import Parser
-    from penstock.types import Buffer
+    from penstock.types import Buffer, ByteRange
 
 HEAD_BYTES = BLOCK_BYTES
 """First bytes of an object that ``detect`` needs to be certain."""
@@ -44,7 +44,8 @@ class Format:
         recognise: Whether the first ``HEAD_BYTES`` (fewer, where the object is shorter) are of this format.
         parser: ``parser(shard, start_offset_bytes=, on_corrupt=)``; collects the shard whole where ``ranged`` is there.
         ranged: ``ranged(shard, size_bytes=, fields=, on_corrupt=)``, for formats that say at their end what they hold.
-        head: Whether entering it inside takes ``head=``, the shard's first bytes, too.
+        head: Asks for what entering it inside takes as ``head=``: yields spans of the shard, is sent their bytes, returns
+            it. None: nothing is needed.
         extra: The optional dependency of penstock that it needs, if any.
     """
 
@@ -54,7 +55,7 @@ class Format:
     recognise: Callable[[bytes], bool] | None = None
     parser: Callable[..., Parser]
     ranged: Callable[..., RangedReader] | None = None
-    head: bool = False
+    head: Callable[[], Generator[ByteRange, Buffer, Buffer]] | None = None
     extra: str | None = None
 
 
@@ -114,7 +115,7 @@ _STREAMED = (
         recognise=is_jsonl,
         parser=JsonLinesParser,
     ),
-    Format(name="mds", suffixes=(".mds",), unit="sample", recognise=is_mds, parser=MdsParser, head=True),
+    Format(name="mds", suffixes=(".mds",), unit="sample", recognise=is_mds, parser=MdsParser, head=look_head),
     Format(name="recordio-raw", unit="sample", parser=partial(RecordIOParser, content="record")),
     Format(name="recordio-mxnet", unit="sample", parser=partial(RecordIOParser, content="mxnet")),
     Format(name="tfrecord-raw", unit="sample", parser=partial(TFRecordParser, content="record")),

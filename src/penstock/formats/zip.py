@@ -12,6 +12,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.errors import ConfigError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt
 from penstock.formats.ranged import TAIL_BYTES, ShardReader, Unit, merged
@@ -37,6 +38,7 @@ _ENTRY_SIGNATURE = b"PK\x01\x02"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
 _STORED, _DEFLATED, _ZSTD = 0, 8, 93
+_NAMES_SHOWN = 20
 _GROWTH_MAX = 1032
 """Of deflate; a directory that promises more is not believed."""
 
@@ -74,14 +76,14 @@ class ZipReader(ShardReader):
         on_corrupt: OnCorrupt = "raise",
     ) -> None:
         super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
-        self._samples: list[tuple[str, dict[str, Member]]] = []
+        self._samples: list[tuple[str, dict[str, Member], int]] = []  # key, wanted members, where the first of all lies
 
     def _read(self, unit_index: int, views: list[memoryview]) -> list[Sample]:
-        key, members = self._samples[unit_index]
+        key, members, offset_bytes = self._samples[unit_index]
         spans = self.units[unit_index].spans
         fields = {field: _value(member, spans, views) for field, member in members.items()}
-        extent_bytes = spans[0].end - spans[0].start if len(spans) == 1 else None
-        return [Sample(key, fields, spans[0].start, extent_bytes)]
+        is_one = len(spans) == 1 and spans[0].length_bytes == self.units[unit_index].size_bytes
+        return [Sample(key, fields, offset_bytes, spans[0].length_bytes if is_one else None)]
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         start = max(0, self._size_bytes - TAIL_BYTES - _END.size)
@@ -134,7 +136,7 @@ class ZipReader(ShardReader):
         refused: set[str] = set()
         for member in members:
             split = split_name(member.name)
-            if split is None or (self._fields is not None and split[1] not in self._fields):
+            if split is None:
                 continue
             key, field = split
             fields = samples.setdefault(key, {})
@@ -150,11 +152,21 @@ class ZipReader(ShardReader):
                 continue
             self._skip_sample(what, member.offset_bytes, extent_bytes)
             refused.add(key)
-        self._samples = [(key, fields) for key, fields in samples.items() if key not in refused]
-        self.units = tuple(
-            Unit(merged([ByteRange(m.offset_bytes, m.end_bytes) for m in fields.values()], 0), 1)
-            for _, fields in self._samples
-        )
+        units = []
+        for key, fields in samples.items():
+            if key not in refused:
+                extents = {name: ByteRange(m.offset_bytes, m.end_bytes) for name, m in fields.items()}
+                wanted = [name for name in fields if self._fields is None or name in self._fields]
+                self._samples.append((key, {name: fields[name] for name in wanted}, min(extents.values()).start))
+                size_bytes = sum(extent.length_bytes for extent in extents.values())
+                units.append(Unit(merged([extents[name] for name in wanted], 0), 1, size_bytes))
+        if units and not any(unit.spans for unit in units):
+            names = sorted({name for fields in samples.values() for name in fields})
+            some = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+            raise ConfigError(
+                f"{self._shard} has none of the fields {sorted(self._fields or ())}", hint=f"it has {some}"
+            )
+        self.units = tuple(units)
 
 
 def _read_entry(directory: bytes, at: int) -> tuple[Member, int]:

@@ -51,7 +51,7 @@ class ShardRecorder:
         self._found = found
         self._format = format_name
         self._has_offsets = FORMATS[format_name].unit == "sample"
-        self._in_head = FORMATS[format_name].head  # no sample came yet, of a format whose head belongs to none
+        self._in_head = FORMATS[format_name].head is not None  # no sample came yet, and the head belongs to none
         self._position = 0  # in the shard, of the byte after the last chunk
         self._tail = b""  # bytes before it that are not summed up yet
         self._first = 0  # where the first extent begins

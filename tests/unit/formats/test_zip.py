@@ -63,8 +63,11 @@ def test_members_far_apart_are_one_sample():
     assert [len(unit.spans) for unit in reader.units] == [2, 1]
     assert samples[0].size_bytes is None
     _, samples, asked = read(data, fields=["txt"])
-    assert plain(samples) == [("7", {"txt": b"label"})]
+    assert plain(samples) == [("7", {"txt": b"label"}), ("8", {})]
     assert sum(span.end - span.start for span in asked) < 70_000
+    assert reader.units[0].size_bytes - reader.units[0].spans[0].length_bytes == samples[0].offset_bytes + 35 + 5
+    with pytest.raises(ConfigError, match=r"none of the fields \['cls'\].*it has jpg, txt"):
+        read(data, fields=["cls"])
 
 
 def test_stored_members_are_slices():
