@@ -227,6 +227,7 @@ class Attempt(NamedTuple):
     total_s: float
     throttled: bool
     request_id: str | None
+    resent: bool = False  # the kept-alive connection had died, so that it was sent again on a fresh one
 
 
 class Landing:

@@ -15,8 +15,10 @@ import penstock as ps
 from exchanges import Heard, KeptServer, RawServer, ask, start
 from penstock.config import MIB, RetryConfig, TransportConfig
 from penstock.errors import ProtocolError, StoreError, UnavailableError
+from penstock.store.base import perform
 from penstock.transport import CLOSED, LATE_TOTAL, Signing, engine
 from penstock.transport.loop import EventLoop
+from penstock.types import Get
 from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
@@ -72,6 +74,16 @@ def test_connection_options_are_a_list(lines: tuple[bytes, ...]) -> None:
     with KeptServer(lambda *_: [whole(b"ok", *lines)]) as server:
         assert [ask(server.url)[1] for _ in range(3)] == [b"ok"] * 3
         assert len(server.connections) == 3
+
+
+def test_a_request_that_met_a_dead_connection_is_counted() -> None:
+    """A kept connection that dies unanswered costs no attempt: the request goes out again, and its record tells."""
+    answer = whole(b"ok", b'ETag: "1"')
+    with KeptServer(lambda connection, exchange, _: None if (connection, exchange) == (0, 1) else [answer]) as server:
+        with ps.connect("s3://bucket", endpoint_url=server.url, anonymous=True) as store:
+            attempts = [perform(store, Get("a")).attempts for _ in range(3)]
+            assert [[attempt.resent for attempt in each] for each in attempts] == [[False], [True], [False]]
+            assert len(server.heads) == 4
 
 
 @pytest.mark.parametrize(("line", "connections_count"), [(b"Server: old", 3), (b"Connection: keep-alive", 1)])
@@ -369,7 +381,7 @@ def test_configurations_do_not_pile_up() -> None:
             config = TransportConfig(ca_bundle=server.ca_bundle)
             assert ask(f"{server.endpoint_url}/bucket/a", config=config)[1] == b"x"
     (loop,) = (loop for group in engine._loops.values() for loop in group)
-    assert len(loop._all_handles) <= 16
+    assert len(loop._curl._handles) <= 16
 
 
 def test_the_connect_deadline_counts_from_the_second_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +395,7 @@ def test_the_connect_deadline_counts_from_the_second_connection(monkeypatch: pyt
         return [whole(b"ok")]
 
     real = socket.getaddrinfo
-    monkeypatch.setattr("penstock.transport.plain.NAME_S_MAX", 0.0)  # so that the second connection looks up again
+    monkeypatch.setattr("penstock.transport.connecting.NAME_S_MAX", 0.0)  # so that the second connection looks up again
 
     def slow(*args: Any, **more: Any) -> Any:
         if not more.get("flags"):

@@ -244,4 +244,5 @@ def attempt_record(answer: HttpAnswer, offset_bytes: int, *, throttled: bool) ->
         answer.total_s,
         throttled,
         request_id.decode("latin-1") if request_id else None,
+        answer.resent,
     )

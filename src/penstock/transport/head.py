@@ -1,8 +1,12 @@
-"""Heads of HTTP/1 answers, and bodies in chunks: bytes to records, no socket."""
+"""Heads of HTTP/1 requests and answers, and bodies in chunks: bytes to records, no socket."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.transport.http import HttpRequest
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,15}")
@@ -10,6 +14,29 @@ _CHUNK_LINE_BYTES_MAX = 8192
 _names: dict[bytes, bytes] = {}
 """Header names as they came, checked, to lower case. A store uses some twenty."""
 _NAMES_MAX = 256
+
+
+def message_of(request: HttpRequest, host: str) -> bytes:
+    """The head of a request without a body, as it goes on the wire.
+
+    Raises:
+        ValueError: a path or header that cannot be sent, or would be two.
+    """
+    slash = request.url.find("/", 7)
+    target = request.url[slash:] if slash > 0 else "/"
+    lines = [f"{request.method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: penstock/0.1\r\nAccept: */*"]
+    lines += request.headers
+    if request.signing is not None:
+        lines += request.signing.sign(request.method, host, target, request.headers)
+    if not target.isascii() or not target.isprintable() or " " in target or "#" in target:
+        raise ValueError(f"the URL's path {target[:80]!r} is not percent-encoded")
+    lines.append("\r\n")
+    message = "\r\n".join(lines)
+    breaks_count = len(lines) + 3
+    if message.count("\n") != breaks_count or message.count("\r") != breaks_count or "\0" in message:
+        found = next(line for line in lines[1:-1] if not line.isprintable())
+        raise ValueError(f"a header line with a line break or NUL: {found.partition(':')[0][:80]!r}")
+    return message.encode("latin-1")
 
 
 def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
@@ -39,6 +66,13 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
             value = _repeated(name, headers[name], value)
         headers[name] = value
     return status, headers
+
+
+def keeps(status_line: bytes, headers: dict[bytes, bytes]) -> bool:
+    """Whether the connection stays, by the head of an answer."""
+    options = headers.get(b"connection", b"").lower()
+    tokens = [token.strip() for token in options.split(b",")] if b"," in options else (options,)
+    return b"close" not in tokens and (status_line[:8] != b"HTTP/1.0" or b"keep-alive" in tokens)
 
 
 def _repeated(name: bytes, before: bytes, value: bytes) -> bytes:

@@ -88,6 +88,7 @@ class HttpAnswer:
         curl_error: libcurl's code, whoever carried it (0: complete), ``CANCELLED`` or ``CLOSED`` or ``LATE_*``.
         reason: libcurl's words, or ours.
         refused: What ``on_head`` raised.
+        resent: The kept connection had died, and the request was sent again on a fresh one.
         start_s, queued_s, connect_s, first_byte_s, total_s: see ``types.Attempt``.
     """
 
@@ -102,6 +103,7 @@ class HttpAnswer:
         "reason",
         "received_bytes",
         "refused",
+        "resent",
         "start_s",
         "status",
         "total_s",
@@ -116,6 +118,7 @@ class HttpAnswer:
         self.curl_error = 0
         self.reason = ""
         self.refused: Exception | None = None
+        self.resent = False
         self.start_s = self.queued_s = self.connect_s = self.first_byte_s = self.total_s = 0.0
 
 
@@ -153,6 +156,7 @@ class HttpTransfer:
         "initial_position",
         "landing",
         "request",
+        "resent",
         "sent_bytes",
         "sent_s",
         "start_s",
@@ -169,6 +173,7 @@ class HttpTransfer:
         self.connected_s = 0.0  # when a new connection stood; 0 on a reused one
         self.sent_s = 0.0
         self.first_s = 0.0
+        self.resent = False  # on a fresh connection, for the kept one had died
         self.carrier: Any = None  # libcurl's handle, or a connection of plain.py
         self.head: tuple[int, dict[bytes, bytes]] | None = None
         self.ended = False
@@ -301,6 +306,7 @@ class HttpTransfer:
         answer.start_s = self.start_s
         answer.curl_error = curl_error
         answer.reason = reason
+        answer.resent = self.resent
         landing = self.landing
         if self.started_s:
             answer.queued_s = self.started_s - self.start_s

@@ -1,10 +1,8 @@
-"""The event loop: one epoll in one background thread, for sockets of our own and for libcurl's by ``socket_action``.
+"""The event loop: one epoll in one background thread, for sockets of our own (``plain.py``) and libcurl's (``curl_pool.py``).
 
 Submissions come in through a deque and an eventfd that is written only while the loop sleeps. Deadlines are ours: a
 watchdog looks at the transfers twice a second, which is cheaper than libcurl's per-transfer speed check and tells a late
-first byte from a stalled body. Sockets stay registered with epoll when a transfer ends, for a keep-alive connection
-would be registered again at once: that saves two system calls per request; ``SOCKOPTFUNCTION`` tells us of new sockets,
-so a reused descriptor number is never mistaken for the old one.
+first byte from a stalled body.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.transport.curl import attach, configure, prepare_method, settle
+from penstock.transport.connecting import Connection
+from penstock.transport.curl_pool import CurlPool
 from penstock.transport.http import (
     CANCELLED,
     CLOSED,
@@ -34,7 +33,7 @@ from penstock.transport.http import (
     HttpRequest,
     HttpTransfer,
 )
-from penstock.transport.plain import Connection, PlainPool
+from penstock.transport.plain import PlainPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +42,6 @@ WATCH_S = 0.5
 """Seconds between two looks of the watchdog: the precision of every deadline but the connect one, which is libcurl's."""
 
 _EVENTS_MAX = 256
-_POOLS_MAX = 16
-"""Configurations whose idle libcurl handles are kept; a program may make a store, and a configuration, per file."""
-_WEIRD_SERVER_REPLY = 8  # of libcurl, which pycurl 7.49 does not name
-_REFUSALS = (pycurl.error, TypeError, ValueError)
-_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-_SELECT_IN, _SELECT_OUT, _SELECT_ERR = pycurl.CSELECT_IN, pycurl.CSELECT_OUT, pycurl.CSELECT_ERR
 
 
 class Timer:
@@ -81,13 +74,8 @@ class EventLoop:
         self._pending: deque[HttpTransfer] = deque()  # more than there may be connections
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
-        self._active: dict[Any, HttpTransfer] = {}
-        self._idle: dict[tuple[int, bool] | None, list[Any]] = {}
-        self._all_handles: set[Any] = set()
-        self._registered: dict[int, int] = {}
-        self._wanted: dict[int, int] = {}
+        self._active: dict[HttpTransfer, None] = {}  # a set in order
         self._sockets: dict[int, int] = {}  # descriptor to inode, so that a reused number is not taken for it
-        self._curl_due_s: float | None = None
         self._sleeping = False
         self._closing = False
         self._ended = False
@@ -95,15 +83,11 @@ class EventLoop:
         self._waking = threading.RLock()
         self._epoll = select.epoll()
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._waker, _IN)
-        self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_socket)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
-        self._multi.setopt(pycurl.M_MAXCONNECTS, connections_max)
-        self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections_max)
+        self._epoll.register(self._waker, select.EPOLLIN)
+        self._curl = CurlPool(self._epoll, end=self._end, opened=self._on_new_socket, connections_max=connections_max)
         self._plain = PlainPool(
             self._epoll,
-            end=self._end_plain,
+            end=self._end,
             call_soon=self.call_soon,
             opened=self._on_new_socket,
             connections_max=connections_max,
@@ -199,9 +183,7 @@ class EventLoop:
 
     def _run(self) -> None:
         poll = self._epoll.poll
-        socket_action = self._multi.socket_action
-        wanted = self._wanted
-        plain = self._plain.connections
+        plain, curl = self._plain.connections, self._curl
         watch_due_s = 0.0
         try:
             while not self._closing:
@@ -216,20 +198,10 @@ class EventLoop:
                     elif fd == self._waker:
                         with contextlib.suppress(BlockingIOError):
                             os.eventfd_read(self._waker)
-                    elif wanted.get(fd):
-                        mask = _SELECT_IN if event & _IN else 0
-                        if event & _OUT:
-                            mask |= _SELECT_OUT
-                        if event & ~(_IN | _OUT):
-                            mask |= _SELECT_ERR
-                        socket_action(fd, mask)
-                    else:  # an idle connection that the server closed; libcurl notices before it reuses it
-                        self._forget_socket(fd)
+                    else:
+                        curl.on_ready(fd, event)
                 now_s = time.monotonic()
-                if self._curl_due_s is not None and now_s >= self._curl_due_s:
-                    self._curl_due_s = None
-                    socket_action(pycurl.SOCKET_TIMEOUT, 0)
-                self._collect()
+                curl.collect(now_s)
                 if now_s >= watch_due_s:
                     watch_due_s = now_s + WATCH_S
                     self._watch(now_s)
@@ -239,7 +211,7 @@ class EventLoop:
 
     def _sleep_s(self, watch_due_s: float) -> float:
         """Seconds to sleep at most; 0 where something waits. Sets ``_sleeping`` before the last look at the deque."""
-        due_s = self._curl_due_s
+        due_s = self._curl.due_s
         if self._timers and (due_s is None or self._timers[0][0] < due_s):
             due_s = self._timers[0][0]
         if self._active and (due_s is None or watch_due_s < due_s):
@@ -267,92 +239,19 @@ class EventLoop:
                 self._start(transfer)
 
     def _start(self, transfer: HttpTransfer) -> None:
-        request = transfer.request
-        origin = self._plain.origin(request)
-        if origin is not None:
-            self._active[transfer] = transfer
-            try:
-                self._plain.start(transfer, origin)
-            except ValueError as error:
-                self._end_plain(transfer, pycurl.E_URL_MALFORMAT, str(error))
+        self._active[transfer] = None
+        origin = self._plain.origins.find(transfer.request)
+        if origin is None:
+            self._curl.start(transfer)
             return
-        plain = request.method == "GET" and not request.redirects_max
-        pool = (id(request.config), request.url.startswith("https:"))
-        idle = self._idle_handles(pool) if plain else None
-        if idle:
-            curl = idle.pop()
-        else:
-            curl = None
-            try:
-                curl = configure(request.config, request.url, self._on_new_socket)
-                curl.pool = pool if plain else None
-                curl.config = request.config  # holds the config, so that its id is not given to another
-                self._all_handles.add(curl)
-                if not plain:
-                    prepare_method(transfer, curl)
-            except _REFUSALS as error:
-                self._refuse(transfer, curl, error)
-                return
         try:
-            attach(transfer, curl)
-            self._active[curl] = transfer
-            self._multi.add_handle(curl)
-        except _REFUSALS as error:
-            self._refuse(transfer, curl, error)
-
-    def _idle_handles(self, pool: tuple[int, bool]) -> list[Any]:
-        """Handles that are configured for one configuration; those of the oldest of many are given up."""
-        idle = self._idle.get(pool)
-        if idle is None:
-            if len(self._idle) >= _POOLS_MAX:
-                for curl in self._idle.pop(next(iter(self._idle))):
-                    self._drop(curl)
-            idle = self._idle[pool] = []
-        return idle
-
-    def _refuse(self, transfer: HttpTransfer, curl: Any, error: Exception) -> None:
-        """Libcurl does not take what it was given: a URL, a header, a file name."""
-        if curl is not None:
-            self._active.pop(curl, None)
-            transfer.carrier = None
-        code = error.args[0] if isinstance(error, pycurl.error) else pycurl.E_URL_MALFORMAT
-        self._end(transfer, code, str(error.args[-1]))
-        if curl is not None:
-            self._drop(curl)
-
-    def _collect(self) -> None:
-        while True:
-            queued, finished, failed = self._multi.info_read(_EVENTS_MAX)
-            for curl in finished:
-                self._finish(curl, 0, "")
-            for curl, code, reason in failed:
-                self._finish(curl, code, reason)
-            if not queued:
-                return
-
-    def _finish(self, curl: Any, code: int, reason: str) -> None:
-        transfer = self._active.pop(curl)
-        self._end_curl(transfer, curl, code, reason)
-
-    def _end_curl(self, transfer: HttpTransfer, curl: Any, code: int, reason: str) -> None:
-        self._multi.remove_handle(curl)
-        try:
-            settle(transfer, curl)
+            self._plain.start(transfer, origin)
         except ValueError as error:
-            code, reason = code or _WEIRD_SERVER_REPLY, str(error)
-        pool = self._idle.get(curl.pool) if not self._closing else None
-        if pool is not None:
-            pool.append(curl)
-        else:
-            self._drop(curl)
-        self._end(transfer, code, reason)
-
-    def _end_plain(self, transfer: HttpTransfer, code: int, reason: str) -> None:
-        del self._active[transfer]
-        self._end(transfer, code, reason)
+            self._end(transfer, pycurl.E_URL_MALFORMAT, str(error))
 
     def _end(self, transfer: HttpTransfer, code: int, reason: str) -> None:
         transfer.ended = True
+        self._active.pop(transfer, None)  # where it was started
         answer = transfer.answer(code, reason)
         transfer.carrier = None
         sink = transfer.request.sink
@@ -366,21 +265,16 @@ class EventLoop:
         carrier = transfer.carrier
         if isinstance(carrier, Connection):
             self._plain.drop(carrier)
-            self._end_plain(transfer, code, reason)
+            self._end(transfer, code, reason)
         elif carrier is not None:
-            self._active.pop(carrier, None)
-            self._end_curl(transfer, carrier, code, reason)
+            self._curl.finish(carrier, code, reason)
         else:
             self._end(transfer, code, reason)
-
-    def _drop(self, curl: Any) -> None:
-        self._all_handles.discard(curl)
-        curl.close()
 
     def _watch(self, now_s: float) -> None:
         """Enforce the deadlines of every transfer under way."""
         late: list[tuple[HttpTransfer, int, str]] = []
-        for transfer in list(self._active.values()):  # trying another address may end one
+        for transfer in list(self._active):  # trying another address may end one
             if transfer.ended:
                 continue
             config = transfer.request.config
@@ -391,7 +285,7 @@ class EventLoop:
             carrier = transfer.carrier
             if (
                 isinstance(carrier, Connection)
-                and (connecting_s := self._plain.connecting_s(carrier, now_s)) is not None
+                and (connecting_s := self._plain.connector.waited_s(carrier, now_s)) is not None
             ):
                 transfer.watch_s = now_s  # the answer is waited for from when the connection stands
                 if connecting_s > config.connect_s_max:
@@ -423,61 +317,29 @@ class EventLoop:
         else:
             transfer.watch_bytes, transfer.watch_s = transfer.watch_bytes + moved, now_s
 
+    def _on_new_socket(self, fd: int, _purpose: int) -> int:
+        self._sockets[fd] = os.fstat(fd).st_ino
+        return 0  # CURL_SOCKOPT_OK
+
     def _run_timers(self, now_s: float) -> None:
         while self._timers and self._timers[0][0] <= now_s:
             _, _, timer = heapq.heappop(self._timers)
             if not timer.cancelled:
                 timer.call()
 
-    # ── libcurl's callbacks ────────────────────────────────────────────────────────────────────────────────────────
-
-    def _on_socket(self, what: int, fd: int, _multi: Any, _data: Any) -> None:
-        if what == pycurl.POLL_REMOVE:
-            self._wanted[fd] = 0
-            return
-        self._wanted[fd] = what
-        registered = self._registered.get(fd)
-        if registered == what:
-            return
-        mask = (_IN if what & pycurl.POLL_IN else 0) | (_OUT if what & pycurl.POLL_OUT else 0)
-        if registered is None:
-            try:
-                self._epoll.register(fd, mask)
-            except FileExistsError:  # the same open descriptor, seen again after a half-made connection
-                self._epoll.modify(fd, mask)
-        else:
-            self._epoll.modify(fd, mask)
-        self._registered[fd] = what
-
-    def _on_new_socket(self, fd: int, _purpose: int) -> int:
-        self._registered.pop(fd, None)
-        self._sockets[fd] = os.fstat(fd).st_ino
-        return 0  # CURL_SOCKOPT_OK
-
-    def _forget_socket(self, fd: int) -> None:
-        self._registered.pop(fd, None)
-        with contextlib.suppress(OSError):
-            self._epoll.unregister(fd)
-
-    def _on_timer(self, timeout_ms: int) -> None:
-        self._curl_due_s = None if timeout_ms < 0 else time.monotonic() + timeout_ms / 1000
-
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _shut(self) -> None:
         """Runs last on the loop's thread: nothing of it is left afterwards."""
         self._closing = True
-        for transfer in (*self._active.values(), *self._pending):
+        self._curl.stop_keeping()
+        for transfer in (*self._active, *self._pending):
             self._tell(self.give_up, transfer, CLOSED, "the transport was closed")
         self._pending.clear()
         self._ended = True  # from here on, whoever submits drains by himself
         self._drain_closed()
-        for curl in self._all_handles:
-            curl.close()
-        self._all_handles.clear()
-        self._idle.clear()
         self._plain.close()
-        self._multi.close()
+        self._curl.close()
         self._epoll.close()
         with self._waking:
             waker, self._waker = self._waker, -1

@@ -8,7 +8,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.transport.plain import Connection
+    from penstock.transport.connecting import Connection
+    from penstock.transport.http import HttpRequest
 
 NAME_S_MAX = 60.0
 """Addresses of a name are asked again after so long, and when none of them can be reached."""
@@ -58,6 +59,42 @@ class Origin:
         except UnicodeError as error:
             return [], str(error)
         return [(entry[0], entry[4]) for entry in found], ""
+
+
+class Origins:
+    """The origins of one pool, by the authority in their URLs."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Origin] = {}
+
+    def find(self, request: HttpRequest) -> Origin | None:
+        """Where `request` goes, if its exchange is one of plain HTTP without a body, a proxy or redirects."""
+        url = request.url
+        if (
+            url[:7] != "http://"
+            or request.method not in ("GET", "HEAD")
+            or request.redirects_max
+            or request.config.proxy
+        ):
+            return None
+        slash = url.find("/", 7)
+        authority = url[7:slash] if slash > 0 else url[7:]
+        origin = self._known.get(authority)
+        if origin is None:
+            try:
+                origin = self._known[authority] = Origin(authority)
+            except ValueError:
+                return None  # libcurl says what is wrong with it
+        return None if origin.proxied else origin
+
+    def take_oldest_idle(self) -> Connection | None:
+        """The connection that has been idle for longest, idle no more; None where none is."""
+        idle = [origin.idle for origin in self._known.values() if origin.idle]
+        return min(idle, key=lambda each: each[0].idle_s).pop(0) if idle else None
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._known.clear()
 
 
 def _split(authority: str) -> tuple[str, int]:

@@ -12,67 +12,32 @@ idle. It stays registered with epoll all its life, for input; an idle one that b
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import os
 import select
-import socket
 import sys
 import termios
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pycurl
 
 from penstock.config import KIB
-from penstock.transport.head import Chunked, parse_head
-from penstock.transport.origin import NAME_S_MAX, Origin
+from penstock.transport.connecting import Connection, Connector
+from penstock.transport.head import Chunked, keeps, message_of, parse_head
+from penstock.transport.origin import Origin, Origins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.transport.http import HttpRequest, HttpTransfer
+    from penstock.transport.http import HttpTransfer
 
 _SCRATCH_BYTES = 16 * KIB
 """A head and the beginning of a small body, which is then copied: less than a page fault or a system call costs."""
 _HEAD_BYTES_MAX = 256 * KIB
 _IDLE_S_MAX = 110.0
 """Servers close idle connections after a minute or two; asking on one that dies meanwhile costs a round trip."""
-_NEXT_ADDRESS_S = 1.0
-"""An address that does not answer for so long gives way to the host's next one."""
-_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _IN, _OUT, _HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
-_MALFORMED, _WEIRD, _TOO_LARGE = pycurl.E_URL_MALFORMAT, 8, 100  # 8, 100: of libcurl; pycurl 7.49 does not name them
-
-
-class Connection:
-    """One connection, and the exchange that it carries."""
-
-    __slots__ = (
-        "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "overlong",
-        "partial", "receive", "reused", "since_s", "socket", "transfer", "view",
-    )  # fmt: skip
-
-    def __init__(self, origin: Origin) -> None:
-        self.origin = origin
-        self.socket: socket.socket | None = None
-        self.fd = -1
-        self.receive: Any = None  # socket.recv_into
-        self.addresses: list[Any] = []
-        self.begun_s = 0.0  # when a connection was wanted
-        self.since_s = 0.0  # of the attempt to connect to one address
-        self.idle_s = 0.0
-        self.reused = False
-        self.keep = False  # when this exchange is over
-        self.transfer: HttpTransfer | None = None
-        self.message = b""  # the request, or what is left to send of it
-        self.on_ready: Any = None
-        self.partial = b""  # a head that did not come in one
-        self.view: memoryview | None = None  # room for what is left of a body
-        self.overlong = False  # the body is longer than its room
-        self.left = 0  # bytes of a body that goes through HttpTransfer.take
-        self.chunks: Chunked | None = None
+_WEIRD, _TOO_LARGE = 8, 100  # of libcurl; pycurl 7.49 does not name them
 
 
 class PlainPool:
@@ -84,6 +49,11 @@ class PlainPool:
         call_soon: Runs a function on the loop's thread, from another one.
         opened: Told of every new descriptor.
         connections_max: Open connections, idle ones included.
+
+    Attributes:
+        origins: Where requests go, and which are for this pool.
+        connections: By descriptor: those that have a socket.
+        connector: Makes them.
     """
 
     def __init__(
@@ -97,35 +67,22 @@ class PlainPool:
     ) -> None:
         self._epoll = epoll
         self._end = end
-        self._call_soon = call_soon
-        self._opened = opened
-        self._connections_max = connections_max
-        self._origins: dict[str, Origin] = {}
+        self.origins = Origins()
         self.connections: dict[int, Connection] = {}
-        """By descriptor: those that have a socket."""
+        self.connector = Connector(
+            epoll,
+            self.connections,
+            connections_max=connections_max,
+            call_soon=call_soon,
+            opened=opened,
+            made=self._send,
+            failed=self._fail,
+            close=self._close,
+            close_idle=self._close_idle,
+        )
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._scratch_view = memoryview(self._scratch)
         self._beyond = bytearray(4)
-
-    def origin(self, request: HttpRequest) -> Origin | None:
-        """Where `request` goes, if its exchange is for this pool."""
-        url = request.url
-        if (
-            url[:7] != "http://"
-            or request.method not in ("GET", "HEAD")
-            or request.redirects_max
-            or request.config.proxy
-        ):
-            return None
-        slash = url.find("/", 7)
-        authority = url[7:slash] if slash > 0 else url[7:]
-        origin = self._origins.get(authority)
-        if origin is None:
-            try:
-                origin = self._origins[authority] = Origin(authority)
-            except ValueError:
-                return None  # libcurl says what is wrong with it
-        return None if origin.proxied else origin
 
     def start(self, transfer: HttpTransfer, origin: Origin) -> None:
         """Send a request.
@@ -133,7 +90,7 @@ class PlainPool:
         Raises:
             ValueError: a header that cannot be sent.
         """
-        message = _message(transfer.request, origin.host_header)
+        message = message_of(transfer.request, origin.host_header)
         transfer.started_s = transfer.watch_s = now_s = time.monotonic()
         idle = origin.idle
         while idle:
@@ -148,7 +105,7 @@ class PlainPool:
         transfer.carrier = connection
         connection.message = message
         if connection.socket is None:
-            self._connect(connection)
+            self.connector.connect(connection)
         else:
             self._send(connection)
 
@@ -157,113 +114,11 @@ class PlainPool:
         connection.transfer = None
         self._close(connection)
 
-    def connecting_s(self, connection: Connection, now_s: float) -> float | None:
-        """For how long it has been in the making, None where it stands; after a while, tries the host's next address."""
-        if connection.on_ready is not None and connection.on_ready != self._on_connected:
-            return None
-        if connection.addresses and connection.socket is not None and now_s - connection.since_s > _NEXT_ADDRESS_S:
-            self._close(connection)
-            self._try_next(connection, pycurl.E_COULDNT_CONNECT, "no answer")
-        return now_s - connection.begun_s
-
     def close(self) -> None:
         """Close every connection."""
         for connection in list(self.connections.values()):
             self._close(connection)
-        self._origins.clear()
-
-    # ── connecting ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _connect(self, connection: Connection) -> None:
-        origin = connection.origin
-        connection.begun_s = now_s = time.monotonic()
-        if now_s - origin.addresses_s < NAME_S_MAX:
-            connection.addresses = origin.order()
-            self._try_next(connection, pycurl.E_COULDNT_CONNECT, "the name has no address")
-        elif origin.waiting is not None:
-            origin.waiting.append(connection)
-        elif numeric := origin.look_up(numeric=True)[0]:
-            self._resolved(origin, numeric, "", [connection])
-        else:
-            self._look_up(origin, connection)
-
-    def _look_up(self, origin: Origin, connection: Connection) -> None:
-        """On a thread of its own: names are looked up without a deadline."""
-        waiting = origin.waiting = [connection]
-
-        def resolve() -> None:
-            addresses, problem = origin.look_up()
-            self._call_soon(lambda: self._resolved(origin, addresses, problem, waiting))
-
-        try:
-            threading.Thread(target=resolve, name="penstock-resolve", daemon=True).start()
-        except RuntimeError as error:  # no more threads
-            self._resolved(origin, [], str(error), waiting)
-
-    def _resolved(self, origin: Origin, addresses: list[Any], problem: str, waiting: list[Connection]) -> None:
-        origin.waiting = None
-        if addresses:
-            origin.addresses, origin.addresses_s = addresses, time.monotonic()
-        for connection in waiting:
-            connection.addresses = origin.order() if addresses else []
-            if connection.transfer is not None:
-                self._try_next(connection, pycurl.E_COULDNT_RESOLVE_HOST, problem)
-
-    def _try_next(self, connection: Connection, code: int, problem: str) -> None:
-        """Begin to connect to the next address, or fail with `problem` where there is none."""
-        if len(self.connections) >= self._connections_max:
-            self._close_idle()
-        while connection.addresses:
-            family, address = connection.addresses.pop(0)
-            try:
-                self._begin(connection, family, address)
-            except OSError as error:
-                code, problem = pycurl.E_COULDNT_CONNECT, error.strerror or str(error)
-                if error.errno in _NO_DESCRIPTORS and self._close_idle():
-                    connection.addresses.insert(0, (family, address))
-                continue
-            return
-        connection.origin.forget_addresses()
-        self._fail(connection, code, f"{connection.origin.host_header}: {problem}")
-
-    def _begin(self, connection: Connection, family: int, address: Any) -> None:
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            fd = sock.fileno()
-            self._opened(fd, 0)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            reason = sock.connect_ex(address)
-            if reason not in (0, errno.EINPROGRESS):
-                raise OSError(reason, os.strerror(reason))
-            self._epoll.register(fd, _OUT)
-        except BaseException:
-            sock.close()
-            raise
-        connection.socket, connection.fd, connection.receive = sock, fd, sock.recv_into
-        connection.since_s = time.monotonic()
-        self.connections[fd] = connection
-        connection.on_ready = self._on_connected
-
-    def _on_connected(self, connection: Connection) -> None:
-        assert connection.socket is not None
-        reason = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if reason:
-            self._close(connection)
-            self._try_next(connection, pycurl.E_COULDNT_CONNECT, os.strerror(reason))
-            return
-        self._epoll.modify(connection.fd, _IN | _HANGUP)
-        connection.addresses = []
-        if connection.transfer is not None:
-            connection.transfer.connected_s = time.monotonic()
-        self._send(connection)
-
-    def _close_idle(self) -> bool:
-        """Make room: close the connection that has been idle for longest; False where none is."""
-        idle = [origin.idle for origin in self._origins.values() if origin.idle]
-        if idle:
-            self._close(min(idle, key=lambda each: each[0].idle_s).pop(0))
-        return bool(idle)
+        self.origins.clear()
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -349,7 +204,7 @@ class PlainPool:
         transfer.header_lines = lines
         transfer.head = (status, headers)
         transfer.first_s = time.monotonic()
-        connection.keep = _keeps(lines[0], headers)
+        connection.keep = keeps(lines[0], headers)
         return True
 
     def _on_body_begun(self, connection: Connection, rest: memoryview) -> None:
@@ -501,12 +356,13 @@ class PlainPool:
         transfer = connection.transfer
         assert transfer is not None
         if connection.reused and not transfer.header_lines and not connection.partial:
+            transfer.resent = True
             fresh = Connection(connection.origin)
-            fresh.message, fresh.transfer = _message(transfer.request, connection.origin.host_header), transfer
+            fresh.message, fresh.transfer = message_of(transfer.request, connection.origin.host_header), transfer
             connection.transfer = None
             self._close(connection)
             transfer.carrier = fresh
-            self._connect(fresh)
+            self.connector.connect(fresh)
             return
         if error is None:
             reason = (
@@ -517,6 +373,13 @@ class PlainPool:
         if connection.partial and not connection.partial.startswith(b"HTTP/1."):
             code = _WEIRD
         self._fail(connection, code, reason)
+
+    def _close_idle(self) -> bool:
+        """Make room: close the connection that has been idle for longest; False where none is."""
+        oldest = self.origins.take_oldest_idle()
+        if oldest is not None:
+            self._close(oldest)
+        return oldest is not None
 
     def _fail(self, connection: Connection, code: int, reason: str) -> None:
         transfer = connection.transfer
@@ -533,27 +396,3 @@ class PlainPool:
             with contextlib.suppress(OSError):  # by closing it ends only where no forked child has a copy
                 self._epoll.unregister(connection.fd)
             sock.close()
-
-
-def _message(request: HttpRequest, host: str) -> bytes:
-    slash = request.url.find("/", 7)
-    target = request.url[slash:] if slash > 0 else "/"
-    lines = [f"{request.method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: penstock/0.1\r\nAccept: */*"]
-    lines += request.headers
-    if request.signing is not None:
-        lines += request.signing.sign(request.method, host, target, request.headers)
-    if not target.isascii() or not target.isprintable() or " " in target or "#" in target:
-        raise ValueError(f"the URL's path {target[:80]!r} is not percent-encoded")
-    lines.append("\r\n")
-    message = "\r\n".join(lines)
-    breaks_count = len(lines) + 3
-    if message.count("\n") != breaks_count or message.count("\r") != breaks_count or "\0" in message:
-        found = next(line for line in lines[1:-1] if not line.isprintable())
-        raise ValueError(f"a header line with a line break or NUL: {found.partition(':')[0][:80]!r}")
-    return message.encode("latin-1")
-
-
-def _keeps(status_line: bytes, headers: dict[bytes, bytes]) -> bool:
-    options = headers.get(b"connection", b"").lower()
-    tokens = [token.strip() for token in options.split(b",")] if b"," in options else (options,)
-    return b"close" not in tokens and (status_line[:8] != b"HTTP/1.0" or b"keep-alive" in tokens)

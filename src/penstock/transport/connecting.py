@@ -1,0 +1,187 @@
+"""From the wish for a connection to one that stands: names to addresses, one address after the other, deadlines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pycurl
+
+from penstock.transport.origin import NAME_S_MAX, Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.transport.head import Chunked
+    from penstock.transport.http import HttpTransfer
+
+_NEXT_ADDRESS_S = 1.0
+"""An address that does not answer for so long gives way to the host's next one."""
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+class Connection:
+    """One connection, and the exchange that it carries."""
+
+    __slots__ = (
+        "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "overlong",
+        "partial", "receive", "reused", "since_s", "socket", "transfer", "view",
+    )  # fmt: skip
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.socket: socket.socket | None = None
+        self.fd = -1
+        self.receive: Any = None  # socket.recv_into
+        self.addresses: list[Any] = []
+        self.begun_s = 0.0  # when a connection was wanted
+        self.since_s = 0.0  # of the attempt to connect to one address
+        self.idle_s = 0.0
+        self.reused = False
+        self.keep = False  # when this exchange is over
+        self.transfer: HttpTransfer | None = None
+        self.message = b""  # the request, or what is left to send of it
+        self.on_ready: Any = None
+        self.partial = b""  # a head that did not come in one
+        self.view: memoryview | None = None  # room for what is left of a body
+        self.overlong = False  # the body is longer than its room
+        self.left = 0  # bytes of a body that goes through HttpTransfer.take
+        self.chunks: Chunked | None = None
+
+
+class Connector:
+    """Makes the connections of one pool; everything runs on the loop's thread.
+
+    Args:
+        epoll: The loop's.
+        connections: The pool's, by descriptor: what begins to connect is put there.
+        connections_max: The most of them.
+        call_soon: Runs a function on the loop's thread, from another one.
+        opened: Told of every new descriptor.
+        made: Told of a connection that stands.
+        failed: ``failed(connection, code, reason)``: of one that cannot be had.
+        close: Closes one.
+        close_idle: Closes the connection that has been idle for longest; False where none is.
+    """
+
+    def __init__(
+        self,
+        epoll: select.epoll,
+        connections: dict[int, Connection],
+        *,
+        connections_max: int,
+        call_soon: Callable[[Callable[[], None]], None],
+        opened: Callable[[int, int], int],
+        made: Callable[[Connection], None],
+        failed: Callable[[Connection, int, str], None],
+        close: Callable[[Connection], None],
+        close_idle: Callable[[], bool],
+    ) -> None:
+        self._epoll = epoll
+        self._connections = connections
+        self._connections_max = connections_max
+        self._call_soon = call_soon
+        self._opened = opened
+        self._made = made
+        self._failed = failed
+        self._close = close
+        self._close_idle = close_idle
+
+    def connect(self, connection: Connection) -> None:
+        """Begin: the name first, where its addresses are not known."""
+        origin = connection.origin
+        connection.begun_s = now_s = time.monotonic()
+        if now_s - origin.addresses_s < NAME_S_MAX:
+            connection.addresses = origin.order()
+            self._try_next(connection, pycurl.E_COULDNT_CONNECT, "the name has no address")
+        elif origin.waiting is not None:
+            origin.waiting.append(connection)
+        elif numeric := origin.look_up(numeric=True)[0]:
+            self._resolved(origin, numeric, "", [connection])
+        else:
+            self._look_up(origin, connection)
+
+    def waited_s(self, connection: Connection, now_s: float) -> float | None:
+        """For how long it has been in the making, None where it stands; after a while, tries the host's next address."""
+        if connection.on_ready is not None and connection.on_ready != self._on_connected:
+            return None
+        if connection.addresses and connection.socket is not None and now_s - connection.since_s > _NEXT_ADDRESS_S:
+            self._close(connection)
+            self._try_next(connection, pycurl.E_COULDNT_CONNECT, "no answer")
+        return now_s - connection.begun_s
+
+    def _look_up(self, origin: Origin, connection: Connection) -> None:
+        """On a thread of its own: names are looked up without a deadline."""
+        waiting = origin.waiting = [connection]
+
+        def resolve() -> None:
+            addresses, problem = origin.look_up()
+            self._call_soon(lambda: self._resolved(origin, addresses, problem, waiting))
+
+        try:
+            threading.Thread(target=resolve, name="penstock-resolve", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            self._resolved(origin, [], str(error), waiting)
+
+    def _resolved(self, origin: Origin, addresses: list[Any], problem: str, waiting: list[Connection]) -> None:
+        origin.waiting = None
+        if addresses:
+            origin.addresses, origin.addresses_s = addresses, time.monotonic()
+        for connection in waiting:
+            connection.addresses = origin.order() if addresses else []
+            if connection.transfer is not None:
+                self._try_next(connection, pycurl.E_COULDNT_RESOLVE_HOST, problem)
+
+    def _try_next(self, connection: Connection, code: int, problem: str) -> None:
+        """Begin to connect to the next address, or fail with `problem` where there is none."""
+        if len(self._connections) >= self._connections_max:
+            self._close_idle()
+        while connection.addresses:
+            family, address = connection.addresses.pop(0)
+            try:
+                self._begin(connection, family, address)
+            except OSError as error:
+                code, problem = pycurl.E_COULDNT_CONNECT, error.strerror or str(error)
+                if error.errno in _NO_DESCRIPTORS and self._close_idle():
+                    connection.addresses.insert(0, (family, address))
+                continue
+            return
+        connection.origin.forget_addresses()
+        self._failed(connection, code, f"{connection.origin.host_header}: {problem}")
+
+    def _begin(self, connection: Connection, family: int, address: Any) -> None:
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            fd = sock.fileno()
+            self._opened(fd, 0)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            reason = sock.connect_ex(address)
+            if reason not in (0, errno.EINPROGRESS):
+                raise OSError(reason, os.strerror(reason))
+            self._epoll.register(fd, select.EPOLLOUT)
+        except BaseException:
+            sock.close()
+            raise
+        connection.socket, connection.fd, connection.receive = sock, fd, sock.recv_into
+        connection.since_s = time.monotonic()
+        self._connections[fd] = connection
+        connection.on_ready = self._on_connected
+
+    def _on_connected(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        reason = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if reason:
+            self._close(connection)
+            self._try_next(connection, pycurl.E_COULDNT_CONNECT, os.strerror(reason))
+            return
+        self._epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLRDHUP)
+        connection.addresses = []
+        if connection.transfer is not None:
+            connection.transfer.connected_s = time.monotonic()
+        self._made(connection)
