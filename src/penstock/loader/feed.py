@@ -139,6 +139,7 @@ class LanesFeed:
         turn: Lanes that had their turn in this round.
         keeps_marks: Whether ``mark`` has to say where each lane is.
         count: Samples to give; None: all.
+        led_count: Of the first ones, those that lanes have without waiting for their runs.
 
     Attributes:
         lanes: All of them, empty ones included.
@@ -153,6 +154,7 @@ class LanesFeed:
         turn: int = 0,
         keeps_marks: bool = True,
         count: int | None = None,
+        led_count: int = 0,
     ) -> None:
         self.lanes = list(lanes)
         self._lanes = list(lanes)
@@ -162,13 +164,15 @@ class LanesFeed:
         self._turn = turn
         self._keeps_marks = keeps_marks
         self._left_count = count
+        self._led_count = led_count
         self._filled = False
 
     def take(self, count: int) -> Block | None:
         """See ``Feed``."""
-        if not self._filled:
+        if not self._filled and count > self._led_count:
             self._filled = True
             self._fill_together()
+        self._led_count -= count
         if self._left_count is not None:
             count = min(count, self._left_count)
             self._left_count -= count

@@ -5,9 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from penstock.errors import DataError
 from penstock.formats import FORMATS
 from penstock.loader.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes import Lane, Pins, RunStart
+from penstock.loader.leading import (
+    RUNS_BYTES_MIN,
+    RUNS_PER_LED_MIN,
+    Led,
+    LedLane,
+    Place,
+    Stretch,
+    is_enterable,
+    parsed,
+    read,
+    stretches,
+)
 from penstock.loader.mixing import MixedLane
 from penstock.loader.objects import ObjectLane, ObjectsFeed
 from penstock.loader.reading import LaneReader, Segment
@@ -16,8 +31,9 @@ from penstock.order import Batches, Mix
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from penstock.formats import Sample
     from penstock.index import IndexPlace, ShardIndex, ShardRow
-    from penstock.loader.feed import AnyLane, Batching, Feed
+    from penstock.loader.feed import AnyLane, Batching, Feed, Where
     from penstock.loader.objects import ObjectSource
     from penstock.loader.reading import Reading
     from penstock.loader.shards import Shard
@@ -45,6 +61,11 @@ class IndexedSource(NamedTuple):
         """Samples of each shard; each object is one by itself."""
         return [1] * len(self.objects) if self.objects is not None else [row.samples_count for row in self.rows]
 
+    @property
+    def sample_bytes(self) -> float:
+        """Of a sample as stored, on average; 0 for objects."""
+        return sum(row.size_bytes for row in self.rows) / max(1, sum(self.counts)) if self.objects is None else 0.0
+
 
 class _Part(NamedTuple):
     """Of a lane: one source's samples, from the run on in which the next one lies.
@@ -56,6 +77,7 @@ class _Part(NamedTuple):
         start: The run, or where nothing is permuted the sample itself.
         skip_count: Samples of the run that left already.
         left_count: Samples from there to the end of the pass.
+        run_count: Samples of the run; 0 where nothing is permuted.
         stored: What to read.
     """
 
@@ -65,7 +87,16 @@ class _Part(NamedTuple):
     start: RunStart
     skip_count: int
     left_count: int
+    run_count: int
     stored: list[Stored]
+
+    def leading(self, count: int) -> list[Place]:
+        """The next `count` samples that leave."""
+        taken = self.start.before_count + self.skip_count
+        leaving = self.order.leaving(self.lane, taken, count)
+        return [
+            Place(self.source, *each) for each in zip(leaving.shards.tolist(), leaving.samples.tolist(), strict=True)
+        ]
 
 
 class IndexedJob:
@@ -76,16 +107,25 @@ class IndexedJob:
         order: Of epoch 0.
         reading: How.
         threads_count: For users' functions that read.
+        led_count: The first positions to be read, which do not wait for their runs: those of a batch.
     """
 
     mode = "index"
 
     def __init__(
-        self, sources: Sequence[IndexedSource], *, order: IndexedOrder | Mix, reading: Reading, threads_count: int
+        self,
+        sources: Sequence[IndexedSource],
+        *,
+        order: IndexedOrder | Mix,
+        reading: Reading,
+        threads_count: int,
+        led_count: int,
     ) -> None:
         self.order = order
         self._threads_count = threads_count
+        self._led_count = led_count
         self._sources = sources
+        self._sample_bytes = [source.sample_bytes for source in sources]
         self.reading = reading
         self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
 
@@ -111,7 +151,13 @@ class IndexedJob:
     def divided(self, rank: int, world_size: int) -> IndexedJob:
         """The same job as another rank of another world sees it; the order of positions stays."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
-        return IndexedJob(self._sources, order=order, reading=self.reading, threads_count=self._threads_count)
+        return IndexedJob(
+            self._sources,
+            order=order,
+            reading=self.reading,
+            threads_count=self._threads_count,
+            led_count=self._led_count,
+        )
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
         """See ``Job``; those from position `origin` on."""
@@ -133,17 +179,23 @@ class IndexedJob:
     def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed:
         """The rank's samples of an epoch with positions in [position, stop).
 
-        Cost: one small read for each shard that a lane enters or leaves inside, all at once.
+        Cost: one small read for each shard that a lane enters or leaves inside, all at once; then the samples of a batch.
         """
         self._offsets.clear()
         rounds, first_lane = divmod(position, order.lanes_count)
         owned = [number for number in order.lanes_owned if order.lane_length(number) > _row(number, position, order)]
         rows = {number: _row(number, position, order) for number in owned}
-        self._load_offsets(part for number in owned for part in _parts(order, number, rows[number]))
+        parts = [(number, part) for number in owned for part in _parts(order, number, rows[number])]
+        leading = self._leading(order, rows, parts)
+        self._load_offsets(
+            (part for _, part in parts), leading=[place for places in leading.values() for place in places]
+        )
+        led = self._led(leading)
+        led_count = len(owned) * _led_rows(self._led_count, order) if led else 0
         pins = Pins(self.reading.pinned_bytes_max)
         lanes: list[AnyLane] = []
         try:
-            lanes.extend(self._lane(order, number, rows[number], pins) for number in owned)
+            lanes.extend(self._lane(order, number, rows[number], pins, led) for number in owned)
         except BaseException:
             for lane in lanes:
                 lane.close()
@@ -153,20 +205,72 @@ class IndexedJob:
         if turn == len(owned):  # the rank's lanes had their turn in this round
             rounds, turn = rounds + 1, 0
         return LanesFeed(
-            lanes, lanes_count=order.lanes_count, round_count=rounds, turn=turn, keeps_marks=False, count=count
+            lanes,
+            lanes_count=order.lanes_count,
+            round_count=rounds,
+            turn=turn,
+            keeps_marks=False,
+            count=count,
+            led_count=led_count,
         )
 
-    def _lane(self, order: IndexedOrder | Mix, number: int, row: int, pins: Pins) -> AnyLane:
+    def _leading(
+        self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, _Part]]
+    ) -> dict[tuple[int, int], list[Place]]:
+        """By lane and source, the samples of the first batch; none where their runs are here as soon."""
+        count = _led_rows(self._led_count, order)
+        found: dict[tuple[int, int], list[Place]] = {}
+        runs_bytes = led_bytes = 0.0
+        for number, part in parts:
+            source = self._sources[part.source]
+            if not all(is_enterable(row.format) and row.has_offsets for row in source.rows):
+                return {}  # objects have no rows, and no lane of theirs has a run
+            turns = order.sources_of(number, rows[number], count)
+            places = part.leading(int(np.count_nonzero(turns == part.source)))
+            runs_bytes += part.run_count * self._sample_bytes[part.source]
+            led_bytes += len(places) * self._sample_bytes[part.source]
+            if places:
+                found[number, part.source] = places
+        pays = runs_bytes >= max(RUNS_BYTES_MIN, RUNS_PER_LED_MIN * led_bytes)
+        return found if pays and led_bytes <= self.reading.pinned_bytes_max else {}
+
+    def _led(self, leading: Mapping[tuple[int, int], Sequence[Place]]) -> dict[tuple[int, int], Led]:
+        """The samples of `leading`, read; none where one is corrupt: whoever reads its run says so, where it is its turn."""
+        by_shard: dict[tuple[int, int], set[int]] = {}
+        for places in leading.values():
+            for place in places:
+                by_shard.setdefault((place.source, place.shard), set()).add(place.sample)
+        wanted: list[Stretch] = []
+        for (source, number), samples in by_shard.items():
+            shards = self._sources[source].shards
+            shard = shards[number % len(shards)]
+            index = self._offsets[source, number % len(shards)]
+            wanted += stretches(shard, index, sorted(samples), source=source, number=number)
+        here: dict[Place, tuple[Sample, Where]] = {}
+        try:
+            for stretch, data in read(wanted):
+                self.reading.meter.bytes += len(data)
+                here.update(parsed(stretch, data))
+            return {
+                key: Led([here[place][0] for place in places], [here[place][1] for place in places])
+                for key, places in leading.items()
+            }
+        except (DataError, KeyError):
+            return {}
+
+    def _lane(
+        self, order: IndexedOrder | Mix, number: int, row: int, pins: Pins, led: dict[tuple[int, int], Led]
+    ) -> AnyLane:
         def open_lane(source: int, taken: int) -> tuple[AnyLane, int]:
             part = _part(order, number, source, taken)
             self._load_offsets([part])
-            return self._source_lane(part, pins), part.left_count
+            return self._source_lane(part, pins, led.pop((number, source), None)), part.left_count
 
         if isinstance(order, Mix):
             return MixedLane(number, order=order, row=row, open_lane=open_lane)
         return open_lane(0, row)[0]
 
-    def _source_lane(self, part: _Part, pins: Pins) -> AnyLane:
+    def _source_lane(self, part: _Part, pins: Pins, led: Led | None) -> AnyLane:
         objects = self._sources[part.source].objects
         if objects is not None:
             return ObjectLane(
@@ -177,11 +281,20 @@ class IndexedJob:
                 meter=self.reading.meter,
                 threads_count=self._threads_count,
             )
-        segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
-        reader = LaneReader(segments, reading=self.reading)
-        return Lane(
-            part.lane, runs=_Runs(part.order), reader=reader, pins=pins, start=part.start, skip_count=part.skip_count
-        )
+        led_count = len(led.samples) if led is not None else 0
+
+        def opened() -> Lane:
+            segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
+            return Lane(
+                part.lane,
+                runs=_Runs(part.order),
+                reader=LaneReader(segments, reading=self.reading),
+                pins=pins,
+                start=part.start,
+                skip_count=part.skip_count + led_count,
+            )
+
+        return opened() if led is None else LedLane(part.lane, led, opened)
 
     def _segment(self, source: int, stored: Stored, index: int) -> Segment:
         """Where in its shard to read, in bytes where they are known, else from its head."""
@@ -203,9 +316,11 @@ class IndexedJob:
             )
         return Segment(shard, index, skip_count=first, count=count, format_name=row.format, source=source)
 
-    def _load_offsets(self, parts: Iterable[_Part]) -> None:
-        """The indexes of the shards of which a lane reads a part, as far as they are not there."""
+    def _load_offsets(self, parts: Iterable[_Part], *, leading: Iterable[Place] = ()) -> None:
+        """The indexes of the shards of which a lane reads a part or single samples, as far as they are not there."""
         missing: dict[int, list[int]] = {}
+        for place in leading:
+            missing.setdefault(place.source, []).append(place.shard % len(self._sources[place.source].shards))
         for part in parts:
             source = self._sources[part.source]
             for stored in part.stored if source.place is not None else ():
@@ -254,8 +369,14 @@ def _part(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> _P
         start = RunStart(run_index, None, 0, 0, place.order.run_start(lane, run_index))
     else:
         skip_count, start = 0, RunStart(0, None, 0, 0, place.taken)
+    run_count = place.order.run_length(lane, start.run_index) if place.order.shuffled else 0
     stored = place.order.lane_segments(lane, start.before_count) if left_count > 0 else []
-    return _Part(source, place.order, lane, start, skip_count, left_count, stored)
+    return _Part(source, place.order, lane, start, skip_count, left_count, run_count, stored)
+
+
+def _led_rows(led_count: int, order: IndexedOrder | Mix) -> int:
+    """Samples of each lane that lead, for so many positions."""
+    return -(-led_count // order.lanes_count)
 
 
 def _positions(order: IndexedOrder | Mix, position: int, stop: int) -> range:

@@ -148,7 +148,7 @@ def plan_of(
     found = finder.find(index=mode if options.index == "auto" else options.index)
     job: Job
     if found.is_indexed:
-        job = _indexed(pipeline, found, asked, options, meter, saved)
+        job = _indexed(pipeline, found, asked, options, meter, saved, led_count=batching.global_size)
         facts = _facts(job.order, asked)
         if isinstance(job.order, Mix):
             facts["weights"] = [weights.as_json() for weights in job.order.history]
@@ -250,7 +250,14 @@ def _streamed(found: Found, asked: _Order, options: Options, meter: Meter) -> St
 
 
 def _indexed(
-    pipeline: Pipeline, found: Found, asked: _Order, options: Options, meter: Meter, saved: Mapping[str, Any]
+    pipeline: Pipeline,
+    found: Found,
+    asked: _Order,
+    options: Options,
+    meter: Meter,
+    saved: Mapping[str, Any],
+    *,
+    led_count: int,
 ) -> IndexedJob:
     sources = [
         IndexedSource(each.shards, [row for row in each.rows if row is not None], each.place, each.objects)
@@ -264,7 +271,7 @@ def _indexed(
         else mixed(pipeline, counts, asked, saved)
     )
     reading = _reading(pipeline, len(order.lanes_owned) * len(sources), options, meter)
-    return IndexedJob(sources, order=order, reading=reading, threads_count=threads_count(options))
+    return IndexedJob(sources, order=order, reading=reading, threads_count=threads_count(options), led_count=led_count)
 
 
 def mixed(pipeline: Pipeline, counts: Sequence[Sequence[int]], asked: _Order, saved: Mapping[str, Any]) -> Mix:
