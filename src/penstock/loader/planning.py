@@ -10,7 +10,7 @@ from penstock.errors import ConfigError
 from penstock.loader.feed import Batching
 from penstock.loader.indexed import IndexedJob, IndexedSource
 from penstock.loader.ranks import rank_and_world_size
-from penstock.loader.reading import Reading, read_ahead
+from penstock.loader.reading import Reading, read_ahead, wanted_fields
 from penstock.loader.state import data_digest
 from penstock.loader.streaming import StreamJob
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
@@ -225,6 +225,7 @@ def _reading(pipeline: Pipeline, readers_count: int, options: Options, meter: Me
         pinned_bytes_max=budget_bytes // 8,
         copies=is_plain(pipeline) and pipeline.stage(Shuffle) is not None,
         on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
+        fields=tuple(map(wanted_fields, pipeline.flat().leaves)),
         meter=meter,
     )
 

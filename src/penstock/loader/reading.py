@@ -1,29 +1,30 @@
-"""The stored samples of a lane: segments of shards streamed end to end, cut into pieces of samples.
+"""The stored samples of a lane: segments of shards, cut into pieces of samples.
 
-A lane's segments are read one after the other by one ``read_parts``, so that the end of a shard costs no round trip.
 A segment is a whole shard, or what an index or a saved state says of it: where to begin, what to pass over, how many.
+Neighbours are streamed end to end by one ``read_parts``, so that the end of a shard costs no round trip; shards that
+say at their end what they hold are read by ranges (``ranges.py``).
 """
 
 from __future__ import annotations
 
 import time
-from itertools import groupby
-from operator import attrgetter
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
-from penstock.errors import CorruptShardError
 from penstock.fetch import PlanItem
-from penstock.formats import detect, feed_in_pieces, parser_of
+from penstock.loader.ranges import RangedShard, is_ranged
+from penstock.loader.streamed import Streamed
+from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from penstock.fetch import Chunk
-    from penstock.formats import OnCorrupt, Parser, Sample
+    from penstock.formats import OnCorrupt, Sample
     from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
+    from penstock.pipeline import Pipeline
 
 READ_AHEAD_BYTES_MAX = 256 * MIB  # all lanes together; 128 requests of 0.7 MiB cover 30 ms at 2 GB/s
 PART_BYTES_MIN = 256 * 1024
@@ -44,7 +45,9 @@ class Segment:
         first_sample: Number in the shard of the first sample that is read there.
         skip_count: Samples to read and pass over before the first that is wanted.
         count: Samples wanted; None: all to the end.
-        format: Name in ``formats``; None: to be found from the first bytes.
+        spans: Of the bytes from offset to end, those that hold wanted fields; None: all of them.
+        format: Name in ``formats``: as the user says it, else as the index or a state does; None: to be found from the
+            first bytes.
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class Segment:
         "shard",
         "skip_count",
         "source",
+        "spans",
         "url",
     )
 
@@ -70,6 +74,7 @@ class Segment:
         first_sample: int = 0,
         skip_count: int = 0,
         count: int | None = None,
+        spans: Sequence[ByteRange] | None = None,
         format_name: str | None = None,
         source: int = 0,
     ) -> None:
@@ -81,7 +86,8 @@ class Segment:
         self.first_sample = first_sample
         self.skip_count = skip_count
         self.count = count
-        self.format = format_name
+        self.spans = spans
+        self.format = shard.format or format_name
         self.url = shard.url
 
     @property
@@ -89,20 +95,19 @@ class Segment:
         """Whether the shard is read from its first byte to its last."""
         return not self.offset_bytes and self.end_bytes is None
 
-    def plan_item(self) -> PlanItem:
+    def plan_items(self) -> list[PlanItem]:
         """What to ask the store for."""
         shard = self.shard
-        if self.is_whole:
-            return PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)
+        if self.is_whole and self.spans is None:
+            return [PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)]
         end_bytes = self.end_bytes
         if end_bytes is None:
             if shard.size_bytes is None:
                 info = shard.store.stat(shard.key)
                 shard.size_bytes, shard.etag = info.size_bytes, shard.etag or info.etag
             end_bytes = shard.size_bytes
-        return PlanItem(
-            shard.key, span=ByteRange(self.offset_bytes, end_bytes), etag=shard.etag, size_bytes=shard.size_bytes
-        )
+        spans = [ByteRange(self.offset_bytes, end_bytes)] if self.spans is None else self.spans
+        return [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in spans]
 
 
 class Piece(NamedTuple):
@@ -128,6 +133,7 @@ class Reading(NamedTuple):
         sizes: Parts and requests of each.
         pinned_bytes_max: Of parts that samples may keep while they wait in runs.
         on_corrupt: What to do with corrupt bytes, by source.
+        fields: That are read where others can be left out, by source; None: all.
         copies: Whether samples are copied out of the parts as they arrive: where nobody decodes them, their members are
             copied once in any case, now they are in the processor's cache, and nothing waits as a slice of a part.
         meter: Told of bytes, store and parse time.
@@ -136,6 +142,7 @@ class Reading(NamedTuple):
     sizes: ReadAhead
     pinned_bytes_max: int
     on_corrupt: Sequence[OnCorrupt]
+    fields: Sequence[frozenset[str] | None]
     copies: bool
     meter: Meter
 
@@ -160,6 +167,16 @@ def read_ahead(lanes_count: int, fetch: FetchConfig | None) -> ReadAhead:
     return ReadAhead(max(PART_BYTES_MIN, min(part_bytes, fetch.part_bytes)), requests)
 
 
+def wanted_fields(pipeline: Pipeline) -> frozenset[str] | None:
+    """Members of the stored samples that a pipeline looks at; None: all, or nobody can tell."""
+    for stage in pipeline.stages:
+        if isinstance(stage, Select | Decode):
+            return frozenset(stage.names)
+        if isinstance(stage, Map | Filter | FlatMap | Join):  # a function sees all, a join refuses names that are there
+            return None
+    return None
+
+
 class LaneReader:
     """The samples of some segments, in stored order. Reading ahead begins at once.
 
@@ -169,18 +186,9 @@ class LaneReader:
     """
 
     def __init__(self, segments: Sequence[Segment], *, reading: Reading) -> None:
-        # usually one group; shards of several stores are read store by store
-        self._groups = [list(group) for _, group in groupby(segments, key=attrgetter("shard.store"))]
-        self._sizes = reading.sizes
-        self._meter = reading.meter
-        self._on_corrupt = reading.on_corrupt
-        self._copies = reading.copies
-        self._chunks: Iterator[Chunk] | None = None
-        self._group: list[Segment] = []
-        self._index = -1
-        self._parser: Parser | None = None
-        self._read_count = 0  # samples of the current segment that the parser gave, skipped ones included
-        self._unsaid_bytes = 0  # of chunks in which no sample ended
+        self._left = deque(segments)
+        self._open: deque[Streamed | RangedShard] = deque()
+        self._reading = reading
         self._closed = False
         self._open_next()
 
@@ -192,110 +200,68 @@ class LaneReader:
             CorruptShardError: the shard is not of its format.
             ObjectChangedError: the shard is not the version that this job began with.
         """
-        if self._chunks is None:
+        if not self._open:
             return None
-        began_s = time.perf_counter()
-        chunk = next(self._chunks, None)
-        got_s = time.perf_counter()
-        self._meter.store_s += got_s - began_s
-        pieces: list[Piece] = []
-        if chunk is None:
-            self._end_segment(pieces)
+        meter, current = self._reading.meter, self._open[0]
+        began_s, stored_s = time.perf_counter(), meter.store_s
+        runs = current.read()
+        if runs is None:
+            self._open.popleft()
+            if isinstance(current, Streamed):
+                self._left.extendleft(reversed(current.unread))
             self._open_next()
-        else:
-            self._parse(chunk, pieces)
-        self._meter.parse_s += time.perf_counter() - got_s
+        pieces = [
+            Piece(run.samples, current.segment, run.first_sample, run.size_bytes // len(run.samples))
+            for run in runs or ()
+        ]
+        if self._reading.copies:
+            pieces = list(map(_copied, pieces))
+        self._begin_ahead()
+        meter.parse_s += time.perf_counter() - began_s - (meter.store_s - stored_s)
         return pieces
 
     def close(self) -> None:
         """Cancel what is being read; from any thread, idempotent."""
         self._closed = True
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+        for each in tuple(self._open):
+            each.close()
 
     def _open_next(self) -> None:
-        self._chunks = None
-        if self._groups and not self._closed:
-            self._group = self._groups.pop(0)
-            self._index = -1
-            self._chunks = self._group[0].shard.store.read_parts(
-                [segment.plan_item() for segment in self._group],
-                part_bytes=self._sizes.part_bytes,
-                requests_max=self._sizes.requests_max,
-            )
+        """Ask for the first bytes of what comes next, and for the tables of contents of the shards behind it."""
+        while self._left and not self._closed:
+            if not is_ranged(self._left[0]):
+                if not self._open:
+                    self._open.append(Streamed(self._streamed(), reading=self._reading))
+                return
+            if len(self._open) >= self._reading.sizes.requests_max or (
+                self._open and isinstance(self._open[0], Streamed)
+            ):
+                return
+            self._open.append(RangedShard(self._left.popleft(), reading=self._reading))
 
-    def _parse(self, chunk: Chunk, pieces: list[Piece]) -> None:
-        data = chunk.data
-        self._meter.bytes += len(data)
-        if chunk.request_index != self._index:
-            self._end_segment(pieces)
-            self._begin_segment(chunk)
-        assert self._parser is not None
-        size_bytes = len(data)
-        for samples in feed_in_pieces(self._parser, data):
-            self._add(samples, size_bytes, pieces)
-            size_bytes = 0
-        if chunk.last:
-            segment = self._group[self._index]
-            if segment.end_bytes is None:
-                segment.shard.size_bytes = chunk.offset_bytes + len(data)
-            self._end_segment(pieces)
+    def _streamed(self) -> list[Segment]:
+        """Segments that one reading takes: usually all; shards of several stores are read store by store."""
+        segments = [self._left.popleft()]
+        store = segments[0].shard.store
+        while self._left and self._left[0].shard.store is store and not is_ranged(self._left[0]):
+            segments.append(self._left.popleft())
+        return segments
 
-    def _begin_segment(self, chunk: Chunk) -> None:
-        self._index = chunk.request_index
-        segment = self._group[self._index]
-        shard = segment.shard
-        if shard.etag is None:
-            shard.etag = chunk.etag  # later epochs read this version, or fail
-        if segment.format is None:
-            segment.format = shard.format or detect(segment.url, bytes(chunk.data[:512]))
-        self._parser = parser_of(
-            segment.format,
-            shard=segment.url,
-            start_offset_bytes=segment.offset_bytes,
-            on_corrupt=self._on_corrupt[segment.source],
-        )
-        self._read_count = 0
+    def _begin_ahead(self) -> None:
+        """Have the next shards' bytes on their way where those of the first are fewer than a lane reads ahead."""
+        sizes, left_bytes = self._reading.sizes, 0
+        for shard in self._open:
+            if not isinstance(shard, RangedShard) or left_bytes >= sizes.part_bytes * sizes.requests_max:
+                return
+            shard.begin()
+            left_bytes += shard.left_bytes
 
-    def _end_segment(self, pieces: list[Piece]) -> None:
-        parser, self._parser = self._parser, None
-        if parser is None:
-            return
-        self._add(parser.finish(), 0, pieces)
-        segment = self._group[self._index]
-        if segment.count is not None and self._read_count < segment.skip_count + segment.count:
-            raise CorruptShardError(
-                f"its index says that it has {segment.first_sample + segment.skip_count + segment.count} samples, "
-                f"{segment.first_sample + self._read_count} were there",
-                hint="run `penstock index --again`, or read without an index: Loader(index='stream')",
-                shard=segment.url,
-            )
-        if parser.skipped_error is not None:
-            self._meter.skipped(segment.url, parser)
 
-    def _add(self, samples: list[Sample], data_bytes: int, pieces: list[Piece]) -> None:
-        """Make a piece of what is wanted of `samples`."""
-        data_bytes += self._unsaid_bytes
-        if not samples:
-            self._unsaid_bytes = data_bytes
-            return
-        self._unsaid_bytes = 0
-        segment = self._group[self._index]
-        sample_bytes = data_bytes // len(samples)
-        first = self._read_count
-        self._read_count += len(samples)
-        begin = max(0, segment.skip_count - first)
-        end = len(samples)
-        if segment.count is not None:
-            end = min(end, segment.skip_count + segment.count - first)
-        if begin or end < len(samples):
-            samples = samples[begin:end] if begin < end else []
-        if not samples:
-            return
-        if self._copies and all(value.format == "B" for value in samples[0].fields.values()):
-            sample_bytes = 0
-            for sample in samples:
-                fields = sample.fields
-                sample.fields = dict(zip(fields, map(bytes, fields.values()), strict=True))  # type: ignore[arg-type]
-        pieces.append(Piece(samples, segment, segment.first_sample + first + begin, sample_bytes))
+def _copied(piece: Piece) -> Piece:
+    """`piece`, its members copied out of the parts; as it is where they are more than bytes."""
+    if any(value.format != "B" for value in piece.samples[0].fields.values()):
+        return piece
+    for sample in piece.samples:
+        fields = sample.fields
+        sample.fields = dict(zip(fields, map(bytes, fields.values()), strict=True))  # type: ignore[arg-type]
+    return piece._replace(sample_bytes=0)

@@ -11,7 +11,7 @@ from penstock.stats import Recent
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.formats import Parser
+    from penstock.formats import Parser, RangedReader
 
 _log = logging.getLogger("penstock.loader")
 STALLS_KEPT = 1024
@@ -32,6 +32,8 @@ class LoaderStatistics:
     """Batches handed out."""
     bytes: int
     """Bytes of shards that arrived from the store; read ahead, so a little more than what the samples needed."""
+    saved_bytes: int
+    """Bytes of shards that were not fetched, as the pipeline wants none of the fields in them."""
     elapsed_s: float
     """Seconds of iterating: the training loop's own and those it waited."""
     stall_s: float
@@ -90,7 +92,7 @@ class LoaderStatistics:
         return max(held_s, key=held_s.__getitem__)
 
 
-_OF_WORKERS = ("bytes", "decode_s", "parse_s", "skipped_bytes", "skipped_samples", "store_s")
+_OF_WORKERS = ("bytes", "decode_s", "parse_s", "saved_bytes", "skipped_bytes", "skipped_samples", "store_s")
 
 
 class Meter:
@@ -104,6 +106,7 @@ class Meter:
         "oversize_count",
         "parse_s",
         "samples",
+        "saved_bytes",
         "skipped_bytes",
         "skipped_samples",
         "slots_count",
@@ -117,6 +120,7 @@ class Meter:
         self.samples = 0
         self.batches = 0
         self.bytes = 0
+        self.saved_bytes = 0
         self.elapsed_s = 0.0
         self.stall_s = 0.0
         self.store_s = 0.0
@@ -144,7 +148,7 @@ class Meter:
         self.elapsed_s += got_s - left_s
         self.stalls.add(got_s - asked_s)
 
-    def skipped(self, url: str, parser: Parser) -> None:
+    def skipped(self, url: str, parser: Parser | RangedReader) -> None:
         """A shard's parser passed over what was corrupt, as the pipeline says; each such shard is logged once."""
         self.skipped_samples += parser.skipped_samples
         self.skipped_bytes += parser.skipped_bytes

@@ -101,7 +101,8 @@ def _segment(segments: Sequence[Segment], entry: Mapping[str, Any]) -> Segment:
         raise ConfigError(f"the state names shard {index} of a lane that has {len(segments)}")
     shard = segments[index].shard
     shard.etag = shard.etag or entry["etag"]
-    if FORMATS[entry["format"]].unit == "sample":
+    form = FORMATS[entry["format"]]
+    if form.unit == "sample" and form.ranged is None:
         return Segment(
             shard,
             index,
@@ -109,5 +110,5 @@ def _segment(segments: Sequence[Segment], entry: Mapping[str, Any]) -> Segment:
             first_sample=entry["sample"],
             format_name=entry["format"],
         )
-    # such a shard can be entered at its head only: what comes before the run is read again and passed over
+    # its table of contents tells where the run begins; where there is none, the shard is read from its head again
     return Segment(shard, index, skip_count=entry["sample"], format_name=entry["format"])

@@ -18,7 +18,9 @@ def lane(folder: Path, *, window: int | None, pins: Pins, part_bytes: int = 65_5
     shards = ShardFinder(ps.shards(f"{folder}/").source, fetch=None).find()
     order = StreamOrder(shards_count=len(shards), window=window or 1, lanes=1, shuffled=window is not None)
     sizes = read_ahead(1, FetchConfig())._replace(part_bytes=part_bytes)
-    reading = Reading(sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), copies=False, meter=Meter())
+    reading = Reading(
+        sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), fields=(None,), copies=False, meter=Meter()
+    )
     segments = [Segment(shards[shard], index) for index, shard in enumerate(order.shards_of(0))]
     return Lane(0, runs=order, reader=LaneReader(segments, reading=reading), pins=pins)
 

@@ -1,0 +1,323 @@
+"""Shards that are looked into before they are read: a table of contents says which of their bytes hold what.
+
+A look costs a round trip or two. So the looks of all lanes, and of the next shards of each, are under way together, and
+nobody waits for one before it is its turn. Then only the spans of wanted samples and fields are asked for; those that lie
+closer than the break-even gap are read as one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from penstock.config import FetchConfig
+from penstock.errors import ConfigError, CorruptShardError
+from penstock.fetch import PlanItem, coalesce
+from penstock.formats import FORMATS, format_of_name, ranged_of
+from penstock.store.inflight import InFlight
+from penstock.types import ByteRange, Head
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from penstock.fetch import Chunk
+    from penstock.formats import RangedReader, Sample
+    from penstock.loader.reading import Reading, Segment
+    from penstock.loader.shards import Shard
+    from penstock.loader.statistics import Meter
+    from penstock.types import Buffer
+
+T = TypeVar("T")
+
+_MANY = 1 << 62
+
+COALESCED_COUNT = 1024
+"""Spans that are looked at together: a zip has hundreds of thousands."""
+
+
+class Run(NamedTuple):
+    """Consecutive samples that arrived together; `first_sample`: number in the shard of the first of them."""
+
+    samples: list[Sample]
+    first_sample: int
+    size_bytes: int
+
+
+def is_ranged(segment: Segment) -> bool:
+    """Whether its shard is read by ranges: one that is no longer than a gap is read whole, in one request less."""
+    name = segment.format or format_of_name(segment.shard.key)
+    if name is None or name not in FORMATS or FORMATS[name].ranged is None:
+        return False
+    shard = segment.shard
+    return shard.size_bytes is None or shard.size_bytes > _config(shard).gap_bytes_max
+
+
+def _config(shard: Shard) -> FetchConfig:
+    return shard.store.fetch_config or FetchConfig()
+
+
+class Look(Generic[T]):
+    """What a format asks of a shard first: asked for at once, waited for later.
+
+    Args:
+        shard: That is looked into.
+        looking: Yields spans, is sent their bytes, returns what it found out.
+        meter: Told of bytes.
+    """
+
+    def __init__(self, shard: Shard, looking: Generator[ByteRange, Buffer, T], *, meter: Meter) -> None:
+        self._shard = shard
+        self._looking = looking
+        self._meter = meter
+        self._chunks = self._asked(next(looking))
+
+    def finish(self) -> T:
+        """What was found out. Blocks.
+
+        Raises:
+            StoreError: as the store says.
+            CorruptShardError: the shard is not of its format.
+        """
+        while True:
+            parts: list[Buffer] = []
+            for chunk in self._chunks:
+                self._shard.etag = self._shard.etag or chunk.etag
+                self._meter.bytes += len(chunk.data)
+                parts.append(chunk.data)
+            try:
+                span = self._looking.send(parts[0] if len(parts) == 1 else b"".join(parts))
+            except StopIteration as found:
+                result: T = found.value
+                return result
+            self._chunks = self._asked(span)
+
+    def close(self) -> None:
+        """Cancel what is being read; from any thread, idempotent."""
+        self._chunks.close()  # type: ignore[attr-defined]
+
+    def _asked(self, span: ByteRange) -> Iterator[Chunk]:
+        shard = self._shard
+        return shard.store.read_parts([PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes)])
+
+
+class RangedShard:
+    """The samples of a segment of a shard that is read by ranges, in stored order. Its look begins at once.
+
+    Args:
+        segment: What to read.
+        reading: How.
+
+    Attributes:
+        left_bytes: That did not arrive yet, once it has begun.
+    """
+
+    def __init__(self, segment: Segment, *, reading: Reading) -> None:
+        self.segment = segment
+        self.left_bytes = 0
+        self._reading = reading
+        self._meter = reading.meter
+        self._fields = reading.fields[segment.source]
+        self._reader: RangedReader | None = None
+        self._look: Look[None] | None = None
+        self._sizing: InFlight[None] | None = None
+        self._chunks: Iterator[Chunk] | None = None
+        self._asked: deque[PlanItem] = deque()  # whose bytes did not all arrive
+        self._room: memoryview | None = None  # for one that comes in several chunks
+        self._views: list[memoryview] = []  # of the unit that is next
+        self._unit = self._stop = 0  # that is next, and behind the last
+        start = segment.first_sample + segment.skip_count
+        self._wanted = range(start, _MANY if segment.count is None else start + segment.count)
+        self._sample = 0  # number of the next unit's first sample
+        self._given_count = 0
+        self._saved_bytes = 0
+        self._runs: list[Run] = []
+        shard = segment.shard
+        if shard.size_bytes is None:
+            self._sizing = InFlight(shard.store)
+            self._sizing.submit(Head(shard.key), None)
+        else:
+            self._open()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it was looked into, and its bytes were asked for."""
+        return self._chunks is not None
+
+    def begin(self) -> None:
+        """Finish the look and ask for the first bytes, if that has not been done. Blocks.
+
+        Raises:
+            StoreError: as the store says.
+            CorruptShardError: the shard is not of its format.
+            ConfigError: a unit is larger than half the byte budget.
+        """
+        if self._chunks is not None:
+            return
+        began_s = time.perf_counter()
+        if self._sizing is not None:
+            self._learn_size(self._sizing)
+        if self._look is not None:
+            self._look.finish()
+        self._meter.store_s += time.perf_counter() - began_s
+        self._choose()
+        self._advance()  # units without a byte
+        sizes = self._reading.sizes
+        self._chunks = self.segment.shard.store.read_parts(
+            self._requests(), part_bytes=sizes.part_bytes, requests_max=sizes.requests_max
+        )
+
+    def read(self) -> list[Run] | None:
+        """What the next chunk completed, perhaps nothing; None at the end. Blocks.
+
+        Raises:
+            StoreError, CorruptShardError: as ``begin``, or a unit is not what the table of contents says.
+        """
+        if self._chunks is None:
+            self.begin()
+        else:
+            began_s = time.perf_counter()
+            chunk = next(self._chunks, None)
+            self._meter.store_s += time.perf_counter() - began_s
+            if chunk is None:
+                self._end()
+                return None
+            self._take(chunk)
+        runs, self._runs = self._runs, []
+        return runs
+
+    def close(self) -> None:
+        """Cancel what is being read; from any thread, idempotent."""
+        for each in (self._look, self._chunks):
+            if each is not None:
+                each.close()  # type: ignore[union-attr]
+        if self._sizing is not None:
+            self._sizing.cancel()
+
+    def _learn_size(self, sizing: InFlight[None]) -> None:
+        shard = self.segment.shard
+        _, completion = sizing.wait()
+        if completion.error is not None:
+            completion.error.url = completion.error.url or shard.url
+            raise completion.error
+        assert completion.info is not None
+        shard.size_bytes, shard.etag = completion.info.size_bytes, shard.etag or completion.info.etag
+        self._open()
+
+    def _open(self) -> None:
+        segment, shard = self.segment, self.segment.shard
+        if not shard.size_bytes:
+            return  # it holds nothing
+        segment.format = segment.format or format_of_name(shard.key)
+        assert segment.format is not None
+        self._reader = ranged_of(
+            segment.format,
+            shard=shard.url,
+            size_bytes=shard.size_bytes,
+            fields=self._fields,
+            on_corrupt=self._reading.on_corrupt[segment.source],
+        )
+        self._look = Look(shard, self._reader.look(), meter=self._meter)
+
+    def _choose(self) -> None:
+        """The units in which the segment's samples lie: whole ones before it are passed over unread."""
+        units = self._reader.units if self._reader is not None else ()
+        wanted = self._wanted
+        while self._unit < len(units) and self._sample + units[self._unit].samples_count <= wanted.start:
+            self._sample += units[self._unit].samples_count
+            self._unit += 1
+        self._stop, end = self._unit, self._sample
+        bytes_max = self.segment.shard.store.budget.bytes_max // 2
+        while self._stop < len(units) and end < wanted.stop:
+            size_bytes = sum(span.length_bytes for span in units[self._stop].spans)
+            if size_bytes > bytes_max:
+                raise ConfigError(
+                    f"{self.segment.url}: a unit of {size_bytes} bytes (a row group, or a sample) is more than half of the "
+                    f"budget of {2 * bytes_max} bytes",
+                    hint="FetchConfig(budget_bytes_max=...), .select() fewer fields, or smaller row groups",
+                )
+            self.left_bytes += size_bytes
+            end += units[self._stop].samples_count
+            self._stop += 1
+
+    def _requests(self) -> Iterator[PlanItem]:
+        shard, sizes = self.segment.shard, self._reading.sizes
+        gap_bytes = _config(shard).gap_bytes_max
+        units = self._reader.units if self._reader is not None else ()
+        spans = (span for unit in islice(units, self._unit, self._stop) for span in unit.spans)
+        while some := list(islice(spans, COALESCED_COUNT)):
+            items = [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in some]
+            for item in coalesce(items, gap_bytes=gap_bytes, length_bytes_max=sizes.part_bytes):
+                self._asked.append(item)
+                yield item
+
+    def _take(self, chunk: Chunk) -> None:
+        self._meter.bytes += len(chunk.data)
+        item = self._asked[0]
+        assert item.span is not None
+        data = chunk.data
+        if self._room is not None or not chunk.last:
+            if self._room is None:
+                room = self.segment.shard.store.budget.acquire(item.span.length_bytes, force=True)
+                assert room is not None
+                self._room = room.view
+            at = chunk.offset_bytes - item.span.start
+            self._room[at : at + len(data)] = data
+            data = self._room
+        if chunk.last:
+            self._room = None
+            self._asked.popleft()
+            spans = [cut.span for cut in item.cuts] or [item.span]
+            between_bytes = item.span.length_bytes - sum(span.length_bytes for span in spans)
+            self._saved_bytes -= between_bytes
+            self.left_bytes -= item.span.length_bytes - between_bytes
+            for span in spans:
+                self._views.append(data[span.start - item.span.start : span.end - item.span.start])
+                self._advance()
+
+    def _advance(self) -> None:
+        """Read the units whose bytes are here."""
+        reader = self._reader
+        while reader is not None and self._unit < self._stop:
+            unit = reader.units[self._unit]
+            if len(self._views) < len(unit.spans):
+                return
+            samples = reader.read(self._unit, self._views)
+            size_bytes = sum(map(len, self._views))
+            self._views = []
+            self._saved_bytes += unit.size_bytes - size_bytes
+            if samples:
+                begin, end = max(0, self._wanted.start - self._sample), self._wanted.stop - self._sample
+                self._give(samples[begin:end], self._sample + begin, size_bytes)
+            self._unit += 1
+            self._sample += unit.samples_count
+
+    def _give(self, samples: list[Sample], first: int, size_bytes: int) -> None:
+        self._given_count += len(samples)
+        last = self._runs[-1] if self._runs else None
+        if last is not None and last.first_sample + len(last.samples) == first:
+            last.samples.extend(samples)
+            self._runs[-1] = last._replace(size_bytes=last.size_bytes + size_bytes)
+        else:
+            self._runs.append(Run(samples, first, size_bytes))
+
+    def _end(self) -> None:
+        segment, reader = self.segment, self._reader
+        if self._fields is not None:
+            self._meter.saved_bytes += max(0, self._saved_bytes)
+        if reader is not None and reader.skipped_error is not None:
+            self._meter.skipped(segment.url, reader)
+        if segment.count is not None and self._given_count < segment.count:
+            skipped = 0 if reader is None else reader.skipped_samples
+            raise too_few(segment, min(self._sample, self._wanted.stop) - skipped)
+
+
+def too_few(segment: Segment, there_count: int) -> CorruptShardError:
+    """The error for a shard of which an index says more samples than are there."""
+    said_count = segment.first_sample + segment.skip_count + (segment.count or 0)
+    return CorruptShardError(
+        f"its index says that it has {said_count} samples, {there_count} were there",
+        hint="run `penstock index --again`, or read without an index: Loader(index='stream')",
+        shard=segment.url,
+    )
