@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.config import KIB
 from penstock.stats import Recent
 from penstock.store.base import Store, Wrapper
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
 
 log = logging.getLogger("penstock.store")
+
+BODY_BYTES_MIN = 32 * KIB
+"""Of a body whose rate is worth noting: smaller ones arrive with their head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,8 @@ class StoreStatistics:
         in_flight_count: Operations under way now.
         first_byte_p50_s: Median time from sending to the first byte of an answer, of the last 512; nan without any.
         first_byte_p99_s: The 99th percentile: far above the median means that hedging pays.
+        body_p50_bytes_per_s: Median rate of bodies of 32 KiB and more once they have begun, of one connection; nan
+            without any.
         inner: Statistics of the store inside.
     """
 
@@ -39,6 +45,7 @@ class StoreStatistics:
     in_flight_count: int
     first_byte_p50_s: float
     first_byte_p99_s: float
+    body_p50_bytes_per_s: float
     inner: Any
 
 
@@ -53,6 +60,7 @@ class Traced(Wrapper):
         self._started_count = 0
         self._ended_count = 0
         self._first_byte_s = Recent(512)
+        self._bytes_per_s = Recent(512)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Traced, (self.inner,)
@@ -71,6 +79,9 @@ class Traced(Wrapper):
             self._received_bytes += attempt.received_bytes
             if attempt.first_byte_s:
                 self._first_byte_s.add(attempt.first_byte_s)
+                body_s = attempt.total_s - attempt.first_byte_s
+                if attempt.received_bytes >= BODY_BYTES_MIN and body_s > 0:
+                    self._bytes_per_s.add(attempt.received_bytes / body_s)
         if completion.error is not None:
             self._errors[type(completion.error).__name__] += 1
         if log.isEnabledFor(logging.DEBUG):
@@ -92,6 +103,7 @@ class Traced(Wrapper):
             in_flight_count=self._started_count - self._ended_count,
             first_byte_p50_s=self._first_byte_s.quantile(0.5),
             first_byte_p99_s=self._first_byte_s.quantile(0.99),
+            body_p50_bytes_per_s=self._bytes_per_s.quantile(0.5),
             inner=self.inner.statistics(),
         )
 
