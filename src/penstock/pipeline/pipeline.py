@@ -1,7 +1,8 @@
-"""``Pipeline``: a source and the stages after it. Each method gives a new one; nothing is opened, listed or read."""
+"""``Pipeline``: a source and the stages after it. Each method gives a new one; nothing is listed or read but by ``open``."""
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -22,8 +23,12 @@ from penstock.pipeline.stages import (
 )
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping
 
+    from penstock.access import Dataset
+    from penstock.cache import CacheConfig
+    from penstock.config import FetchConfig
     from penstock.pipeline.fields import Field
     from penstock.pipeline.mixing import Flat, Mix
     from penstock.pipeline.source import Objects, Shards
@@ -256,6 +261,38 @@ class Pipeline:
         )
         self._check_known((*dict(stage.pad), *stage.ragged), "batch_by_size")
         return self._then(stage)
+
+    def open(
+        self,
+        *,
+        seed: int = 0,
+        index: Literal["auto", "require"] = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        cache: CacheConfig | str | os.PathLike[str] | None = None,
+        fetch: FetchConfig | None = None,
+    ) -> Dataset:
+        """Samples by number and by key: ``ds[i]``, ``ds[10:20]``, ``ds[[5, 2]]``, ``ds["key"]``, ``len(ds)``.
+
+        Of objects, or of shards by their index. This looks: it lists, or reads the index.
+
+        Args:
+            seed: Of the `rng` of ``map`` functions, which depends on (seed, epoch, number).
+            index: Of shards: ``"require"`` one, or ``"auto"``: where there is none, read the shards once and make it.
+            index_dir: Where the index of shards may lie besides them, and is made.
+            cache: Keep what is read on this node's disk, as for ``connect``.
+            fetch: Bounds for reading; its ``gap_bytes_max`` is then the widest gap to read through, whatever was measured.
+
+        Raises:
+            ConfigError: a stage that batches, orders, drops or multiplies samples; shards without an index where it is
+                required, or that cannot be entered at a sample.
+            ObjectMissingError: there is nothing.
+            StoreError, DataError: the source cannot be listed, or its shards cannot be indexed.
+
+        Cost: one listing, or one read of the index.
+        """
+        access: Any = importlib.import_module("penstock.access")  # by name: what reads lies above what describes
+        opened: Dataset = access.Dataset(self, seed=seed, index=index, index_dir=index_dir, cache=cache, fetch=fetch)
+        return opened
 
     def stage(self, kind: type[_S]) -> _S | None:
         """The first stage of a kind, where there is one."""

@@ -1,0 +1,307 @@
+"""``Dataset``: a pipeline's samples by number and by key; what ``pipeline.open()`` gives."""
+
+from __future__ import annotations
+
+import logging
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
+
+from penstock.access.calls import CallPlaces
+from penstock.access.merging import REQUEST_BYTES
+from penstock.access.places import ObjectPlaces, ShardPlaces
+from penstock.config import FetchConfig
+from penstock.errors import ClosedError, ConfigError
+from penstock.index import build, in_directory, lookup
+from penstock.loader.samples import SampleRandom, Steps
+from penstock.loader.shards import ShardFinder
+from penstock.pipeline import Decode, Join, Map, Mix, Objects, Pipeline, Select
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.access.places import Fetched, Places
+    from penstock.cache import CacheConfig
+    from penstock.index import Lookup
+    from penstock.loader.shards import Shard
+    from penstock.pipeline import Shards
+
+Sample: TypeAlias = dict[str, Any]
+Index: TypeAlias = Literal["auto", "require"]
+Many: TypeAlias = "slice | range | list[int] | list[str] | tuple[int, ...] | NDArray[np.integer]"
+D = TypeVar("D")
+
+_log = logging.getLogger("penstock.access")
+
+REQUESTS_MIN = 256
+"""In flight at once from the start: a batch is wanted whole. 8, the usual beginning, doubles while the reader starves."""
+
+
+class Dataset:
+    """Samples by number and by key: of objects, one each or grouped by stem, or of shards that have an index.
+
+    Each is a dict of values as the pipeline's stages make them, with ``__key__``, ``__shard__`` (the object's or shard's
+    URL) and ``__position__`` (its number)::
+
+        with ps.objects("s3://bucket/images/").decode(ps.Image("jpg")).open() as ds:
+            ds[0], ds[-1], ds[10:20], ds[[5, 2, 5]], ds["images/7.jpg"], len(ds), "images/7.jpg" in ds
+
+    Any number of threads may use it at once. It pickles as what was found, without connections, and goes on in a forked
+    child. As a context manager it closes.
+
+    Args:
+        pipeline: A source and stages that keep samples apart: ``decode``, ``map``, ``select``, ``join``.
+        seed: Of the `rng` of ``map`` functions, which depends on (seed, epoch, number).
+        index: Of shards: ``"require"`` one, or ``"auto"``: where there is none, read the shards once and make it.
+        index_dir: Where the index of shards may lie besides them, and is made.
+        cache: Keep what is read on this node's disk, as for ``connect``.
+        fetch: Bounds for reading; its ``gap_bytes_max`` is then the widest gap to read through, whatever was measured.
+
+    Raises:
+        ConfigError: a stage that batches, orders, drops or multiplies samples; shards without an index where it is
+            required, or that cannot be entered at a sample.
+        ObjectMissingError: there is nothing.
+        StoreError, DataError: the source cannot be listed, or its shards cannot be indexed.
+
+    Cost: one listing, or one read of the index. Names are held as text, and 12 bytes besides for each sample of the
+        indexed shards that were asked for.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        seed: int = 0,
+        index: Index = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        cache: CacheConfig | str | os.PathLike[str] | None = None,
+        fetch: FetchConfig | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self._steps = steps_of(pipeline)
+        self._seed = seed
+        self._closed = False
+        if index not in ("auto", "require"):
+            hint = "a Loader streams; samples by number need an index"
+            raise ConfigError(f"index={index!r} must be 'auto' or 'require'", hint=hint)
+        source = pipeline.source
+        assert not isinstance(source, Mix)  # steps_of
+        self._places: Places
+        if isinstance(source, Objects) and source.read is not None:
+            self._places = CallPlaces(source)
+            return
+        gap_bytes = None if fetch is None else fetch.gap_bytes_max
+        config = fetch or FetchConfig(requests_min=REQUESTS_MIN, gap_bytes_max=REQUEST_BYTES)
+        shards = ShardFinder(source, fetch=config, cache=cache).find()
+        if isinstance(source, Objects):
+            self._places = ObjectPlaces(source, shards, config)
+        else:
+            known = _indexed(source, shards, index=index, index_dir=index_dir)
+            self._places = ShardPlaces(known, config, gap_bytes=gap_bytes)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int | np.integer | str) -> Sample: ...
+    @overload
+    def __getitem__(self, index: Many) -> list[Sample]: ...
+    def __getitem__(self, index: int | np.integer | str | Many) -> Any:
+        """A sample by number (negative ones count from the end) or key; by a slice or a list of either, samples.
+
+        Raises:
+            IndexError: there is no such number.
+            KeyError: there is no such key.
+            ObjectChangedError: its object or shard is no longer the version that was listed or indexed.
+            StoreError, DataError: it cannot be read or decoded; names key and shard.
+
+        Cost: as ``read_samples``.
+        """
+        return self.at(index)
+
+    def at(self, index: Any, *, epoch: int = 0) -> Any:
+        """``dataset[index]``, where ``map`` functions draw the numbers of `epoch`."""
+        if isinstance(index, slice):
+            return self.read_samples(range(*index.indices(len(self))), epoch=epoch)
+        if isinstance(index, str) or not hasattr(index, "__len__") or getattr(index, "ndim", 1) == 0:
+            return self.read_samples([index], epoch=epoch)[0]
+        return self.read_samples(index, epoch=epoch)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """What a DataLoader asks for: ``read_samples``."""
+        return self.read_samples(indices)
+
+    def read_samples(self, indices: Sequence[int | str] | NDArray[np.integer], *, epoch: int = 0) -> list[Sample]:
+        """Samples by numbers or keys, in this order, read side by side; what is asked for twice is read once.
+
+        Args:
+            indices: int[n], or keys.
+            epoch: For the `rng` of ``map`` functions.
+
+        Returns:
+            A dict for each; of one that is asked for twice, two.
+
+        Raises:
+            IndexError, KeyError: there is no such sample.
+            ObjectChangedError: its object or shard is no longer the version that was listed or indexed.
+            StoreError, DataError: one cannot be read or decoded; names key and shard.
+
+        Cost: a request for each sample and member object, as many at a time as the store takes; ranges that lie near
+            each other in a shard are one, see ``merging.py``. Holds the samples.
+        """
+        places = self._opened()
+        numbers = [self._number(each) for each in _listed(indices)]
+        rows: dict[int, list[int]] = {}  # of each number that is asked for, where
+        for row, number in enumerate(numbers):
+            rows.setdefault(number, []).append(row)
+        random = SampleRandom(seed=self._seed, epoch=epoch)
+        samples: list[Any] = [None] * len(numbers)
+        asked = list(rows)
+        for place, fetched in places.fetch(asked):
+            for row in rows[asked[place]]:
+                samples[row] = self._made(asked[place], fetched, random)
+        return samples
+
+    def iter_samples(self, indices: Iterable[int | str] | None = None, *, epoch: int = 0) -> Iterator[Sample]:
+        """Samples one by one in this order, read ahead: an epoch in any order, by a range read each.
+
+        Args:
+            indices: Numbers or keys, pulled a little ahead; None: all, as stored. A permutation shuffles truly:
+                ``ds.iter_samples(np.random.default_rng(epoch).permutation(len(ds)))``.
+            epoch: For the `rng` of ``map`` functions.
+
+        Raises:
+            ClosedError: it is closed; then, while iterating, as ``read_samples``.
+
+        Cost: a request for each sample; neighbours in a row are read as one. Holds what is read ahead, within the budget.
+        """
+        places = self._opened()
+        wanted: Iterable[Any] = range(len(self)) if indices is None else indices
+        return self._iterated(places, wanted, SampleRandom(seed=self._seed, epoch=epoch))
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self.iter_samples()
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a sample has this key. Cost: as ``find``."""
+        return isinstance(key, str) and self.find(key) is not None
+
+    def get(self, key: str, default: D | None = None) -> Sample | D | None:
+        """The first sample with this key, or `default`. Cost: as ``find``, and one request.
+
+        Raises:
+            StoreError, DataError: it cannot be read or decoded; names key and shard.
+        """
+        number = self.find(key)
+        return default if number is None else self.read_samples([number])[0]
+
+    def find(self, key: str) -> int | None:
+        """Number of the first sample with this key; None where there is none.
+
+        Raises:
+            ConfigError: the index has no keys, as those of other tools.
+
+        Cost: the first time, all keys are read and kept, about 150 bytes each.
+        """
+        return self._opened().find(key)
+
+    def close(self) -> None:
+        """Let go of stores; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._places.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.pipeline!r}: {'closed' if self._closed else f'{len(self)} samples'}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_steps": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._steps = Steps(self.pipeline)
+
+    def _opened(self) -> Places:
+        if self._closed:
+            raise ClosedError(f"{self!r} is used after close()", hint="open it again")
+        return self._places
+
+    def _number(self, index: Any) -> int:
+        if isinstance(index, str):
+            number = self.find(index)
+            if number is None:
+                raise KeyError(f"no sample of {len(self)} has the key {index!r}")
+            return number
+        if isinstance(index, bool):
+            raise ConfigError(f"{index!r} is no number of a sample", hint="of a mask, np.flatnonzero(mask)")
+        count = len(self._places)
+        number = as_index(index)
+        if not -count <= number < count:
+            raise IndexError(f"sample {number} of {count}: there are {-count} to {count - 1}")
+        return number % count
+
+    def _iterated(self, places: Places, indices: Iterable[Any], random: SampleRandom) -> Iterator[Sample]:
+        for number, fetched in places.stream(map(self._number, _listed(indices))):
+            yield self._made(number, fetched, random)
+
+    def _made(self, number: int, fetched: Fetched, random: SampleRandom) -> Sample:
+        sample, url = fetched
+        values: Sample = self._steps(sample, shard=url, position=number, random=random)
+        values["__key__"], values["__shard__"], values["__position__"] = sample.key, url, number
+        return values
+
+
+def _listed(indices: Any) -> Iterable[Any]:
+    """Of an array, its numbers as Python's."""
+    listed: Iterable[Any] = indices.tolist() if hasattr(indices, "tolist") else indices
+    return listed
+
+
+def steps_of(pipeline: Pipeline) -> Steps:
+    """The stages of a pipeline whose samples can be given by number.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"{pipeline!r} is no pipeline", hint="ps.objects(url).decode(...)")
+    if isinstance(pipeline.source, Mix):
+        raise ConfigError(f"{pipeline!r} mixes sources, which has an order", hint="open each, or iterate a Loader")
+    for stage in pipeline.stages:
+        if not isinstance(stage, Decode | Map | Select | Join):
+            raise ConfigError(
+                f"{pipeline!r} has a {stage!r}, and random access gives samples by number, one by one",
+                hint="leave batches and order to a sampler: DataLoader(ps.torch.MapDataset(...)); a Loader takes all stages",
+            )
+    steps = Steps(pipeline)
+    if steps.may_drop:
+        hint = "max_errors=0, missing='raise'"
+        raise ConfigError(f"{pipeline!r} may drop samples, and then a number would have none", hint=hint)
+    return steps
+
+
+def _indexed(
+    source: Shards, shards: Sequence[Shard], *, index: Index, index_dir: str | os.PathLike[str] | None
+) -> Lookup:
+    """What an index says of all `shards`; made where it is not there, unless it is required."""
+    known = lookup(shards, index_dir=index_dir)
+    missing_count = known.rows.count(None)
+    if not missing_count:
+        return known
+    said = f"no index knows {missing_count} of {len(shards)} shards of {source!r}"
+    if index == "require":
+        raise ConfigError(said, hint="run `penstock index URL`; index='auto' reads them once and makes it")
+    _log.info("%s: reading them once, to make it", said)
+    built = build(shards, in_directory(shards, index_dir), on_corrupt=source.on_corrupt)
+    if built.failed:
+        raise built.failed[0][1]
+    return lookup(shards, index_dir=index_dir)

@@ -1,0 +1,306 @@
+"""Where samples lie that are asked for by number: objects, indexed shards, or whatever a function of a key reads.
+
+Looked up once, in the process that opens the data set, and carried to workers: names and versions are kept as blocks of
+bytes, so that a million of them cost their bytes and not a million objects, which fork would copy page by page.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from penstock.access.merging import Piece, merged
+from penstock.access.names import Names
+from penstock.fetch import PlanItem
+from penstock.formats import Sample, group_objects
+from penstock.index import SampleMap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from penstock.config import FetchConfig
+    from penstock.index import Lookup
+    from penstock.loader.shards import Shard
+    from penstock.pipeline import Objects
+    from penstock.store import Store
+
+_Place: TypeAlias = "tuple[int, tuple[Store, list[PlanItem]]]"
+
+LOCATED_COUNT = 64
+"""Numbers of a stream that are looked up at once: their shards' indexes are read side by side."""
+
+
+class Fetched(NamedTuple):
+    """A sample as stored, and where it is from."""
+
+    sample: Sample
+    url: str
+
+
+class Places(Protocol):
+    """Samples by number. Pickles to worker processes as what was found, without connections."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Fetched]]:
+        """Different samples, all of them wanted: (index in `numbers`, sample), in the order in which they arrive.
+
+        Raises:
+            StoreError, DataError: as the store and the format say.
+        """
+
+    def stream(self, numbers: Iterable[int]) -> Iterator[tuple[int, Fetched]]:
+        """(number, sample) in this order, read ahead of the consumer.
+
+        Raises:
+            StoreError, DataError: as the store and the format say.
+        """
+
+    def find(self, key: str) -> int | None:
+        """Number of the first sample with this key. Cost: all keys are read and kept, the first time."""
+
+    def close(self) -> None:
+        """End the use of stores and threads; idempotent."""
+
+
+class StoredPlaces(ABC):
+    """Samples whose bytes lie in stores, each in one piece or several.
+
+    Args:
+        config: How their stores read; each was connected with it.
+        gap_bytes: The widest gap to read through; None: as each store is measured.
+    """
+
+    def __init__(self, config: FetchConfig, *, gap_bytes: int | None) -> None:
+        self._config = config
+        self._gap_bytes = gap_bytes
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples."""
+
+    @abstractmethod
+    def _located(self, numbers: Sequence[int]) -> list[tuple[Store, list[PlanItem]]]:
+        """Where each sample's pieces lie."""
+
+    @abstractmethod
+    def _made(self, number: int, data: Sequence[memoryview]) -> Fetched:
+        """A sample, of its pieces."""
+
+    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Fetched]]:
+        """See ``Places``."""
+        located = self._located(numbers)
+        by_store: dict[int, tuple[Store, list[Piece]]] = {}
+        for row, (store, items) in enumerate(located):
+            pieces = by_store.setdefault(id(store), (store, []))[1]
+            pieces += [Piece(row, slot, item) for slot, item in enumerate(items)]
+        held: dict[int, list[Any]] = {}  # of samples in several pieces, those that are here
+        for store, pieces in by_store.values():
+            reads = merged(pieces, store, self._config, gap_bytes=self._gap_bytes)
+            for blob in store.read_many([read.item for read in reads], ordered=False):
+                item, inside = reads[blob.request_index]
+                begin = item.span.start if item.span is not None else 0
+                for row, slot, (_, span, *_) in inside:
+                    data = blob.data if span is None else blob.data[span.start - begin : span.end - begin]
+                    count = len(located[row][1])
+                    if count == 1:
+                        yield row, self._made(numbers[row], (data,))
+                        continue
+                    parts = held.setdefault(row, [None] * count)
+                    parts[slot] = data
+                    if None not in parts:
+                        yield row, self._made(numbers[row], held.pop(row))
+
+    def stream(self, numbers: Iterable[int]) -> Iterator[tuple[int, Fetched]]:
+        """See ``Places``. What adjoins, or nearly, is read as one; nothing is sorted."""
+        places = (place for some in _blocks(numbers) for place in zip(some, self._located(some), strict=True))
+        place = next(places, None)
+        while place is not None:
+            run = _Run(place, places)
+            blobs = run.store.read_many(run.requests())
+            for blob in blobs:
+                number, count = run.asked.popleft()
+                yield number, self._made(number, [blob.data, *(next(blobs).data for _ in range(count - 1))])
+            place = run.next
+
+    @property
+    @abstractmethod
+    def stores(self) -> Iterable[Store]:
+        """All that the samples lie in."""
+
+    def close(self) -> None:
+        """See ``Places``."""
+        for store in self.stores:
+            store.close()
+
+
+def _blocks(numbers: Iterable[int]) -> Iterator[list[int]]:
+    numbers = iter(numbers)
+    while some := list(islice(numbers, LOCATED_COUNT)):
+        yield some
+
+
+class _Run:
+    """Samples of one store that follow each other, pulled as they are read.
+
+    Attributes:
+        store: Theirs.
+        asked: Number and pieces of each that was pulled; whoever has the pieces takes it out.
+        next: The first of another store, once all are pulled.
+    """
+
+    def __init__(self, first: _Place, others: Iterator[_Place]) -> None:
+        self.store = first[1][0]
+        self.asked: deque[tuple[int, int]] = deque()
+        self.next: _Place | None = first
+        self._others = others
+
+    def requests(self) -> Iterator[PlanItem]:
+        """Their pieces."""
+        while self.next is not None:
+            number, (store, items) = self.next
+            if store is not self.store:
+                return
+            self.asked.append((number, len(items)))
+            yield from items
+            self.next = next(self._others, None)
+
+
+class ObjectPlaces(StoredPlaces):
+    """Objects, or groups of them with one stem, in the ``Loader``'s stored order; of the versions that were listed.
+
+    Args:
+        source: As described.
+        shards: The objects, as listed.
+        config: See ``StoredPlaces``.
+    """
+
+    def __init__(self, source: Objects, shards: Iterable[Shard], config: FetchConfig) -> None:
+        super().__init__(config, gap_bytes=0)
+        self._group_by = source.group_by
+        self._stores: list[Store] = []
+        found: list[Shard] = []
+        first, store_of = [0], []
+        for store, run in groupby(shards, key=attrgetter("store")):
+            self._stores.append(store)
+            by_key = {each.key: each for each in run}
+            for group in group_objects(by_key, group_by=source.group_by):
+                found += [by_key[key] for key in group.members.values()]
+                first.append(len(found))
+                store_of.append(len(self._stores) - 1)
+        self._first = np.array(first, dtype=np.int64)
+        self._store_of = np.array(store_of, dtype=np.uint32)
+        self._names = Names(each.key for each in found)
+        self._etags = Names(each.etag or "" for each in found)
+        self._sizes = np.array([-1 if each.size_bytes is None else each.size_bytes for each in found], dtype=np.int64)
+        self._by_key: dict[str, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._store_of)
+
+    @property
+    def stores(self) -> Iterable[Store]:
+        """All that the samples lie in."""
+        return self._stores
+
+    def find(self, key: str) -> int | None:
+        """See ``Places``."""
+        if self._by_key is None:
+            by_key: dict[str, int] = {}
+            for number in range(len(self)):
+                by_key.setdefault(self._group(number)[0], number)
+            self._by_key = by_key
+        return self._by_key.get(key)
+
+    def _located(self, numbers: Sequence[int]) -> list[tuple[Store, list[PlanItem]]]:
+        stores = self._stores
+        return [(stores[self._store_of[number]], list(map(self._item, self._rows(number)))) for number in numbers]
+
+    def _made(self, number: int, data: Sequence[memoryview]) -> Fetched:
+        key, fields, name = self._group(number)
+        return Fetched(
+            Sample(key, dict(zip(fields, data, strict=True)), 0), self._stores[self._store_of[number]].describe(name)
+        )
+
+    def _group(self, number: int) -> tuple[str, Iterable[str], str]:
+        """A sample's key, its fields, and its first object."""
+        names = [self._names[row] for row in self._rows(number)]
+        group = group_objects(names, group_by=self._group_by)[0]
+        return group.key, group.members, names[0]
+
+    def _rows(self, number: int) -> range:
+        return range(int(self._first[number]), int(self._first[number + 1]))
+
+    def _item(self, row: int) -> PlanItem:
+        size_bytes = int(self._sizes[row])
+        etag = self._etags[row] or None
+        return PlanItem(self._names[row], etag=etag, size_bytes=size_bytes if size_bytes >= 0 else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_by_key": None}
+
+
+class ShardPlaces(StoredPlaces):
+    """Samples inside shards, by their index; of the versions that were indexed.
+
+    Args:
+        known: What the index says; complete.
+        config: See ``StoredPlaces``.
+        gap_bytes: See there.
+
+    Raises:
+        ConfigError: a shard is not indexed, or of a format that cannot be entered at a sample.
+    """
+
+    def __init__(self, known: Lookup, config: FetchConfig, *, gap_bytes: int | None) -> None:
+        super().__init__(config, gap_bytes=gap_bytes)
+        self._known = known
+        self._map = SampleMap(known)
+
+    def __getstate__(self) -> Any:
+        return self._known, self._config, self._gap_bytes
+
+    def __setstate__(self, state: Any) -> None:
+        known, config, gap_bytes = state
+        self.__init__(known, config, gap_bytes=gap_bytes)  # type: ignore[misc]  # the shards' indexes are read again
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    @property
+    def stores(self) -> Iterable[Store]:
+        """All that the samples lie in, and the index."""
+        stores = [found.shard.store for found in self._known.found]
+        return {id(store): store for store in [*stores, self._known.place.store]}.values()
+
+    def find(self, key: str) -> int | None:
+        """See ``Places``."""
+        return self._map.find(key)
+
+    def _located(self, numbers: Sequence[int]) -> list[tuple[Store, list[PlanItem]]]:
+        spans = self._map.spans(numbers)
+        for number in {number for number, _ in spans}:
+            self._need_head(number)
+        found = self._known.found
+        return [
+            (each.shard.store, [PlanItem(each.shard.key, span, each.if_match, each.size_bytes)])
+            for each, span in ((found[number], span) for number, span in spans)
+        ]
+
+    def _made(self, number: int, data: Sequence[memoryview]) -> Fetched:
+        shard, _ = self._map.locate(number)
+        return Fetched(self._map.parse(number, data[0]), self._known.found[shard].shard.url)
+
+    def _need_head(self, number: int) -> None:
+        """Read what of the shard every sample's parser needs, once; nothing for most formats."""
+        head = self._map.head_span(number)
+        if head is not None:
+            shard, _, size_bytes, _, if_match = self._known.found[number]
+            blobs = shard.store.read_many([PlanItem(shard.key, head, if_match, size_bytes)])
+            self._map.set_head(number, next(blobs).data)

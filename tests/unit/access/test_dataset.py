@@ -1,0 +1,280 @@
+"""``pipeline.open()``: samples by number and by key, of objects and of indexed shards."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import penstock as ps
+from loading import counted, shard, write_counted, write_formatted
+from penstock.access import Dataset
+from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
+from penstock.store.traced import Traced
+
+SIZES = (9, 4, 7)
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture(params=["objects", "shards"])
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+    """Twenty samples whose ``cls`` is their number, as single objects or in three shards; keys ``s00000.cls`` or ``s00000``."""
+    if request.param == "objects":
+        for number in range(TOTAL):
+            (tmp_path / f"s{number:05d}.cls").write_text(str(number))
+        return ps.objects(f"{tmp_path}/").decode(ps.Integer("cls")).open()
+    write_counted(tmp_path / "data", SIZES)
+    return ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls")).open(index_dir=tmp_path / "index")
+
+
+def numbers(samples: Any) -> list[int]:
+    return [int(sample["cls"]) for sample in samples]
+
+
+def requests_count(dataset: Dataset) -> int:
+    """GETs of samples so far."""
+    places: Any = dataset._places
+    return sum(store.statistics().operations.get("Get", 0) for store in places.stores if isinstance(store, Traced))
+
+
+def test_by_number(dataset: Dataset) -> None:
+    """A number, negative or NumPy's, is one sample; a slice, a list, a range or an array is a list, in that order."""
+    assert len(dataset) == TOTAL
+    assert [dataset[number]["cls"] for number in range(TOTAL)] == list(range(TOTAL))
+    assert (dataset[-1]["cls"], dataset[-TOTAL]["cls"], dataset[np.int64(3)]["cls"]) == (TOTAL - 1, 0, 3)
+    scalar: Any = np.array(4)
+    assert dataset[scalar]["cls"] == 4
+    assert numbers(dataset[2:15:3]) == [2, 5, 8, 11, 14]
+    assert numbers(dataset[::-1]) == list(range(TOTAL))[::-1]
+    assert numbers(dataset[[5, 0, 5, -1]]) == numbers(dataset[np.array([5, 0, 5, -1])]) == [5, 0, 5, TOTAL - 1]
+    assert numbers(dataset[range(3)]) == [0, 1, 2]
+    assert (dataset[[]], dataset[TOTAL:], dataset.__getitems__([])) == ([], [], [])
+
+
+def test_where_a_sample_is_from(dataset: Dataset) -> None:
+    """A sample says its key, the URL of its object or shard, and its number."""
+    sample = dataset[10]
+    assert sample["__key__"].partition(".")[0] == "s00010"
+    assert sample["__shard__"].rpartition("/")[2] in ("s00010.cls", "s-001.tar")
+    assert sample["__position__"] == 10
+
+
+def test_by_key(dataset: Dataset) -> None:
+    """A key gives its sample, alone or in a list; ``get`` and ``in`` ask."""
+    keys = [sample["__key__"] for sample in dataset]
+    assert dataset[keys[7]]["cls"] == 7
+    assert numbers(dataset[[keys[7], keys[0]]]) == [7, 0]
+    assert keys[19] in dataset
+    assert "s99999" not in dataset
+    assert 3 not in dataset
+    found = dataset.get(keys[3])
+    assert found is not None
+    assert found["cls"] == 3
+    assert dataset.get("s99999") is None
+    assert dataset.get("s99999", 5) == 5
+    assert dataset.find(keys[11]) == 11
+    with pytest.raises(KeyError, match="no sample of 20 has the key 's99999'"):
+        dataset["s99999"]
+
+
+def test_no_such_number(dataset: Dataset) -> None:
+    """A number that is none says so with the numbers that there are, and so does a mask."""
+    for wrong in (TOTAL, -TOTAL - 1):
+        with pytest.raises(IndexError, match=rf"sample {wrong} of 20: there are -20 to 19"):
+            dataset[wrong]
+    with pytest.raises(ConfigError, match="flatnonzero"):
+        dataset[np.ones(TOTAL, bool)]
+    with pytest.raises(TypeError):
+        dataset[1.5]  # type: ignore[call-overload]
+
+
+def test_in_any_order_one_by_one(dataset: Dataset) -> None:
+    """Iterating gives all as stored; a permutation, pulled lazily, is given in its order, as often as it says."""
+    assert numbers(dataset) == list(range(TOTAL))
+    order = np.random.default_rng(0).permutation(TOTAL)
+    assert numbers(dataset.iter_samples(order)) == order.tolist()
+    assert numbers(dataset.iter_samples(iter([3, 3, -1]))) == [3, 3, TOTAL - 1]
+    endless = dataset.iter_samples(number % TOTAL for number in iter(int, 1))
+    assert next(endless)["cls"] == 0
+    with pytest.raises(IndexError, match="sample 20 of 20"):
+        list(dataset.iter_samples([0, TOTAL]))
+
+
+def test_what_is_asked_for_twice_is_read_once(dataset: Dataset) -> None:
+    """A batch reads each sample once, and what was asked for twice is two samples."""
+    dataset[0]
+    before = requests_count(dataset)
+    first, _, second = dataset[[7, 12, 7]]
+    assert requests_count(dataset) - before == 2
+    assert first == second
+    assert first is not second
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.lists(st.integers(-TOTAL, TOTAL - 1), max_size=30), gap_bytes=st.sampled_from([0, 3000, 1 << 20]))
+def test_any_batch_as_single_samples(
+    order: list[int], gap_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever is merged into one request, a batch's samples are those that the numbers give one by one."""
+    folder = tmp_path_factory.getbasetemp() / "any-batch"
+    if not folder.exists():
+        write_counted(folder / "data", SIZES)
+    fetch = ps.FetchConfig(gap_bytes_max=gap_bytes, part_bytes=64 << 10)
+    with ps.shards(f"{folder}/data/").open(index_dir=folder / "index", fetch=fetch) as dataset:
+        expected = {number: sample for number, sample in enumerate(dataset)}  # noqa: C416 - say what it is
+        assert dataset[order] == [expected[number % TOTAL] for number in order]
+
+
+def test_neighbours_are_one_request(tmp_path: Path) -> None:
+    """Ranges that lie near each other in a shard are read as one, in whatever order they are asked for."""
+    write_counted(tmp_path / "data", (40,))
+    dataset = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls")).open(index_dir=tmp_path / "index")
+    dataset[0]  # reads where they lie
+    before = requests_count(dataset)
+    assert numbers(dataset[[30, 2, 17, 9]]) == [30, 2, 17, 9]
+    assert requests_count(dataset) - before == 1
+
+
+def test_an_index_is_made_or_required(tmp_path: Path) -> None:
+    """Without an index, ``auto`` makes one, once, and ``require`` refuses; there is no streaming by number."""
+    write_counted(tmp_path / "data", SIZES)
+    shards = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls"))
+    with pytest.raises(ConfigError, match=r"no index knows 3 of 3 shards.*penstock index"):
+        shards.open(index="require", index_dir=tmp_path / "index")
+    assert len(shards.open(index_dir=tmp_path / "index")) == TOTAL
+    assert numbers(shards.open(index="require", index_dir=tmp_path / "index")[[19, 0]]) == [19, 0]
+    with pytest.raises(ConfigError, match="must be 'auto' or 'require'"):
+        shards.open(index="stream")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format_name", ["tfrecord", "jsonl", "recordio"])
+def test_every_format_with_samples_to_enter(tmp_path: Path, format_name: str) -> None:
+    """Records of the other formats are read by range alike."""
+    total = write_formatted(tmp_path / "data", format_name, (5, 3))
+    with ps.shards(f"{tmp_path}/data/").open(index_dir=tmp_path / "index") as dataset:
+        assert len(dataset) == total
+        assert dataset[[6, 1, 7]] == [dataset[6], dataset[1], dataset[7]]
+        assert [sample["__position__"] for sample in dataset] == list(range(total))
+
+
+def test_compressed_shards_are_refused(tmp_path: Path) -> None:
+    """A shard that cannot be entered at a sample says so, and what to do."""
+    write_formatted(tmp_path / "data", "tar.gz", (3,))
+    with pytest.raises(ConfigError, match="cannot be entered at a sample"):
+        ps.shards(f"{tmp_path}/data/").open(index_dir=tmp_path / "index")
+
+
+def test_a_shard_that_changed(tmp_path: Path) -> None:
+    """Of a shard that was replaced, nothing is given: the error names it, and the others can still be read."""
+    write_counted(tmp_path / "data", SIZES)
+    dataset = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls")).open(index_dir=tmp_path / "index")
+    (tmp_path / "data/s-001.tar").write_bytes(shard(counted(range(100, 110))))
+    with pytest.raises(ObjectChangedError, match=r"s-001\.tar"):
+        dataset[10]
+    with pytest.raises(ObjectChangedError, match=r"s-001\.tar"):
+        list(dataset)
+    assert dataset[0]["cls"] == 0
+
+
+def test_closed(dataset: Dataset) -> None:
+    """As a context manager it closes; what comes after is an error that says so, and closing twice is none."""
+    with dataset as opened:
+        assert opened is dataset
+    dataset.close()
+    assert "closed" in repr(dataset)
+    for use in (lambda: dataset[0], lambda: list(dataset), lambda: "s" in dataset):
+        with pytest.raises(ClosedError, match="open it again"):
+            use()
+
+
+def test_repr_says_what_it_is(dataset: Dataset) -> None:
+    """What was opened, as it was written, and how many samples there are."""
+    assert repr(dataset).startswith(("<Dataset objects('", "<Dataset shards('"))
+    assert repr(dataset).endswith(".decode(Integer('cls')): 20 samples>")
+
+
+def test_a_pickle_is_what_was_found(dataset: Dataset) -> None:
+    """A copy has samples, keys and versions without looking again."""
+    keys = [sample["__key__"] for sample in dataset]
+    assert keys[3] in dataset
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(copy) == TOTAL
+    assert copy[[4, 2]] == dataset[[4, 2]]
+    assert copy[keys[5]] == dataset[5]
+
+
+def test_many_threads_at_once(dataset: Dataset) -> None:
+    """Batches that threads ask for side by side are each its own, in order."""
+    orders = [np.random.default_rng(seed).permutation(TOTAL).tolist() for seed in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda order: numbers(dataset[order]), orders))
+    assert found == orders
+
+
+def test_random_numbers_are_the_epochs(tmp_path: Path) -> None:
+    """What ``map`` draws depends on seed, epoch and number, not on how a sample was asked for."""
+    (tmp_path / "a.cls").write_text("0")
+    (tmp_path / "b.cls").write_text("1")
+    drawn = ps.objects(f"{tmp_path}/").map(_drawn)
+    dataset = drawn.open(seed=3)
+    first = [sample["drawn"] for sample in dataset]
+    assert [dataset[1]["drawn"], dataset[0]["drawn"]] == first[::-1]
+    assert [sample["drawn"] for sample in dataset.read_samples([0, 1], epoch=1)] != first
+    assert [sample["drawn"] for sample in drawn.open(seed=4)] != first
+
+
+def _drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "drawn": float(rng.random())}
+
+
+def test_calls_of_your_own(tmp_path: Path) -> None:
+    """Keys that a function reads have numbers and keys too, and its threads end with the data set."""
+    with ps.objects(["7", "8", "9"], read=str.encode).open() as dataset:
+        assert [sample["data"] for sample in dataset] == [b"7", b"8", b"9"]
+        assert dataset["8"]["data"] == b"8"
+        assert dataset.find("0") is None
+        assert pickle.loads(pickle.dumps(dataset))[2]["data"] == b"9"
+
+
+def test_several_stores_and_groups(tmp_path: Path) -> None:
+    """Objects of several stores, grouped by stem, come in the order asked, in a batch and one by one."""
+    for number in range(6):
+        folder = tmp_path / f"{number % 2}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.cls").write_text(str(number))
+        (folder / f"{number}.txt").write_text(f"text {number}")
+    urls = [f"{tmp_path}/0/", f"{tmp_path}/1/"]
+    dataset = ps.objects(urls, group_by="stem").decode(ps.Integer("cls"), ps.Text("txt")).open()
+    assert numbers(dataset) == [0, 2, 4, 1, 3, 5]
+    order = [5, 0, 3, 3, 1]
+    assert numbers(dataset[order]) == numbers(dataset.iter_samples(order)) == [5, 0, 1, 1, 2]
+    assert dataset["4"]["txt"] == "text 4"
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    """An empty prefix is no data set of length 0."""
+    with pytest.raises(ObjectMissingError, match="no objects"):
+        ps.objects(f"{tmp_path}/").open()
+
+
+@pytest.mark.parametrize("stage", ["batch", "shuffle", "filter", "flat_map", "take", "max_errors", "mix"])
+def test_stages_without_a_sample_for_each_number_are_refused(stage: str) -> None:
+    """What batches, orders, drops, multiplies or mixes is refused before anything is looked at."""
+    made = ps.objects("s3://bucket/images/")
+    wrong: Any = {
+        "batch": lambda: made.batch(4),
+        "shuffle": made.shuffle,
+        "filter": lambda: made.filter(bool),
+        "flat_map": lambda: made.flat_map(lambda sample: [sample]),
+        "take": lambda: made.take(3),
+        "max_errors": lambda: made.map(dict, max_errors=1),
+        "mix": lambda: ps.mix({made: 1}),
+    }[stage]
+    with pytest.raises(ConfigError, match=r"one by one|may drop|mixes"):
+        wrong().open()
