@@ -5,6 +5,7 @@
     PenstockError
     ├── ConfigError            (ValueError)         the caller: a bad argument, URL, limit
     ├── ClosedError            (RuntimeError)       the caller: used after close, or inherited by a fork
+    ├── WorkerDiedError        (RuntimeError)       a loader's worker process ended: killed, out of memory
     ├── StoreError             (OSError)            the store, or the way to it
     │   ├── ObjectMissingError (FileNotFoundError)  no such key
     │   │   └── BucketMissingError                  no such bucket
@@ -56,6 +57,7 @@ __all__ = [
     "StoreError",
     "ThrottledError",
     "UnavailableError",
+    "WorkerDiedError",
 ]
 
 
@@ -101,6 +103,21 @@ class ConfigError(PenstockError, ValueError):
 
 class ClosedError(PenstockError, RuntimeError):
     """Used after ``close()``, or inherited through ``fork`` from a process whose engine it belonged to."""
+
+
+class WorkerDiedError(PenstockError, RuntimeError):
+    """A worker process of a ``Loader`` ended before its work did, by a signal or by itself.
+
+    Attributes:
+        worker: Its number, from 0.
+        process_id: Of the process that ended.
+        exit_code: Its exit status; the negative number of the signal that killed it.
+    """
+
+    FIELDS = ("worker", "process_id", "exit_code")
+    worker: int | None
+    process_id: int | None
+    exit_code: int | None
 
 
 class StoreError(PenstockError, OSError):
@@ -281,6 +298,7 @@ class DecodeError(DataError):
 WIRE: dict[type[PenstockError], tuple[int, int]] = {
     ConfigError: (errno.EINVAL, 400),
     ClosedError: (errno.EBADF, 503),
+    WorkerDiedError: (errno.EIO, 500),
     StoreError: (errno.EIO, 502),
     ObjectMissingError: (errno.ENOENT, 404),
     BucketMissingError: (errno.ENOENT, 404),

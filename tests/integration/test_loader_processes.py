@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
-from penstock.errors import ConfigError, DecodeError, PenstockError
+from penstock.errors import ConfigError, DecodeError, PenstockError, WorkerDiedError
 from resuming import assert_same
 
 pytestmark = pytest.mark.server
@@ -83,6 +83,15 @@ def _image(sample: dict[str, Any]) -> dict[str, Any]:
     return {"cls": number, "picture": np.full((5, 3), number, np.uint8), "text": f"{number} ü", "raw": b"x" * number}
 
 
+def _repeated(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
+    """A sample n mod 3 times, with values of all kinds, each with a number of its own."""
+    return [{**_image(sample), "again": again, "drawn": rng.random()} for again in range(int(sample["cls"]) % 3)]
+
+
+def _noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "noise": rng.standard_normal(3)}
+
+
 MADE = {
     "decoded": lambda folder: pipeline(folder, window=40, seed=3, batch=8),
     "dropped": lambda folder: pipeline(folder, window=40, seed=3, batch=8, drop_last=True),
@@ -112,6 +121,22 @@ MADE = {
         .shuffle(window=20, seed=1)
         .map(lambda sample: {"cls": int(sample["cls"]), "ids": np.arange(int(sample["cls"]) % 5)})
         .batch(6, ragged=["ids"])
+    ),
+    "refilled": lambda folder: (
+        ps.shards(f"{folder}/")
+        .shuffle(window=20, seed=1)
+        .decode(ps.Integer("cls"))
+        .filter(lambda sample: sample["cls"] % 3 != 0, refill=True)
+        .batch(5)
+    ),
+    "multiplied": lambda folder: (
+        ps.shards(f"{folder}/").shuffle(window=20, seed=1).flat_map(_repeated).map(_noisy).batch(7, drop_last=True)
+    ),
+    "by size": lambda folder: (
+        ps.shards(f"{folder}/")
+        .shuffle(window=20, seed=1)
+        .map(_image)
+        .batch_by_size(150, size=lambda sample: sample["cls"], oversize="alone")
     ),
     "stored order": lambda folder: pipeline(folder, window=None),
     "taken": lambda folder: ps.shards(f"{folder}/").shuffle(window=9).decode(ps.Integer("cls")).take(21).batch(4),
@@ -252,11 +277,12 @@ def test_a_worker_that_is_killed_is_an_error_that_names_it(tmp_path: Path, mode:
         victim = min(children() - before)
         os.kill(victim, signal.SIGKILL)
         began_s = time.monotonic()
-        with pytest.raises(PenstockError, match=rf"{victim}\b.*SIGKILL"):
+        with pytest.raises(WorkerDiedError, match=rf"{victim}\b.*SIGKILL") as raised:
             for _ in steps:
                 pass
         assert time.monotonic() - began_s < DEATH_S_MAX
-        with pytest.raises(PenstockError, match=str(victim)):
+        assert (raised.value.process_id, raised.value.exit_code) == (victim, -signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=str(victim)):
             next(steps)
 
 
@@ -466,11 +492,15 @@ def test_what_cannot_cross_is_refused(folder: Path, place: Path) -> None:
     """Objects that are no numbers, arrays, str or bytes need processes=0, and the error says so."""
     made = ps.shards(f"{folder}/").map(lambda sample: {"cls": int(sample["cls"]), "what": {"a": 1}}).batch(4)
     with ps.Loader(made, processes=1, index_dir=place) as loader:
-        with pytest.raises(PenstockError, match="processes=0"):
+        with pytest.raises(ConfigError, match=r"'what': dict cannot cross.*processes=0"):
             next(iter(loader))
-    flat = ps.shards(f"{folder}/").flat_map(lambda sample: [{"cls": int(sample["cls"])}]).batch(4)
+    later = ps.shards(f"{folder}/").map(lambda sample: {"what": "a" if int(sample["cls"]) < 30 else None}).batch(4)
+    with ps.Loader(later, processes=1, lanes=1, index_dir=place) as loader:
+        with pytest.raises(ConfigError, match=r"'what': NoneType.* cannot cross.*processes=0"):
+            list(loader)
+    flat = ps.shards(f"{folder}/").flat_map(lambda sample: [{"cls": 1, "lock": threading.Lock()}]).batch(4)
     with ps.Loader(flat, processes=1, index_dir=place) as loader:
-        with pytest.raises(ConfigError, match="processes=0"):
+        with pytest.raises(ConfigError, match=r"'lock': lock cannot cross.*processes=0"):
             next(iter(loader))
     with pytest.raises(ConfigError, match="processes=-1"):
         ps.Loader(flat, processes=-1)

@@ -42,7 +42,7 @@ class CarryMark(NamedTuple):
     skip_count: int
 
 
-class _Out(NamedTuple):
+class Out(NamedTuple):
     """A sample that came out."""
 
     values: Mapping[str, Any]
@@ -84,7 +84,7 @@ class CarryFilling:
 
     def fill(self) -> None:
         """See ``Filling``."""
-        held: list[_Out] = []
+        held: list[Out] = []
         size = self._run.plan.batch_size
         budget = self._by_size.budget() if self._by_size is not None else None
         before: CarryMark | None = None
@@ -131,7 +131,7 @@ class CarryFilling:
             task.done = True
             self._run.changed.notify_all()
 
-    def _outs(self) -> Iterator[_Out]:
+    def _outs(self) -> Iterator[Out]:
         """What comes out, in order, whichever thread was first in time; what was handed out before is left out."""
         run = self._run
         tasks: deque[_Task] = deque()
@@ -160,11 +160,11 @@ class CarryFilling:
                     continue
                 sample, segment = block.samples[index], block.segments[index]
                 after = CarryMark(task.mark, count)
-                yield _Out(values, sample.key, segment.url, int(block.positions[index]), after)
+                yield Out(values, sample.key, segment.url, int(block.positions[index]), after)
             if task.error is not None:
                 raise task.error
 
-    def _verdict(self, budget: SizeBudget, out: _Out) -> str:
+    def _verdict(self, budget: SizeBudget, out: Out) -> str:
         assert self._by_size is not None
         try:
             return budget.add(self._by_size.size_of(out.values))
@@ -176,7 +176,7 @@ class CarryFilling:
                 shard=out.url,
             ) from error
 
-    def _close(self, held: list[_Out], mark: CarryMark) -> None:
+    def _close(self, held: list[Out], mark: CarryMark) -> None:
         """Make a batch of samples, and deliver it."""
         if self._layout is None:
             self._layout = Layout(held[0].values, self._run.plan.batch)

@@ -209,6 +209,10 @@ class StreamDeal:
         )
         self._ended = False
 
+    def begin_mark(self, cursors: Mapping[int, Mapping[str, Any]]) -> Mark:
+        """In front of the first batch, where the workers begin at these cursors."""
+        return self.mark_of(self._feed.mark(), cursors)
+
     @property
     def is_ended(self) -> bool:
         """See ``Deal``."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
 from penstock.fetch import process_budget
+from penstock.loader.carried import Blocks, block_plan, carried
 from penstock.loader.dealing import IndexedDeal, StreamDeal, part_of_cursor
 from penstock.loader.indexed import IndexedJob
 from penstock.loader.processes import ProcessRun
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.loader.dealing import Deal
     from penstock.loader.feed import Batching
     from penstock.loader.planning import Plan
-    from penstock.loader.run import RunPlan
+    from penstock.loader.run import EpochRun, RunPlan
     from penstock.loader.statistics import Meter
     from penstock.loader.workers import Workers
     from penstock.order import Batches
@@ -37,7 +37,7 @@ def divided(
     restarts: bool,
     workers: Workers,
     meter: Meter,
-) -> tuple[Batches | None, ProcessRun]:
+) -> tuple[Batches | None, EpochRun | ProcessRun]:
     """Start workers for an epoch.
 
     Args:
@@ -52,59 +52,57 @@ def divided(
         meter: Told of samples, bytes and seconds.
 
     Returns:
-        The rank's batches, where an index tells; and the run.
-
-    Raises:
-        ConfigError: stages that change how many samples there are.
+        The rank's batches, where an index tells and nothing is carried; and the run.
     """
-    if plan.carries:
-        raise ConfigError("refill, flat_map and batch_by_size are not divided among processes", hint="processes=0")
     order = plan.job.order.at_epoch(epoch)
     count = usable_count(len(order.lanes_owned), processes, evenly=isinstance(plan.job, IndexedJob))
+    made = block_plan(run_plan) if plan.carries else run_plan
     batches: Batches | None = None
     deal: Deal
     if isinstance(plan.job, IndexedJob):
         cursor = {"position": 0} if cursor is None else cursor
+        if plan.carries:
+            batching = batching._replace(global_size=made.batch_size * plan.world_size)
         batches = plan.job.batches(epoch, batching=batching, origin=cursor["position"])
-        run_plan = run_plan._replace(drop_last=False)  # the last batch is the last that counts
+        made = made._replace(drop_last=False)  # the last batch is the last that counts
         deal = IndexedDeal(batches, workers_count=count)
+        cursors = [cursor] * count
+        begin = cursor["position"]
     else:
         deal = StreamDeal(
-            order,
-            cursor,
-            take=batching.take,
-            size=run_plan.batch_size,
-            drop_last=run_plan.drop_last,
-            workers_count=count,
+            order, cursor, take=batching.take, size=made.batch_size, drop_last=made.drop_last, workers_count=count
         )
-    cursors = (
-        [part_of_cursor(cursor, order.lanes_owned, number, count) for number in range(count)]
-        if batches is None or cursor is None
-        else [cursor] * count
+        cursors = [part_of_cursor(cursor, order.lanes_owned, number, count) for number in range(count)]
+        begin = deal.begin_mark(dict(enumerate(cursors)))
+    job = WorkerJob(
+        job=plan.job,
+        pipeline=plan.pipeline,
+        plan=made._replace(
+            steps=(),
+            drop_last=False,
+            threads_count=max(1, made.threads_count // count),
+            prefetch_batches=made.prefetch_batches + 1,
+        ),
+        epoch=epoch,
+        first_batch=0,
+        cursor={},
+        global_size=0 if batches is None else batching.global_size,
+        stop=0 if batches is None else batches.stop,
+        number=0,
+        workers_count=count,
+        budget_bytes=process_budget().bytes_max // count,
+        meter=meter,
+        carries=plan.carries,
     )
-    told = [
-        WorkerJob(
-            job=plan.job,
-            pipeline=plan.pipeline,
-            plan=run_plan._replace(
-                steps=(),
-                drop_last=False,
-                threads_count=max(1, run_plan.threads_count // count),
-                prefetch_batches=run_plan.prefetch_batches + 1,
-            ),
-            epoch=epoch,
-            first_batch=0,
-            cursor=cursors[number],
-            global_size=0 if batches is None else batching.global_size,
-            stop=0 if batches is None else batches.stop,
-            number=number,
-            workers_count=count,
-            budget_bytes=process_budget().bytes_max // count,
-            meter=meter,
-        )
-        for number in range(count)
-    ]
-    return batches, ProcessRun(run_plan, deal=deal, told=told, workers=workers, restarts=restarts, meter=meter)
+    told = [job._replace(number=number, cursor=each) for number, each in enumerate(cursors)]
+    run = ProcessRun(
+        made, deal=deal, told=told, workers=workers, restarts=restarts, meter=meter, counts=not plan.carries
+    )
+    if not plan.carries:
+        return batches, run
+    skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
+    blocks = Blocks(run, batches=batches, mark=begin)
+    return None, carried(run_plan, blocks, epoch=epoch, skip_count=skip_count, meter=meter)
 
 
 def usable_count(lanes_count: int, processes: int, *, evenly: bool) -> int:

@@ -52,7 +52,7 @@ class MembersFilling:
             rows = len(block.samples)
             if rows < size and run.plan.drop_last:
                 return
-            batch = OpenBatch(self._columns(block), None)
+            batch = OpenBatch(self.columns(block), None)
             batch.rows = rows
             batch.sealed = True
             batch.mark = run.feed.mark()
@@ -61,7 +61,8 @@ class MembersFilling:
     def work(self, task: Any) -> None:
         """See ``Filling``; there are no tasks."""
 
-    def _columns(self, block: Block) -> dict[str, Any]:
+    def columns(self, block: Block) -> dict[str, Any]:
+        """A block as a batch."""
         fields = list(map(_FIELDS, block.samples))
         if self._names is None:
             self._names = tuple(fields[0])

@@ -3,31 +3,33 @@
 A worker owns lanes. Which rows of a batch are its samples follows from the order (``dealing.py``); it writes them into a
 slot that all workers share, and a batch is complete when all have said so. A slot comes back when nothing refers to its
 batch any more; while the training loop holds them all, one more is made.
+
+No thread listens to the workers: what they say waits in their sockets until the training loop asks for a batch. A thread
+that woke up for each message took the interpreter from a loop that holds it, several times a step (docs/LOG.md).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from penstock.errors import ClosedError, DataError, PenstockError
+from penstock.errors import ClosedError, DataError, WorkerDiedError
 from penstock.loader.columns import Layout
 from penstock.loader.dealing import Known
 from penstock.loader.filling import said_layout
+from penstock.loader.gathering import Part, Pending, gathered
 from penstock.loader.run import Delivery
-from penstock.loader.shared import unpacked
 from penstock.loader.slots import Slots
 from penstock.loader.workers import EXIT_S_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.dealing import Deal, Dealt
+    from penstock.loader.dealing import Deal
     from penstock.loader.run import RunPlan
     from penstock.loader.statistics import Meter
     from penstock.loader.told import ToldError, WorkerJob
@@ -35,32 +37,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.loader")
 
+ALIVE_MS = 1000
+"""Of waiting in vain, after which workers are looked for."""
+
 DEATHS_MAX = 3
 """Of processes in one worker's place without a batch done: one that dies again and again will not stop doing so."""
-
-
-class _Part:
-    """What one worker made of its rows, besides what is in the slot."""
-
-    __slots__ = ("about", "cursor", "dropped", "packed")
-
-    def __init__(self, about: Mapping[str, list[str]], packed: Any, dropped: list[int], cursor: Any) -> None:
-        self.about = about
-        self.packed = packed
-        self.dropped = dropped
-        self.cursor = cursor
-
-
-class _Pending:
-    """A batch on its way."""
-
-    __slots__ = ("dealt", "error", "parts", "slot")
-
-    def __init__(self, dealt: Dealt) -> None:
-        self.dealt = dealt
-        self.slot: int | None = None
-        self.parts: dict[int, _Part] = {}
-        self.error: BaseException | None = None
 
 
 class ProcessRun:
@@ -72,40 +53,44 @@ class ProcessRun:
         told: What each worker is to do.
         workers: Where they come from, and wait between epochs.
         restarts: Whether a worker that dies is replaced.
-        meter: Told of samples, bytes and seconds.
+        meter: Told of bytes and seconds, and of samples and batches.
+        counts: Whether its batches are the loader's, to be counted.
     """
 
     def __init__(
-        self, plan: RunPlan, *, deal: Deal, told: Sequence[WorkerJob], workers: Workers, restarts: bool, meter: Meter
+        self,
+        plan: RunPlan,
+        *,
+        deal: Deal,
+        told: Sequence[WorkerJob],
+        workers: Workers,
+        restarts: bool,
+        meter: Meter,
+        counts: bool = True,
     ) -> None:
         self.plan = plan
         self._deal = deal
         self._pool = workers
         self._restarts = restarts
         self._meter = meter
+        self._counts = counts
         self._process_id = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # of who iterates, and of who closes, who may be another
+        self._closing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # wakes who iterates
         self._layout = said_layout(plan)
         self._first: Mapping[str, Any] | None = None
         self._slots: Slots | None = None
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._dealt_count = 0
         self._given_count = 0
         self._failure: BaseException | None = None  # behind all that was dealt
         self._closed = False
         self._workers: list[Worker] = []
         self._ended: set[int] = set()
-        self._threads: list[threading.Thread] = []
         try:
             for each in told:
                 self._workers.append(workers.take(each))
-            with self._changed:
-                self._go_on()
-            for worker in self._workers:
-                name = f"penstock-read-worker-{worker.number}"
-                thread = threading.Thread(target=self._listen, args=(worker,), name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self._go_on()
         except BaseException:
             self.close()
             raise
@@ -114,16 +99,17 @@ class ProcessRun:
         """As ``EpochRun.next_batch``.
 
         Raises:
-            PenstockError: a worker died, or what failed in one, with its traceback as a note.
+            WorkerDiedError: a worker died.
+            PenstockError: what failed in one, with its traceback as a note.
         """
         self._check_process()
-        with self._changed:
+        with self._lock:
             index = self._given_count
             began_s = time.perf_counter()
             while not self._is_complete(index):
                 if self._is_ended():
                     return None
-                self._changed.wait()
+                self._listen()
             self._meter.wait_s += time.perf_counter() - began_s
             pending = self._pending[index]
             if pending.error is not None:
@@ -132,52 +118,55 @@ class ProcessRun:
             self._given_count += 1
             values = self._values(pending)
             self._go_on()
-        return self._delivered(pending, values)
+            return self._delivered(pending, values)
 
     def has_next(self) -> bool:
         """As ``EpochRun.has_next``."""
         self._check_process()
-        with self._changed:
+        with self._lock:
             while not self._pending and self._failure is None:
+                self._check_open()
                 if self._is_ended():
                     return False
-                self._changed.wait()
+                self._listen()
         return True
 
     def close(self) -> None:
         """End the workers, and wait for them; idempotent. Batches handed out stay valid."""
-        if os.getpid() != self._process_id:
+        if os.getpid() != self._process_id or (self._closed and not self._workers):
             return
-        with self._changed:
-            was_closed, self._closed = self._closed, True
-            self._changed.notify_all()
-            ends = [self._ends(worker) for worker in self._workers]
-        for worker, goes_on in zip(self._workers, ends, strict=True):
-            if goes_on:
+        self._closed = True
+        os.eventfd_write(self._closing, 1)
+        with self._lock:
+            if self._closing < 0:
+                return
+            workers, self._workers = self._workers, []
+            left = [worker for worker in workers if self._can_go_on(worker)]
+            for worker in left:
                 worker.send(("end",))
-            elif not was_closed:
-                worker.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(EXIT_S_MAX)
-        for worker, goes_on in zip(self._workers, ends, strict=True):
-            if goes_on and worker.number in self._ended:
-                self._pool.give_back(worker)
-            elif goes_on:
-                worker.close()
-        self._workers = []
-        if self._slots is not None:
-            self._slots.close()
+            for worker in workers:
+                if worker in left and _says_ended(worker):
+                    self._pool.give_back(worker)
+                else:
+                    worker.close()
+            if self._slots is not None:
+                self._slots.close()
+            os.close(self._closing)
+            self._closing = -1
 
-    def _ends(self, worker: Worker) -> bool:
+    def _can_go_on(self, worker: Worker) -> bool:
         """Whether it did all of its job, and can do another."""
         return self._deal.is_ended and not self._pending and worker.failure is None and worker.process.poll() is None
 
-    # ── where it is (under the lock) ───────────────────────────────────────────────────────────────────────────────
+    # ── where it is ───────────────────────────────────────────────────────────────────────────────
 
     def _check_process(self) -> None:
         if os.getpid() != self._process_id:
             raise ClosedError("this loader's workers are the parent process's", hint="make a Loader in the child")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the loader was closed while it was iterated")
 
     def _is_complete(self, index: int) -> bool:
         """Whether a batch can be handed out.
@@ -185,8 +174,7 @@ class ProcessRun:
         Raises:
             PenstockError: what keeps it from ever being.
         """
-        if self._closed:
-            raise ClosedError("the loader was closed while it was iterated")
+        self._check_open()
         pending = self._pending.get(index)
         if pending is not None and len(pending.parts) == len(self._workers):
             return True
@@ -200,7 +188,7 @@ class ProcessRun:
     def _is_ended(self) -> bool:
         return self._deal.is_ended and not self._pending
 
-    # ── dealing (under the lock) ───────────────────────────────────────────────────────────────────────────────────
+    # ── dealing ───────────────────────────────────────────────────────────────────────────────────
 
     def _go_on(self) -> None:
         """Deal as many batches as may be under way, and ask for what the next ones need."""
@@ -212,7 +200,7 @@ class ProcessRun:
                 break
             if dealt is None:
                 break
-            pending = self._pending[self._dealt_count] = _Pending(dealt)
+            pending = self._pending[self._dealt_count] = Pending(dealt)
             self._give_slot(pending)
             for worker in self._workers:
                 self._send_rows(worker, self._dealt_count, pending)
@@ -220,7 +208,7 @@ class ProcessRun:
         for number, wanted in self._deal.wants().items():
             self._workers[number].send(("want", wanted))
 
-    def _give_slot(self, pending: _Pending) -> int | None:
+    def _give_slot(self, pending: Pending) -> int | None:
         """Memory for a batch, once the columns are known."""
         if self._layout is None:
             return None
@@ -240,7 +228,7 @@ class ProcessRun:
                         self._send_slot(worker, slot)
                         worker.send(("fill", index, slot))
 
-    def _send_rows(self, worker: Worker, index: int, pending: _Pending) -> None:
+    def _send_rows(self, worker: Worker, index: int, pending: Pending) -> None:
         """Say which rows are a worker's, and where, as far as that is known."""
         if pending.slot is not None:
             self._send_slot(worker, pending.slot)
@@ -253,25 +241,34 @@ class ProcessRun:
             worker.slots.add(slot)
             worker.send(("slot", slot, self._slots.size_bytes), descriptor=self._slots.descriptor(slot))
 
-    # ── workers' threads ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── what workers say ──────────────────────────────────────────────────────────────────────────────
 
-    def _listen(self, worker: Worker) -> None:
-        while True:
-            try:
-                message, descriptor = worker.wire.receive()
-            except (EOFError, OSError):
-                if not self._died(worker):
-                    return
-                continue
-            if message[0] == "ended":
-                self._ended.add(worker.number)
-                return
-            with self._changed:
-                try:
-                    self._heard(worker, message, descriptor)
-                except Exception as error:
-                    worker.failure = error
-                self._changed.notify_all()
+    def _listen(self) -> None:
+        """Wait for workers, and hear one message of each that has something to say."""
+        poll = select.poll()
+        poll.register(self._closing, select.POLLIN)
+        said = {worker.wire.fileno(): worker for worker in self._workers if worker.failure is None}
+        for descriptor in said:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(ALIVE_MS)
+        for descriptor, _ in ready:
+            if descriptor in said and not self._closed:
+                self._hear(said[descriptor])
+        if not ready:  # a wire ends with its process, but for one whose children hold the other end, too
+            for worker in self._workers:
+                if not worker.is_alive():
+                    worker.wire.end()
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            message, descriptor = worker.wire.receive()
+        except (EOFError, OSError):
+            self._died(worker)
+            return
+        try:
+            self._heard(worker, message, descriptor)
+        except Exception as error:
+            worker.failure = error
 
     def _heard(self, worker: Worker, message: tuple[Any, ...], descriptor: int | None) -> None:
         kind, *rest = message
@@ -316,7 +313,7 @@ class ProcessRun:
         if descriptor is not None and heap_bytes is not None:
             assert pending.slot is not None
             worker.add_heap(pending.slot, descriptor, heap_bytes)
-        pending.parts[worker.number] = _Part(about, packed, dropped, cursor)
+        pending.parts[worker.number] = Part(about, packed, dropped, cursor)
         try:
             for source, error, stage, errors_max, epoch in events:
                 tolerance = self.plan.steps[source].tolerance
@@ -327,62 +324,64 @@ class ProcessRun:
         except DataError as error:
             pending.error = pending.error or error
 
-    def _died(self, worker: Worker) -> bool:
-        """A worker's wire ended; whether another process listens there now."""
-        with self._changed:
-            if self._closed or worker.failure is not None:
-                return False
-            said = worker.described_end()
-            if not self._restarts or worker.deaths_count >= DEATHS_MAX:
-                worker.failure = PenstockError(
-                    said, hint="was it out of memory? Loader(restart_workers=True) starts another in its place"
-                )
-                self._changed.notify_all()
-                return False
-            _log.warning("%s; it is restarted at batch %d", said, worker.done_count)
-            worker.restart()
-            if self._first is not None:
-                worker.send(("layout", self._first))
-            for index, pending in sorted(self._pending.items()):
-                if worker.number not in pending.parts:
-                    self._send_rows(worker, index, pending)
-            self._deal.forget_asked(worker.number)
-            self._go_on()
-            return True
+    def _died(self, worker: Worker) -> None:
+        """A worker's wire ended: so did the worker, or it is replaced."""
+        if self._closed:
+            return
+        said = worker.described_end()
+        if not self._restarts or worker.deaths_count >= DEATHS_MAX:
+            worker.failure = WorkerDiedError(
+                said,
+                hint="was it out of memory? Loader(restart_workers=True) starts another in its place",
+                worker=worker.number,
+                process_id=worker.process.pid,
+                exit_code=worker.process.returncode,
+            )
+            return
+        _log.warning("%s; it is restarted at batch %d", said, worker.done_count)
+        worker.restart()
+        if self._first is not None:
+            worker.send(("layout", self._first))
+        for index, pending in sorted(self._pending.items()):
+            if worker.number not in pending.parts:
+                self._send_rows(worker, index, pending)
+        self._deal.forget_asked(worker.number)
+        self._go_on()
 
     # ── a complete batch ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _values(self, pending: _Pending) -> dict[str, Any]:
+    def _values(self, pending: Pending) -> dict[str, Any]:
         """The columns. What lies in a slot stays there; it is not given away while this reads heaps of it."""
-        arrays: dict[str, Any] = {}
+        size, arrays = self.plan.batch_size, {}
         if pending.slot is not None:
             assert self._slots is not None
             memory = self._slots.lease(pending.slot)
-            arrays.update(self._slots.arrays(memory))
-        size, rows = self.plan.batch_size, pending.dealt.rows
-        for worker in self._workers:
-            part, own = pending.parts[worker.number], rows[worker.number].tolist()
-            dropped = set(part.dropped)
-            kept = [row for index, row in enumerate(own) if index not in dropped] if dropped else own
-            names, columns, inline = part.packed
-            found = unpacked(columns, inline if inline is not None else worker.heaps[pending.slot or 0])
-            for name, values in [*zip(names, found, strict=True), *part.about.items()]:
-                column = arrays.setdefault(name, [None] * size)
-                for row, value in zip(own if name in part.about else kept, values, strict=True):
-                    column[row] = value
-        for name in self._slots.others if self._slots is not None else ():
-            arrays.setdefault(name, [None] * size)
-        arrays["__position__"] = np.zeros(size, np.int64)
-        arrays["__position__"][: len(pending.dealt.positions)] = pending.dealt.positions
+            arrays = self._slots.arrays(memory)
+        others = self._slots.others if self._slots is not None else ()
+        arrays.update(gathered(pending, self._workers, size=size, lists=[*others, "__key__", "__shard__"]))
         order = [*(self._layout.columns if self._layout is not None else ()), "__key__", "__shard__", "__position__"]
         return {name: arrays[name] for name in order if name in arrays}
 
-    def _delivered(self, pending: _Pending, values: dict[str, Any]) -> Delivery | None:
+    def _delivered(self, pending: Pending, values: dict[str, Any]) -> Delivery | None:
         dealt = pending.dealt
         if not dealt.rows_count:
             return None
         dropped = [int(rows[row]) for number, rows in enumerate(dealt.rows) for row in pending.parts[number].dropped]
-        self._meter.samples += dealt.rows_count - len(dropped)
-        self._meter.batches += 1
+        if self._counts:
+            self._meter.samples += dealt.rows_count - len(dropped)
+            self._meter.batches += 1
         mark = self._deal.mark_of(dealt.mark, {number: part.cursor for number, part in pending.parts.items()})
         return Delivery(values, dealt.rows_count, sorted(dropped), mark, self._layout)
+
+
+def _says_ended(worker: Worker) -> bool:
+    """Whether a worker that was told to end its job did, soon."""
+    poll = select.poll()
+    poll.register(worker.wire.fileno(), select.POLLIN)
+    try:
+        while poll.poll(EXIT_S_MAX * 1000):
+            if worker.wire.receive()[0][0] == "ended":
+                return True
+    except (EOFError, OSError):
+        return False
+    return False

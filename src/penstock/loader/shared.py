@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import DecodeError
+from penstock.errors import ConfigError
 from penstock.loader.slots import made
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Packed(NamedTuple):
     """Values of one column, end to end.
 
     Attributes:
-        kind: ``"bytes"``, ``"str"`` or ``"array"``.
+        kind: ``"bytes"``, ``"str"``, ``"array"``, or ``"pickle"``: all in one, and what arrays in it hold behind it.
         lengths: Of each, in bytes.
         dtype: Of arrays.
         shapes: Of arrays, one each.
@@ -48,7 +49,7 @@ def packed(name: str, values: Sequence[Any]) -> tuple[Packed, list[Any]]:
     """A column, and the buffers to be written one behind the other.
 
     Raises:
-        DecodeError: values that are not all ``bytes``, all ``str`` or all arrays of one dtype.
+        ConfigError: values that are not all ``bytes``, all ``str`` or all arrays of one dtype.
     """
     kinds = {type(value) for value in values}
     if kinds == {str}:
@@ -60,12 +61,45 @@ def packed(name: str, values: Sequence[Any]) -> tuple[Packed, list[Any]]:
         arrays = [np.ascontiguousarray(value) for value in values]
         lengths, shapes = [array.nbytes for array in arrays], [value.shape for value in values]
         return Packed("array", lengths, arrays[0].dtype.str, shapes), [array.reshape(-1).view("B") for array in arrays]
-    raise DecodeError(
-        f"{', '.join(sorted(kind.__name__ for kind in kinds))} cannot cross from one process to another",
-        hint="numbers, arrays, str and bytes do; other objects only with Loader(processes=0)",
-        stage="batch",
-        field=name,
+    raise ConfigError(
+        f"field {name!r}: {', '.join(sorted(kind.__name__ for kind in kinds))} cannot cross from a worker process",
+        hint="numbers, arrays, str and bytes do, all of one type; other objects only with Loader(processes=0)",
     )
+
+
+def pickled(outs: Sequence[Any]) -> tuple[Packed, list[Any]]:
+    """What came out of some samples, as ``packed``: any objects.
+
+    Args:
+        outs: By sample: a list of dicts of values, or what failed.
+
+    Raises:
+        ConfigError: a value that does not pickle.
+    """
+    views: list[Any] = []
+    try:
+        data = pickle.dumps(outs, protocol=5, buffer_callback=lambda each: views.append(each.raw()))
+    except Exception as error:
+        raise _unpicklable(outs, error) from error
+    buffers = [data, *views]
+    return Packed("pickle", list(map(len, buffers)), "", []), buffers
+
+
+def _unpicklable(outs: Sequence[Any], error: Exception) -> ConfigError:
+    samples = [values for found in outs if isinstance(found, list) for values in found]
+    name, value = next((item for values in samples for item in values.items() if not _pickles(item[1])), ("?", None))
+    return ConfigError(
+        f"field {name!r}: {type(value).__name__} cannot cross from a worker process: {type(error).__name__}: {error}",
+        hint="what pickles does; other objects only with Loader(processes=0)",
+    )
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def _are_alike(values: Sequence[Any]) -> bool:
@@ -83,6 +117,12 @@ def unpacked(columns: Sequence[Packed], memory: mmap.mmap | bytes) -> list[list[
     at = 0
     for column in columns:
         ends = list(itertools.accumulate(column.lengths, initial=at))
+        if column.kind == "pickle":
+            view = memoryview(memory)
+            data, *buffers = [view[start:end] for start, end in itertools.pairwise(ends)]
+            found.append(pickle.loads(data, buffers=list(map(bytearray, buffers))))
+            at = ends[-1]
+            continue
         parts = [memory[start:end] for start, end in itertools.pairwise(ends)]  # a slice of an mmap is bytes, a copy
         at = ends[-1]
         if column.kind == "str":

@@ -38,6 +38,7 @@ class WorkerJob(NamedTuple):
         workers_count: Of this rank.
         budget_bytes: For reading.
         meter: The one that `job` counts with.
+        carries: Whether it gives for each sample the list of what comes out of it: ``carried.py``.
     """
 
     job: Job
@@ -52,6 +53,7 @@ class WorkerJob(NamedTuple):
     workers_count: int
     budget_bytes: int
     meter: Meter
+    carries: bool
 
     def behind(self, done_count: int, cursor: Mapping[str, Any]) -> WorkerJob:
         """What is left to do.

@@ -28,6 +28,11 @@ class Wire:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._lock = threading.RLock()  # a finaliser may run inside `send`, and end what sends
+        self._is_receiving = False
+
+    def fileno(self) -> int:
+        """To wait for."""
+        return self._socket.fileno()
 
     def send(self, message: Any, *, descriptor: int | None = None) -> None:
         """Send a message.
@@ -51,8 +56,11 @@ class Wire:
         """The next message, and the descriptor that came with it. Blocks.
 
         Raises:
-            EOFError, OSError: the other end is gone.
+            EOFError, OSError: the other end is gone; or a signal's exception broke off the call before.
         """
+        if self._is_receiving:
+            raise EOFError
+        self._is_receiving = True
         head, descriptors = b"", []
         while len(head) < _HEAD.size:
             part, more, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), 1)
@@ -68,12 +76,17 @@ class Wire:
             if not count:
                 raise EOFError
             at += count
+        self._is_receiving = False
         return pickle.loads(data), descriptors[0] if descriptors else None
+
+    def end(self) -> None:
+        """Whoever receives takes what was sent so far, and then sees the end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end; whoever receives wakes. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self.end()
         self._socket.close()
 
 

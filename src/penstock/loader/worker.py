@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.fetch import set_process_budget
+from penstock.loader.carried import OUTS, OutSteps
 from penstock.loader.columns import Layout
 from penstock.loader.feed import LanesFeed
-from penstock.loader.filling import RowsFilling
+from penstock.loader.filling import MembersFilling, RowsFilling
 from penstock.loader.lanes import Lane
+from penstock.loader.planning import is_plain
 from penstock.loader.run import EpochRun, OpenBatch
 from penstock.loader.samples import Steps
-from penstock.loader.shared import INLINE_BYTES_MAX, Heaps, packed
+from penstock.loader.shared import INLINE_BYTES_MAX, Heaps, packed, pickled
 from penstock.loader.slots import SlotPlan, mapped
 from penstock.loader.told import ToldError, WorkerJob
 from penstock.loader.tolerance import Tolerance
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.errors import DataError
+    from penstock.loader.feed import Block
     from penstock.loader.run import Delivery
 PR_SET_PDEATHSIG = 1
 
@@ -88,6 +91,7 @@ class SharedFilling(RowsFilling):
         super().__init__(run, epoch=told.epoch)
         self._told = told
         self._inbox = inbox
+        self._members = MembersFilling(run) if is_plain(told.pipeline) else None
         self._batch_index = -1
         self._rows: list[int] = []
         self._slots: SlotPlan | None = None
@@ -136,6 +140,23 @@ class SharedFilling(RowsFilling):
                 packed(name, [value])  # refused here, where it need not be pickled
         self._inbox.wire.send(("first", dict(values)))
         return Layout(self._inbox.wait_layout(), self._run.plan.batch)
+
+    def _hand_out(
+        self, batch: OpenBatch, block: Block, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
+    ) -> None:
+        """See ``RowsFilling``. Members as they are stored are put into columns by the block."""
+        assert self._layout is not None
+        if self._members is None or any(column.dtype is not None for column in self._layout.columns.values()):
+            super()._hand_out(batch, block, known, seal=seal)
+            return
+        first_row, count = batch.rows, len(block.samples)
+        for name, column in self._members.columns(block).items():
+            batch.values[name][first_row : first_row + count] = column
+        with self._run.changed:
+            batch.rows += count
+            batch.sealed = seal
+            if seal:
+                self._run.changed.notify_all()
 
     def _allocated(self, size: int) -> dict[str, Any]:
         if self._layout is None:
@@ -231,6 +252,7 @@ def main(descriptor: int, parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
+    os.set_inheritable(descriptor, False)
     wire = Wire(socket.socket(fileno=descriptor))
     inbox = Inbox(wire)
     try:
@@ -251,11 +273,11 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
     set_process_budget(told.budget_bytes)
     begun = told.meter.sums()  # what the loader counted before
     dropped: deque[tuple[Any, ...]] = deque()
-    steps = []
+    steps: list[Any] = []
     for source, leaf in enumerate(told.pipeline.flat().leaves):
         each = Steps(leaf)
         each.tolerance = Forwarding(source, dropped)
-        steps.append(each)
+        steps.append(OutSteps(each) if told.carries else each)
     run = EpochRun(
         told.plan._replace(steps=tuple(steps)),
         feed=told.feed(),
@@ -277,13 +299,15 @@ def _send_done(
     inbox: Inbox, heaps: Heaps, index: int, delivery: Delivery, cursor: Any, counted: tuple[Any, ...]
 ) -> None:
     """Say that a batch's rows are written; what are no arrays goes with it."""
-    kept = [row for row in range(delivery.rows) if row not in set(delivery.dropped)]
+    dropped = set(delivery.dropped)
+    kept = [row for row in range(delivery.rows) if row not in dropped]
     names, columns, buffers = [], [], []
     lists = {name: column for name, column in delivery.values.items() if isinstance(column, list)}
     about = {name: lists.pop(name) for name in ("__key__", "__shard__") if name in lists}
     for name, column in lists.items():
         if kept:
-            found, parts = packed(name, [column[row] for row in kept])
+            values = [column[row] for row in kept] if dropped else column[: delivery.rows]
+            found, parts = pickled(values) if name == OUTS else packed(name, values)
             names.append(name)
             columns.append(found)
             buffers += parts
