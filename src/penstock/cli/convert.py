@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
-from penstock.cli.pack import Report, bytes_of
+from penstock.cli.pack import (
+    Address,
+    Append,
+    DryRun,
+    Executor,
+    Jobs,
+    Memory,
+    Overwrite,
+    PackReport,
+    ShardBytes,
+    Verify,
+    bytes_of,
+    how_of,
+    print_plan,
+)
 
 
 def _print_table(wanted: bool) -> None:
@@ -20,9 +34,14 @@ def _print_table(wanted: bool) -> None:
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Shards: a prefix, a pattern, one shard.")],
-    destination: Annotated[str, typer.Argument(metavar="DST", help="A folder.")],
+    destination: Annotated[
+        str, typer.Argument(metavar="DST", help="A folder; with --shard-size also s3://bucket/train-%06d.tar.")
+    ],
     *,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="tar, tfrecord, recordio, jsonl, parquet.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FORMAT", help="tar, tfrecord, recordio, jsonl, mds, parquet, also tar.zst, ..."),
+    ],
     source_format: Annotated[
         str | None, typer.Option("--from", metavar="FORMAT", help="Of SRC, where names and first bytes do not say it.")
     ] = None,
@@ -37,21 +56,25 @@ def convert(
     losses: Annotated[
         bool, typer.Option("--losses", callback=_print_table, is_eager=True, help="Print what each pair loses.")
     ] = False,
-    append: Annotated[bool, typer.Option("--append", help="Add to shards that are there.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what penstock wrote there.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every shard back, against its checksums.")] = False,
+    shard_size: ShardBytes = None,
+    append: Append = False,
+    overwrite: Overwrite = False,
+    verify: Verify = False,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt samples out.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Shards at a time.")] = 4,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="BYTES", help="That reading and writing may hold together.")
-    ] = None,
+    dry_run: DryRun = False,
+    jobs: Jobs = None,
+    memory: Memory = None,
+    executor: Executor = "threads",
+    address: Address = None,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
     profile: Profile = None,
     anonymous: Anonymous = False,
 ) -> None:
-    """Write the shards at SRC anew at DST in another format, one from one, sample for sample.
+    """Write the shards at SRC anew at DST in another format or size, sample for sample.
+
+    One becomes one, of the same name; with --shard-size they are cut anew.
 
     What the format cannot hold is refused without --allow-loss; --losses prints what each pair of formats loses.
     Interrupted in any way, the same command goes on where it was.
@@ -59,37 +82,32 @@ def convert(
     For example:
 
         penstock convert s3://bucket/tars/ s3://bucket/records/ --to tfrecord --key-field key
+        penstock convert ./small-tars ./tars --to tar --shard-size 256MB --dry-run
         penstock convert ./tfrecords ./tars --to tar --fields image/encoded=jpg,image/class/label=cls
     """
-    from penstock.pack.converting import convert as convert_shards
+    from penstock.pack.converting import Conversion, ConvertOptions
+    from penstock.pack.progress import OneAtATime
     from penstock.pipeline import shards
+    from penstock.pipeline.sources import ConnectionOptions
 
+    connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     described = shards(
-        source,
-        format=source_format,
-        on_corrupt="skip_sample" if skip_corrupt else "raise",
-        endpoint_url=endpoint_url,
-        region=region,
-        profile=profile,
-        anonymous=anonymous,
+        source, format=source_format, on_corrupt="skip_sample" if skip_corrupt else "raise", **connection
     )
-    with Report(as_json=as_json) as report:
-        packed = convert_shards(
-            described,
-            destination,
-            to=to,
-            key_field=key_field,
-            fields=fields,
-            allow_loss=allow_loss,
-            append=append,
-            overwrite=overwrite,
-            verify=verify,
-            jobs=jobs,
-            memory_bytes_max=None if memory is None else bytes_of(memory, "--memory"),
-            listener=report,
-            endpoint_url=endpoint_url,
-            region=region,
-            profile=profile,
-            anonymous=anonymous,
-        )
+    how = how_of(jobs, memory, executor, address, verify=verify)
+    options = ConvertOptions(
+        to=to,
+        bytes_max=None if shard_size is None else bytes_of(shard_size, "--shard-size"),
+        key_field=key_field,
+        fields=fields,
+        allow_loss=allow_loss,
+    )
+    with Conversion(described, destination, options, connection=connection) as conversion:
+        plan = conversion.plan(append=append, overwrite=overwrite)
+        if dry_run:
+            print_plan(plan, conversion.destination.url, as_json=as_json)
+            return
+        conversion.save()
+        with PackReport(as_json=as_json) as report:
+            packed = conversion.run(how, OneAtATime(report))
     report.end(packed)

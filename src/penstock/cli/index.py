@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.cli.progress import Report
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
@@ -58,7 +57,7 @@ def index(
         anonymous=anonymous,
         on_corrupt="skip_sample" if skip_corrupt else "raise",
     )
-    with Report(as_json=as_json) as report:
+    with IndexReport(as_json=as_json) as report:
         built = build_index(
             source,
             beside=beside,
@@ -72,67 +71,44 @@ def index(
         raise typer.Exit(1)
 
 
-class Report:
-    """Counts, prints and shows progress: on a terminal a bar on stderr, else one line at the end."""
+class IndexReport(Report):
+    """What an index of shards hears, and says."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._start_s = time.monotonic()
-        self._progress: Any = None
+        super().__init__(as_json=as_json)
         self._counts = dict.fromkeys(("known", "footer", "idx", "read"), 0)
         self._read_bytes = 0
 
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self._as_json:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-            from rich.progress import TransferSpeedColumn as Speed
+    def columns(self) -> list[Any]:
+        """Bytes of all, a second; how long."""
+        from rich.progress import DownloadColumn, TimeElapsedColumn, TransferSpeedColumn
 
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                Speed(),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._progress.add_task("listing", total=None)
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        return [DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
 
     # ── penstock.index.Listener ─────────────────────────────────────────────────────────────────────────────────────
 
     def planned(self, shards_count: int, size_bytes: int) -> None:
         """So much is to be read."""
-        if self._progress is not None:
-            self._progress.update(self._task, description=f"{shards_count} shards", total=size_bytes)
+        self.update(description=f"{shards_count} shards", total=size_bytes)
 
     def progressed(self, size_bytes: int) -> None:
         """Bytes arrived."""
         self._read_bytes += size_bytes
-        if self._progress is not None:
-            self._progress.update(self._task, advance=size_bytes)
+        self.update(advance=size_bytes)
 
     def indexed(self, row: ShardRow, how: str) -> None:
         """A shard is in the index."""
         self._counts[how] += 1
-        if self._progress is not None and how in ("footer", "idx"):
-            self._progress.update(self._task, advance=row.size_bytes)
-        if self._as_json:
-            print(json.dumps({"action": "indexed", "how": how, **row._asdict()}))
+        if how in ("footer", "idx"):
+            self.update(advance=row.size_bytes)
+        self.say("indexed", how=how, **row._asdict())
 
     def failed(self, url: str, error: PenstockError) -> None:
         """A shard is not."""
-        if self._as_json:
-            line = {"action": "failed", "shard": url, "error": type(error).__name__, "message": str(error)}
-            print(json.dumps(line))
-        elif self._progress is not None:
-            self._progress.console.print(f"penstock: {url}: {error}", markup=False, highlight=False)
+        if self.as_json:
+            self.say("failed", shard=url, error=type(error).__name__, message=str(error))
+        elif self.bar is not None:
+            self.bar.console.print(f"penstock: {url}: {error}", markup=False, highlight=False)
         else:
             print(f"penstock: {url}: {error}", file=sys.stderr)
 
@@ -140,20 +116,19 @@ class Report:
 
     def end(self, built: Built) -> None:
         """The last line."""
-        seconds = time.monotonic() - self._start_s
-        if self._as_json:
-            summary = {
-                "action": "summary",
-                "index": built.url,
-                "shards": len(built.dataset),
-                "samples": built.dataset.samples_count,
+        seconds = self.seconds
+        if self.as_json:
+            self.say(
+                "summary",
+                index=built.url,
+                shards=len(built.dataset),
+                samples=built.dataset.samples_count,
                 **self._counts,
-                "failed": len(built.failed),
-                "skipped_samples": sum(count for _, count in built.skipped),
-                "read_bytes": self._read_bytes,
-                "seconds": round(seconds, 3),
-            }
-            print(json.dumps(summary))
+                failed=len(built.failed),
+                skipped_samples=sum(count for _, count in built.skipped),
+                read_bytes=self._read_bytes,
+                seconds=round(seconds, 3),
+            )
             return
         how = [f"{count} {_WORDS[how]}" for how, count in self._counts.items() if count]
         text = f"{built.dataset.samples_count} samples in {len(built.dataset)} shards ({', '.join(how)})"

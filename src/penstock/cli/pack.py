@@ -6,12 +6,13 @@ import json
 import sys
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.cli.progress import Report
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +21,21 @@ if TYPE_CHECKING:
     from penstock.index import ShardRow
     from penstock.pack.plan import Plan
     from penstock.pack.progress import Packed
+    from penstock.pack.running import How
 
+ShardBytes = Annotated[str | None, typer.Option("--shard-size", metavar="BYTES", help="E.g. 256MB, 1GiB.")]
+Append = Annotated[bool, typer.Option("--append", help="Add shards to those that are there.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Begin anew; deletes the shards that penstock packed there, no others.")
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Read every shard back, against its checksums.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", help="Shards at a time; default 4.")]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="BYTES", help="That reading and writing may hold together.")
+]
+Executor = Annotated[str, typer.Option("--executor", metavar="threads|ray", help="Here, or on a Ray cluster.")]
+Address = Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster.")]
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -32,12 +47,15 @@ def pack(
     *,
     format: Annotated[  # noqa: A002 - the option's name
         str | None,
-        typer.Option("--format", help="tar, tfrecord, recordio, jsonl, parquet; default: by the name, else tar."),
+        typer.Option(
+            "--format",
+            help="tar, tfrecord, recordio, jsonl, mds, parquet, also tar.zst, ...; default: by the name, else tar.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="PATTERN", help="Of shards; default shard-%06d.tar.")
     ] = None,
-    shard_size: Annotated[str, typer.Option("--shard-size", metavar="BYTES", help="E.g. 256MB, 1GiB.")] = "256MB",
+    shard_size: ShardBytes = "256MB",
     shard_samples: Annotated[
         int | None, typer.Option("--shard-samples", metavar="N", help="At most so many samples in a shard.")
     ] = None,
@@ -60,16 +78,14 @@ def pack(
     skip_unnamed: Annotated[
         bool, typer.Option("--skip-unnamed", help="Pass over files whose names make no sample key.")
     ] = False,
-    append: Annotated[bool, typer.Option("--append", help="Add shards to those that are there.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew; deletes the shards that penstock packed there, no others.")
-    ] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every shard back, against its checksums.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Shards at a time; default 4.")] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="BYTES", help="That reading and writing may hold together.")
-    ] = None,
+    append: Append = False,
+    overwrite: Overwrite = False,
+    verify: Verify = False,
+    dry_run: DryRun = False,
+    jobs: Jobs = None,
+    memory: Memory = None,
+    executor: Executor = "threads",
+    address: Address = None,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -93,10 +109,8 @@ def pack(
     from penstock.pack.progress import OneAtATime
     from penstock.pipeline.sources import ConnectionOptions
 
-    bytes_max = bytes_of(shard_size, "--shard-size")
-    memory_bytes_max = None if memory is None else bytes_of(memory, "--memory")
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs {jobs} must be at least 1")
+    bytes_max = bytes_of(shard_size or "256MB", "--shard-size")
+    how = how_of(jobs, memory, executor, address, verify=verify)
     folder, named = split_destination(destination)
     if named is not None and name is not None:
         raise ConfigError(f"DST has names ({named!r}), and --name {name!r} has others")
@@ -119,16 +133,31 @@ def pack(
         print(f"penstock: {said}", file=sys.stderr)
     connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     with Packing(source, folder, options, connection=connection) as packing:
-        plan = packing.plan(append=append, overwrite=overwrite, memory_bytes_max=memory_bytes_max)
+        plan = packing.plan(append=append, overwrite=overwrite, memory_bytes_max=how.memory_bytes_max)
         if dry_run:
             print_plan(plan, packing.destination.url, as_json=as_json)
             return
         packing.save()
-        with Report(as_json=as_json) as report:
-            packed = packing.run(
-                jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify, listener=OneAtATime(report)
-            )
+        with PackReport(as_json=as_json) as report:
+            packed = packing.run(how, OneAtATime(report))
     report.end(packed)
+
+
+def how_of(jobs: int | None, memory: str | None, executor: str, address: str | None, *, verify: bool) -> How:
+    """The options that say how a plan is carried out.
+
+    Raises:
+        ConfigError: one is out of bounds.
+    """
+    from penstock.pack.running import How
+
+    return How(
+        executor=executor,  # type: ignore[arg-type]
+        address=address,
+        jobs=jobs,
+        memory_bytes_max=None if memory is None else bytes_of(memory, "--memory"),
+        verify=verify,
+    )
 
 
 def bytes_of(text: str, option: str) -> int:
@@ -176,109 +205,94 @@ def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def print_plan(plan: Plan, url: str, *, as_json: bool) -> None:
-    """What would be done: each shard, then all together."""
+    """What would be done: each shard, then all together. How many samples lie in shards, nobody knows beforehand."""
+    counted = plan.kind == "entries"
     for shard in plan.shards:
-        row = {"action": "planned", "shard": shard.name, "samples": len(shard.entries), "size_bytes": shard.size_bytes}
+        row: dict[str, Any] = {"action": "planned", "shard": shard.name}
+        row |= {"samples": len(shard.entries)} if counted else {"sources": [entry.key for entry in shard.entries]}
+        row["size_bytes"] = size_bytes = shard.size_bytes or shard.source_bytes
         if as_json:
             print(json.dumps(row))
         else:
-            print(f"{len(shard.entries):>9} samples {human_bytes(shard.size_bytes):>10}  {shard.name}")
+            what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
+            print(f"{what} {human_bytes(size_bytes):>10}  {shard.name}")
     summary = {
         "action": "plan",
         "destination": url,
         "format": plan.format,
         "shards": len(plan.shards),
-        "samples": plan.samples_count,
+        "samples": plan.samples_count if counted else None,
         "source_bytes": plan.source_bytes,
         "passed_over": plan.passed_over,
     }
     if as_json:
         print(json.dumps(summary))
     else:
-        print(f"{plan.samples_count} samples in {len(plan.shards)} {plan.format} shards: {url}", file=sys.stderr)
+        samples = f"{plan.samples_count} samples" if counted else human_bytes(plan.source_bytes)
+        print(f"{samples} in {len(plan.shards)} {plan.format} shards: {url}", file=sys.stderr)
 
 
-class Report:
-    """Counts, prints and shows progress: on a terminal a bar with rate and time left, else one line at the end."""
+class PackReport(Report):
+    """What a packing or a conversion hears, and says."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._start_s = time.monotonic()
-        self._progress: Any = None
+        super().__init__(as_json=as_json)
         self._samples = 0
         self._bytes = 0
         self._verified = 0
+        self._goal_bytes = 0  # where nobody knows the samples beforehand, the bar counts these
 
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self._as_json:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def columns(self) -> list[Any]:
+        """Samples of all, bytes a second, time left."""
+        from rich.progress import TextColumn, TimeRemainingColumn
 
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._progress.add_task("samples", total=None, rate="")
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        return [TextColumn("{task.fields[rate]}"), TimeRemainingColumn()]
 
     # ── penstock.pack.Listener ──────────────────────────────────────────────────────────────────────────────────────
 
     def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
         """So much is left to do."""
-        self._start_s = time.monotonic()
-        if self._progress is not None and samples_count:
-            self._progress.update(self._task, total=samples_count)
-        if self._as_json:
-            row = {"action": "begin", "shards": shards_count, "samples": samples_count, "source_bytes": source_bytes}
-            print(json.dumps(row), flush=True)
+        self.start_s = time.monotonic()
+        self._goal_bytes = 0 if samples_count else source_bytes
+        if samples_count or source_bytes:
+            self.update(description=f"{shards_count} shards", total=samples_count or source_bytes)
+        self.say("begin", shards=shards_count, samples=samples_count, source_bytes=source_bytes)
 
     def progressed(self, samples_count: int, source_bytes: int) -> None:
         """So many more."""
         self._samples += samples_count
         self._bytes += source_bytes
-        if self._progress is not None:
-            rate = human_bytes(self._bytes / max(time.monotonic() - self._start_s, 1e-9))
-            self._progress.update(self._task, advance=samples_count, rate=f"{rate}/s")
+        if self.bar is not None:
+            rate = human_bytes(self._bytes / max(self.seconds, 1e-9))
+            advance = source_bytes if self._goal_bytes else samples_count
+            self.update(advance=advance, rate=f"{self._samples} samples, {rate}/s")
 
     def finished(self, row: ShardRow, *, known: bool) -> None:
         """A shard is there."""
-        if self._as_json:
-            print(json.dumps({"action": "known" if known else "packed", **row._asdict()}), flush=True)
+        self.say("known" if known else "packed", **row._asdict())
 
     def verified(self, row: ShardRow) -> None:
         """A shard is what was written."""
         self._verified += 1
-        if self._as_json:
-            print(json.dumps({"action": "verified", "key": row.key}), flush=True)
+        self.say("verified", key=row.key)
 
     # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def end(self, packed: Packed) -> None:
         """The last line."""
-        seconds = time.monotonic() - self._start_s
-        if self._as_json:
-            summary = {
-                "action": "summary",
-                "destination": packed.url,
-                "shards": len(packed.rows),
-                "shards_written": packed.shards_written,
-                "samples": packed.samples_count,
-                "size_bytes": packed.size_bytes,
-                "verified": self._verified,
-                "passed_over": packed.passed_over,
-                "seconds": round(seconds, 3),
-            }
-            print(json.dumps(summary))
+        seconds = self.seconds
+        if self.as_json:
+            self.say(
+                "summary",
+                destination=packed.url,
+                shards=len(packed.rows),
+                shards_written=packed.shards_written,
+                samples=packed.samples_count,
+                size_bytes=packed.size_bytes,
+                verified=self._verified,
+                passed_over=packed.passed_over,
+                seconds=round(seconds, 3),
+            )
             return
         known = len(packed.rows) - packed.shards_written
         words = f" ({known} were there)" if known else ""

@@ -1,7 +1,12 @@
-"""``penstock.pack.convert``: shards into shards of another format, sample for sample, one from one.
+"""``penstock.pack.convert``: shards into shards of another format or size, sample for sample.
 
 The same machinery and guarantees as packing: a plan that names every source shard in its version, a shard that is
 finished when its index says so, several at a time, memory within one budget.
+
+Without a size one shard becomes one. With one, the sources are laid end to end, and cut by their sizes alone: a new
+shard has the samples that begin in its piece, so the plan needs no look into the sources. Shards that begin in one
+source are written one after the other, from one reading of it; of what the last of them takes from the next source,
+that one's first shard reads over. Compressed sources are in one piece.
 """
 
 from __future__ import annotations
@@ -9,35 +14,37 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 from penstock import compose
 from penstock.errors import ConfigError, DataError
-from penstock.fetch import set_process_budget
 from penstock.fetch.plan import PlanItem
 from penstock.formats import FORMATS, HEAD_BYTES, detect, feed_in_pieces, format_of_name, parser_of, ranged_of
 from penstock.loader.shards import ShardFinder
 from penstock.pack import keeping
-from penstock.pack.destination import Destination, refuse_inside
+from penstock.pack.destination import Destination, refuse_inside, split_destination
 from penstock.pack.entries import Entry, Member, relative_names, resolve_sizes
 from penstock.pack.fields import parse_fields, take
-from penstock.pack.packing import JOBS, root_url, shares, source_name
-from penstock.pack.plan import Plan, ShardPlan
+from penstock.pack.options import check_format, check_pattern
+from penstock.pack.packing import root_url, source_name
+from penstock.pack.plan import Plan, ShardPlan, check_sample_size
 from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
-from penstock.pack.running import Runner
+from penstock.pack.running import Crew, Desk, How, carry_out
 from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile
-from penstock.pack.verifying import check_shard
 from penstock.pipeline import Pipeline, Shards, shards
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from typing import Unpack
 
-    from penstock.formats import Sample
+    from penstock.formats import OnCorrupt, Sample
     from penstock.index import ShardRow
     from penstock.loader.shards import Shard
     from penstock.pack.fields import Spec
+    from penstock.pack.running import Unit
     from penstock.pipeline.sources import ConnectionOptions
     from penstock.store import Store
     from penstock.types import Buffer
@@ -48,31 +55,38 @@ def convert(
     destination: str | os.PathLike[str],
     *,
     to: str,
+    bytes_max: int | None = None,
     key_field: str | None = None,
     fields: str | None = None,
     allow_loss: bool = False,
     append: bool = False,
     overwrite: bool = False,
     verify: bool = False,
-    jobs: int = JOBS,
+    jobs: int | None = None,
     memory_bytes_max: int | None = None,
+    executor: Literal["threads", "ray"] = "threads",
+    address: str | None = None,
     listener: Listener | None = None,
     **connection: Unpack[ConnectionOptions],
 ) -> Packed:
-    """Write shards anew in another format; each becomes one of the same name with another suffix.
+    """Write shards anew in another format, or of another size.
 
     Args:
         source: Shards, as for ``penstock.shards``, or what that gives (with ``format=`` and ``on_corrupt=``).
-        destination: A folder.
-        to: ``tar``, ``tfrecord``, ``recordio``, ``jsonl`` or ``parquet``.
+        destination: A folder; with `bytes_max` also a pattern of names in one.
+        to: As ``format`` of ``pack``.
+        bytes_max: About how large the new shards are, in bytes of the old ones; None: each becomes one of the same name
+            with another suffix.
         key_field: A field that takes the samples' keys, for formats that have none.
         fields: ``"image/encoded=jpg,image/class/label=cls"``: which are taken, under which names; default all.
         allow_loss: Convert though the format cannot hold all: see ``penstock.pack.keeping``.
         append: Add to shards that are there.
         overwrite: Replace what penstock wrote there.
         verify: Read every shard back.
-        jobs: Shards at a time.
-        memory_bytes_max: As for ``pack``.
+        jobs: As ``How.jobs``.
+        memory_bytes_max: As ``How.memory_bytes_max``.
+        executor: As for ``pack``.
+        address: The same.
         listener: Told how it goes.
         **connection: As for ``penstock.connect``.
 
@@ -81,69 +95,200 @@ def convert(
         DataError: a source shard is corrupt, or a sample cannot be held.
         StoreError: something cannot be read or written; run again, it goes on.
 
-    Cost: reads and writes every byte once.
+    Cost: reads and writes every byte once; with `bytes_max` some sources twice, in part.
     """
-    if to not in FORMATS_WRITTEN:
-        raise ConfigError(f"to={to!r} is not one of {', '.join(FORMATS_WRITTEN)}")
-    if jobs < 1:
-        raise ConfigError(f"jobs={jobs!r} must be at least 1")
-    specs = parse_fields(fields)
-    pipeline = source if isinstance(source, Pipeline) else shards(source, **connection)
-    if not isinstance(pipeline.source, Shards) or pipeline.stages:
-        raise ConfigError(f"{source!r} is not one set of shards")
-    heard = OneAtATime(listener or Silence())
-    budget, jobs = shares(memory_bytes_max, jobs)
-    if memory_bytes_max is not None:
-        set_process_budget(budget)
-    with ExitStack() as stack:
-        store = stack.enter_context(compose.connect(os.fspath(destination).rstrip("/") + "/", **connection))
-        target = Destination(store)
-        identity = _identity(source, to, key_field, fields, pipeline.source)
-        plan = None if overwrite else target.plan(identity)
-        if plan is None:
-            finder = ShardFinder(pipeline.source, fetch=None)
-            stack.callback(finder.close)
-            found = finder.find()
-            plan, roots = _planned(found, target, to, identity)
-            _refuse_losses(found, pipeline.source, to, key_field, allow_loss=allow_loss)
-            target.begin(identity, {}, append=append, overwrite=overwrite)
-            taken = [shard.name for shard in plan.shards if shard.name in target.present]
-            if taken:
-                raise ConfigError(f"{store.describe(taken[0])} is there", hint="choose another destination")
-            target.save(plan)
+    how = How(executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify)
+    options = ConvertOptions(to=to, bytes_max=bytes_max, key_field=key_field, fields=fields, allow_loss=allow_loss)
+    with Conversion(source, destination, options, connection=connection) as conversion:
+        conversion.plan(append=append, overwrite=overwrite)
+        conversion.save()
+        return conversion.run(how, OneAtATime(listener or Silence()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions:
+    """What a conversion is asked to do; each as in ``convert``.
+
+    Raises:
+        ConfigError: one is out of bounds.
+    """
+
+    to: str
+    bytes_max: int | None = None
+    key_field: str | None = None
+    fields: str | None = None
+    allow_loss: bool = False
+
+    def __post_init__(self) -> None:
+        check_format(self.to, "to")
+        parse_fields(self.fields)
+        if self.bytes_max is not None and self.bytes_max < 1:
+            raise ConfigError(f"bytes_max={self.bytes_max!r} must be at least 1")
+
+
+class Conversion:
+    """One conversion: look, plan, save, run. A context manager that closes its stores.
+
+    Args:
+        source: As for ``convert``.
+        destination: The same.
+        options: How.
+        connection: To both.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Pipeline,
+        destination: str | os.PathLike[str],
+        options: ConvertOptions,
+        *,
+        connection: ConnectionOptions,
+    ) -> None:
+        pipeline = source if isinstance(source, Pipeline) else shards(source, **connection)
+        if not isinstance(pipeline.source, Shards) or pipeline.stages:
+            raise ConfigError(f"{source!r} is not one set of shards")
+        folder, self._name = split_destination(os.fspath(destination))
+        if self._name is not None:
+            self._check_name(self._name, options)
+        self._source = pipeline.source
+        self._options = options
+        self._connection = connection
+        self._identity = _identity(source, self._name, options, self._source)
+        self._stack = ExitStack()
+        self._stores: list[Store] = []
+        self.made: Plan | None = None
+        store = self._stack.enter_context(compose.connect(folder, **connection))
+        try:
+            self.destination = Destination(store)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @staticmethod
+    def _check_name(name: str, options: ConvertOptions) -> None:
+        if options.bytes_max is None:
+            raise ConfigError(
+                f"the destination has names ({name!r}), and each shard keeps its own",
+                hint="with bytes_max= they are new",
+            )
+        if format_of_name(name) != FORMATS_WRITTEN[options.to].read_as:
+            raise ConfigError(f"the destination's names ({name!r}) are not those of {options.to}")
+
+    def plan(self, *, append: bool, overwrite: bool) -> Plan:
+        """What is to be done: the plan that lies at the destination, where this conversion began before, else a new one.
+
+        Nothing is written or removed before ``save``.
+
+        Raises:
+            As ``convert``.
+        """
+        target, options = self.destination, self._options
+        plan = None if overwrite else target.plan(self._identity)
+        if plan is not None:
+            given = self._source.connection.given()
+            self._stores = [self._stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
+            self.made = plan
+            return plan
+        finder = ShardFinder(self._source, fetch=None)
+        self._stack.callback(finder.close)
+        found = finder.find()
+        for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:
+            refuse_inside(folder, target.url)
+        resolve_sizes(found)
+        _refuse_losses(found, self._source, options)
+        pattern = None
+        if options.bytes_max is not None:
+            pattern = check_pattern(self._name or f"shard-%06d{FORMATS_WRITTEN[options.to].suffix}")
+        patterns = {} if pattern is None else {"": pattern}
+        starts = target.begin(self._identity, patterns, append=append, overwrite=overwrite)
+        plan = Plan(identity=self._identity, kind="shards", format=options.to, patterns=patterns, starts=starts)
+        sources = self._sources(found, plan)
+        if options.bytes_max is None or pattern is None:
+            plan.shards = _one_from_one(sources, relative_names([shard.url for shard in found]), options.to)
         else:
-            given = pipeline.source.connection.given()
-            roots = [stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
-        writer = _ShardsWriter(target, roots, pipeline.source, plan.format, specs, key_field, heard)
-        return writer.run(plan, jobs=jobs, verify=verify)
+            plan.shards = _recut(sources, self._source, pattern, options.bytes_max, starts[""])
+        names = [shard.name for shard in plan.shards]
+        taken = [name for name in names if name in target.present]
+        if taken:
+            raise ConfigError(f"{target.store.describe(taken[0])} is there", hint="choose another destination")
+        if FORMATS_WRITTEN[options.to].read_as.startswith("mds"):
+            target.refuse_index_json(names)
+        self.made = plan
+        return plan
+
+    def _sources(self, found: list[Shard], plan: Plan) -> list[Entry]:
+        """The source shards as entries of the plan, whose roots they fill."""
+        roots: dict[int, int] = {}
+        entries = []
+        for shard in found:
+            if id(shard.store) not in roots:
+                roots[id(shard.store)] = len(roots)
+                self._stores.append(shard.store)
+            member = Member("", roots[id(shard.store)], shard.key, shard.size_bytes or 0, shard.etag)
+            entries.append(Entry(shard.url, (member,), {}))
+        plan.roots = [root_url(store) for store in self._stores]
+        return entries
+
+    def save(self) -> None:
+        """Write the plan down, where it is new; before that, drop what it replaces, and what a killed run was sending."""
+        assert self.made is not None
+        self.destination.save(self.made)
+
+    def run(self, how: How, listener: Listener) -> Packed:
+        """Carry the plan out, but for what is finished; then the index and the manifest.
+
+        Raises:
+            As ``convert``.
+        """
+        assert self.made is not None
+        plan, options, source = self.made, self._options, self._source
+        recipe = ShardsRecipe(
+            format=plan.format,
+            source_format=source.format,
+            on_corrupt=source.on_corrupt,
+            specs=parse_fields(options.fields),
+            key_field=options.key_field,
+            bytes_max=options.bytes_max,
+        )
+        to_source = cast("ConnectionOptions", source.connection.given())
+        return carry_out(
+            plan,
+            _units,
+            destination=self.destination,
+            stores=self._stores,
+            crew=Crew(recipe, root_url(self.destination.store), self._connection, tuple(plan.roots), to_source),
+            how=how,
+            listener=listener,
+        )
 
 
-def _identity(source: object, to: str, key_field: str | None, fields: str | None, described: Shards) -> str:
-    parts = ["convert", source_name(source), to, key_field, fields, described.format, described.on_corrupt]
+def _identity(source: object, name: str | None, options: ConvertOptions, described: Shards) -> str:
+    parts = [
+        "convert", source_name(source), name, options.to, options.bytes_max, options.key_field, options.fields,
+        described.format, described.on_corrupt,
+    ]  # fmt: skip
     text = "\n".join(map(repr, parts))
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
-def _planned(found: list[Shard], target: Destination, to: str, identity: str) -> tuple[Plan, list[Store]]:
-    """One shard from each, under its name with the new suffix."""
-    resolve_sizes(found)
-    roots: dict[int, tuple[int, Store]] = {}
-    for shard in found:
-        roots.setdefault(id(shard.store), (len(roots), shard.store))
-    for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:
-        refuse_inside(folder, target.url)
-    names = relative_names([shard.url for shard in found])
+# ── what becomes of which shard ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _one_from_one(sources: list[Entry], names: list[str], to: str) -> list[ShardPlan]:
+    """Each under its name with the new suffix."""
     made: dict[str, ShardPlan] = {}
-    for name, shard in zip(names, found, strict=True):
+    for name, entry in zip(names, sources, strict=True):
         new = _renamed(name, to)
         if new in made:
-            raise DataError(f"two shards would become {new!r}", shard=shard.url)
-        member = Member("", roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag)
-        made[new] = ShardPlan(new, (Entry(shard.url, (member,), {}),), 0)
-    stores = [store for _, store in roots.values()]
-    plan = Plan(identity=identity, kind="shards", format=to, patterns={}, starts={})
-    plan.shards, plan.roots = list(made.values()), [root_url(store) for store in stores]
-    return plan, stores
+            raise DataError(f"two shards would become {new!r}", shard=entry.key)
+        made[new] = ShardPlan(new, (entry,), 0)
+    return list(made.values())
 
 
 def _renamed(name: str, to: str) -> str:
@@ -153,13 +298,39 @@ def _renamed(name: str, to: str) -> str:
     return name[: len(name) - len(suffix)] + FORMATS_WRITTEN[to].suffix
 
 
-def _refuse_losses(found: list[Shard], source: Shards, to: str, key_field: str | None, *, allow_loss: bool) -> None:
-    if allow_loss:
+def _recut(sources: list[Entry], source: Shards, pattern: str, bytes_max: int, first: int) -> list[ShardPlan]:
+    """Pieces of the sources, of about `bytes_max` together: ``{"from": start, "to": end}``, in bytes of the source."""
+    made: list[list[Entry]] = [[]]
+    filled = 0
+    for entry in sources:
+        size, start = entry.size_bytes, 0
+        whole = FORMATS[source.format or format_of_name(entry.key) or "tar"].unit == "shard"
+        while start < size:
+            if filled and (filled >= bytes_max or (whole and filled + size > bytes_max)):
+                made.append([])
+                filled = 0
+            end = size if whole else min(size, start + bytes_max - filled)
+            made[-1].append(entry._replace(values={"from": start, "to": end}))
+            filled += end - start
+            start = end
+    return [
+        ShardPlan(pattern % number, tuple(entries), sum(entry.values["to"] - entry.values["from"] for entry in entries))
+        for number, entries in enumerate(made, first)
+    ]
+
+
+def _units(todo: list[ShardPlan]) -> list[Unit]:
+    """New shards that begin in the same source together."""
+    return [tuple(unit) for _, unit in groupby(todo, key=lambda shard: shard.entries[0].members)]
+
+
+def _refuse_losses(found: list[Shard], source: Shards, options: ConvertOptions) -> None:
+    if options.allow_loss:
         return
     for name in sorted({_format_of(shard, source) for shard in found}):
-        if lost := keeping.losses(name, to, key_field=key_field):
+        if lost := keeping.losses(name, options.to, key_field=options.key_field):
             raise ConfigError(
-                f"from {keeping.plain(name)} to {to} would be lost: {'; '.join(lost)}",
+                f"from {keeping.plain(name)} to {keeping.plain(options.to)} would be lost: {'; '.join(lost)}",
                 hint="--allow-loss (allow_loss=True) accepts it",
             )
 
@@ -172,72 +343,101 @@ def _format_of(shard: Shard, source: Shards) -> str:
     return detect(shard.url, head)
 
 
-class _ShardsWriter:
-    """Converts the shards of a plan."""
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def __init__(
-        self,
-        target: Destination,
-        roots: Sequence[Store],
-        source: Shards,
-        to: str,
-        specs: tuple[Spec, ...] | None,
-        key_field: str | None,
-        listener: Listener,
-    ) -> None:
-        self._target = target
-        self._roots = roots
-        self._source = source
-        self._to = to
-        self._specs = specs
-        self._key_field = key_field
-        self._listener = listener
-        self._runner: Runner | None = None
 
-    def run(self, plan: Plan, *, jobs: int, verify: bool) -> Packed:
-        """Convert what is not finished; then the index and the manifest."""
-        target = self._target
-        known = {row.key: row for row in target.rows([shard.name for shard in plan.shards])}
-        for row in known.values():
-            self._listener.finished(row, known=True)
-            if verify:
-                check_shard(target.store, target.place, row)
-                self._listener.verified(row)
-        todo = [shard for shard in plan.shards if shard.name not in known]
-        self._listener.planned(len(todo), 0, sum(shard.source_bytes for shard in todo))
-        self._runner = Runner(target, jobs=max(1, min(jobs, len(todo))), listener=self._listener, verify=verify)
-        written = self._runner.run(todo, self)
-        rows = [known.get(shard.name) or written[shard.name] for shard in plan.shards]
-        target.finish(plan, rows)
-        return Packed(target.url, tuple(rows), len(written), 0)
+class _Piece(NamedTuple):
+    """Of a source, what goes into one of a unit's shards: samples that begin in these bytes."""
 
-    def __call__(self, shard: ShardPlan) -> ShardRow:
-        """One shard."""
-        (member,) = shard.entries[0].members
-        target = self._target
-        with ShardFile(target.store, target.place, shard.name, format_name=self._to) as file:
-            for samples, size_bytes, name in self._read(member, shard.entries[0].key):
-                assert self._runner is not None
-                self._runner.check()
-                for sample in samples:
-                    file.add(self._made(sample, keeping.plain(name)))
-                self._listener.progressed(len(samples), size_bytes)
-            return file.close()
+    target: int
+    entry: Entry
+    start: int
+    end: int | None
 
-    def _made(self, sample: Sample, source: str) -> dict[str, object]:
-        if self._specs is not None:
-            taken = take(sample.fields, self._specs, sample.key)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsRecipe:
+    """Writes shards from shards.
+
+    Attributes:
+        format: That is written.
+        source_format: Of the sources, where it was said.
+        on_corrupt: Of the sources.
+        specs: Fields that are taken; None: all.
+        key_field: That takes the keys.
+        bytes_max: Of a sample too, where shards are cut anew.
+    """
+
+    format: str
+    source_format: str | None
+    on_corrupt: OnCorrupt
+    specs: tuple[Spec, ...] | None
+    key_field: str | None
+    bytes_max: int | None
+
+    def write(self, desk: Desk, unit: Unit) -> Iterator[ShardRow]:
+        """See ``Recipe``."""
+        with ExitStack() as stack:
+            file: ShardFile | None = None
+            target = -1
+            for number, sample in self._samples(desk, unit):
+                while target < number:
+                    if file is not None:
+                        yield file.close()
+                    target += 1
+                    file = stack.enter_context(ShardFile(desk.shelf, unit[target].name, format_name=self.format))
+                assert file is not None
+                if sample is not None:
+                    file.add(sample)
+            assert file is not None
+            yield file.close()
+
+    def _samples(self, desk: Desk, unit: Unit) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """(which of the unit's shards, sample) in order; None begins a shard."""
+        pieces = [
+            _Piece(target, entry, entry.values.get("from", 0), entry.values.get("to"))
+            for target, shard in enumerate(unit)
+            for entry in shard.entries
+        ]
+        for _, group in groupby(pieces, key=lambda piece: piece.entry.members):
+            yield from self._of_source(desk, list(group))
+        yield len(unit) - 1, None
+
+    def _of_source(self, desk: Desk, pieces: list[_Piece]) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """What one source gives to some shards, read once and no further than they need."""
+        (member,) = pieces[0].entry.members
+        waiting = iter(pieces)
+        piece = next(waiting)
+        yield piece.target, None
+        for samples, size_bytes, name in self._read(desk.stores[member.root], member, pieces[0].entry.key):
+            desk.going_on()
+            is_whole = FORMATS[name].unit == "shard"
+            for sample in samples:
+                at = 0 if is_whole else sample.offset_bytes
+                while piece.end is not None and at >= piece.end:
+                    following = next(waiting, None)
+                    if following is None:
+                        return
+                    piece = following
+                if at >= piece.start:
+                    yield piece.target, self._made(sample, keeping.plain(name))
+            desk.progressed(len(samples), size_bytes)
+
+    def _made(self, sample: Sample, source: str) -> dict[str, Any]:
+        if self.bytes_max is not None and sample.size_bytes is not None:
+            check_sample_size(sample.key, sample.size_bytes, self.bytes_max)
+        if self.specs is not None:
+            taken = take(sample.fields, self.specs, sample.key)
             sample = type(sample)(sample.key, {}, sample.offset_bytes)
             sample.fields = taken
             if any(not isinstance(value, memoryview) for value in taken.values()):
                 made: dict[str, object] = {"__key__": sample.key, **taken}
-                return made if self._key_field is None else {self._key_field: sample.key, **made}
-        return keeping.converted(sample, source, self._to, key_field=self._key_field)
+                return made if self.key_field is None else {self.key_field: sample.key, **made}
+        return keeping.converted(sample, source, keeping.plain(self.format), key_field=self.key_field)
 
-    def _read(self, member: Member, url: str) -> Iterator[tuple[list[Sample], int, str]]:
+    def _read(self, store: Store, member: Member, url: str) -> Iterator[tuple[list[Sample], int, str]]:
         """Samples of a shard, a part at a time; the bytes read for them; its format."""
-        store, on_corrupt = self._roots[member.root], self._source.on_corrupt
-        said = self._source.format or format_of_name(url)
+        said = self.source_format or format_of_name(url)
         if said is not None and FORMATS[said].ranged is not None:
             yield from self._read_ranged(store, member, url, said)
             return
@@ -249,8 +449,8 @@ class _ShardsWriter:
         try:
             for chunk in chunks:
                 if parser is None:
-                    name = self._parsed_as(self._source.format or detect(url, bytes(chunk.data[:HEAD_BYTES])))
-                    parser = parser_of(name, shard=url, on_corrupt=on_corrupt)
+                    name = self._parsed_as(self.source_format or detect(url, bytes(chunk.data[:HEAD_BYTES])))
+                    parser = parser_of(name, shard=url, on_corrupt=self.on_corrupt)
                 size_bytes = len(chunk.data)
                 for samples in feed_in_pieces(parser, chunk.data):
                     yield samples, size_bytes, name
@@ -262,15 +462,14 @@ class _ShardsWriter:
 
     def _parsed_as(self, name: str) -> str:
         """Records that go into records are not looked into."""
-        raw = f"{keeping.plain(name)}-raw{name[len(name.removesuffix('.gz').removesuffix('.zst')) :]}"
-        into = {"tfrecord": ("tfrecord", "recordio"), "recordio": ("tfrecord", "recordio")}
-        is_record = self._to in into.get(keeping.plain(name), ()) and self._specs is None and self._key_field is None
-        return raw if is_record and raw in FORMATS else name
+        records = ("tfrecord", "recordio")
+        is_record = keeping.plain(self.format) in records and self.specs is None and self.key_field is None
+        return keeping.raw(name) if is_record and keeping.plain(name) in records else name
 
     def _read_ranged(
         self, store: Store, member: Member, url: str, name: str
     ) -> Iterator[tuple[list[Sample], int, str]]:
-        reader = ranged_of(name, shard=url, size_bytes=member.size_bytes, on_corrupt=self._source.on_corrupt)
+        reader = ranged_of(name, shard=url, size_bytes=member.size_bytes, on_corrupt=self.on_corrupt)
 
         def read(span: ByteRange) -> Buffer:
             return next(iter(store.read_many([PlanItem(member.key, span, member.etag)]))).data

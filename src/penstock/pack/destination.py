@@ -1,23 +1,31 @@
 """Where shards go: what lies there already, whose it is, and what is written beside them.
 
 Under ``.penstock/`` beside the shards lie the index (``penstock.index``), ``packed.manifest`` (which shards there are,
-with which versions of penstock they were made), and ``pack/ID.plan`` of each packing, with ``pack/ID.done`` when it is
-finished. A shard is *ours* when a plan gives its name and its own index describes the version that lies there; nothing
-else is ever deleted or replaced.
+with which versions they were made), and ``pack/ID.plan`` of each packing, with ``pack/ID.done`` when it is finished;
+while parts of a shard are going up, ``pack/uploads/`` says which, and the next run drops what a killed one left. Beside
+MDS shards lies the ``index.json`` that MosaicML reads, made of what ``mds/`` has of each. A shard is *ours* when a plan
+gives its name and its own index describes the version that lies there; nothing else is ever deleted or replaced.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import zlib
+from contextlib import suppress
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import penstock
-from penstock.errors import BucketMissingError, ConfigError, ObjectMissingError
-from penstock.index import FOLDER, DatasetIndex, IndexPlace
+from penstock.errors import BucketMissingError, ConfigError, ObjectMissingError, StoreError
+from penstock.formats.mds_writer import index_json
+from penstock.index import FOLDER, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
 from penstock.pack import plan as plans
 from penstock.pack.options import check_pattern, number_in
+from penstock.pack.shard_file import ENTRIES, KEPT, UPLOADS, Shelf
+from penstock.store.base import perform
+from penstock.types import AbortMultipart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
     from penstock.types import ObjectInfo
 
-PLANS = f"{FOLDER}pack/"
+INDEX_JSON = "index.json"
 MANIFEST_KEY = f"{FOLDER}packed.manifest"
 
 
@@ -56,8 +64,8 @@ def refuse_inside(source_url: str, destination_url: str) -> None:
         )
 
 
-class Destination:
-    """A folder that shards are written to.
+class Destination(Shelf):
+    """A folder that shards are written to, and what lies there.
 
     Args:
         store: Rooted at the folder.
@@ -69,12 +77,12 @@ class Destination:
     """
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        self.url = store.describe("")
-        self.place = IndexPlace(store, FOLDER, base=self.url)
+        super().__init__(store)
         self.present: dict[str, ObjectInfo] = {}
         self._plans: dict[str, Plan] = {}
         self._done: set[str] = set()
+        self._notes: list[str] = []  # of uploads that a killed run had begun
+        self._has_entries = False  # of MDS shards: packings wrote some, and so the index.json beside them
         self._obsolete: list[str] = []  # keys of what the packing that begins replaces
         self._replaced: set[str] = set()  # shards among them
         self._look()
@@ -87,8 +95,12 @@ class Destination:
                 raise
             infos = []  # a directory that the first shard makes
         for info in infos:
-            if info.key.startswith(PLANS):
-                name, _, kind = info.key[len(PLANS) :].rpartition(".")
+            if info.key.startswith(ENTRIES):
+                self._has_entries = True
+            elif info.key.startswith(UPLOADS):
+                self._notes.append(info.key)
+            elif info.key.startswith(KEPT):
+                name, _, kind = info.key[len(KEPT) :].rpartition(".")
                 if kind == "done":
                     self._done.add(name)
                 elif kind == "plan":
@@ -124,7 +136,7 @@ class Destination:
                 hint="finish it by its own command, or begin anew with --overwrite",
             )
         if not append:
-            self._obsolete += [f"{PLANS}{name}.{kind}" for name in self._plans for kind in ("plan", "done")]
+            self._obsolete += [f"{KEPT}{name}.{kind}" for name in self._plans for kind in ("plan", "done")]
             self._plans, self._done = {}, set()
         starts = {}
         for split, pattern in patterns.items():
@@ -137,6 +149,19 @@ class Destination:
             starts[split] = max(numbers, default=-1) + 1
         return starts
 
+    def refuse_index_json(self, names: Iterable[str]) -> None:
+        """Refuse to replace an ``index.json`` beside MDS shards of these names that no packing wrote.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        for folder in {name[: name.rfind("/") + 1] for name in names}:
+            if folder + INDEX_JSON in self.present and not self._has_entries:
+                raise ConfigError(
+                    f"{self.store.describe(folder + INDEX_JSON)} is there, and penstock did not write it",
+                    hint="choose another destination: one index.json describes all MDS shards of a folder",
+                )
+
     def _give_up_ours(self) -> None:
         """Count the shards that packings wrote here as gone; ``save`` deletes them."""
         patterns = [pattern for plan in self._plans.values() for pattern in plan.patterns.values()]
@@ -145,9 +170,12 @@ class Destination:
         for row in self.rows(self.present):
             if row.key in names or any(number_in(pattern, row.key) is not None for pattern in patterns):
                 ours.add(row.key)
+        self._replaced = set(ours)
+        if self._has_entries:
+            self._obsolete += [f"{ENTRIES}{name}.json" for name in sorted(ours)]
+            ours |= {name for name in self.present if name.rpartition("/")[2] == INDEX_JSON}
         for name in ours:
             del self.present[name]
-        self._replaced = ours
         self._obsolete += [*sorted(ours), *(f"{FOLDER}{SHARDS_PREFIX}{name}{SUFFIX}" for name in sorted(ours))]
 
     def _committed(self) -> set[str]:
@@ -161,7 +189,10 @@ class Destination:
         }
 
     def save(self, plan: Plan) -> None:
-        """Delete what it replaces, and write a plan down, before any shard."""
+        """Drop what a killed run was sending; of a new plan, delete what it replaces and write it down, before any shard."""
+        self._drop_uploads(self._notes)
+        if plan.identity in self._plans:
+            return
         if self._replaced:
             index = self.place.load()
             for name in self._replaced:
@@ -169,8 +200,16 @@ class Destination:
             self.store.write(FOLDER + DATASET_KEY, index.encode())
         self.store.delete(self._obsolete)
         self._obsolete, self._replaced = [], set()
-        self.store.write(f"{PLANS}{plan.identity}.plan", plan.encode())
+        self.store.write(f"{KEPT}{plan.identity}.plan", plan.encode())
         self._plans[plan.identity] = plan
+
+    def _drop_uploads(self, notes: list[str]) -> None:
+        """Have the store drop parts of shards that were not committed; what it has not, or keeps, is left to its rules."""
+        for blob in self.store.read_many(notes):
+            name, upload_id = json.loads(bytes(blob.data))
+            with suppress(StoreError):
+                perform(self.store, AbortMultipart(name, upload_id))
+        self.store.delete(notes)
 
     def rows(self, names: Iterable[str]) -> list[ShardRow]:
         """What is finished of `names`: shards whose index describes the version that lies here, in the order given."""
@@ -192,8 +231,20 @@ class Destination:
         """Write the data set's index and the manifest, and mark the packing as finished."""
         self.place.save(DatasetIndex(self.url, rows))
         everything = self.place.load()
+        if plan.format.startswith("mds"):
+            self._write_index_json(everything)
+        self._drop_uploads([info.key for info in self.store.list(UPLOADS)])  # of machines that were lost meanwhile
         self.store.write(MANIFEST_KEY, self._manifest(plan, everything))
-        self.store.write(f"{PLANS}{plan.identity}.done", b"")
+        self.store.write(f"{KEPT}{plan.identity}.done", b"")
+
+    def _write_index_json(self, index: DatasetIndex) -> None:
+        folders: dict[str, list[str]] = {}
+        for name, row in sorted(index.rows.items()):
+            if row.format.startswith("mds"):
+                folders.setdefault(name[: name.rfind("/") + 1], []).append(f"{ENTRIES}{name}.json")
+        for folder, keys in folders.items():
+            entries = [json.loads(bytes(blob.data)) for blob in self.store.read_many(keys)]
+            self.store.write(folder + INDEX_JSON, index_json(entries))
 
     def _manifest(self, plan: Plan, index: DatasetIndex) -> bytes:
         head = {
@@ -203,7 +254,7 @@ class Destination:
             "format": plan.format,
             "samples_count": index.samples_count,
             "classes": plan.classes,
-            "versions": {"penstock": penstock.__version__, "python": platform.python_version()},
+            "versions": _versions(plan.format),
         }
         lines = [head]
         for key in sorted(index.rows):
@@ -221,3 +272,14 @@ class Destination:
             return None
         head: dict[str, object] = json.loads(data.partition(b"\n")[0])
         return head
+
+
+def _versions(format_name: str) -> dict[str, str]:
+    """Of all that decides which bytes a shard of this format has."""
+    versions = {"penstock": penstock.__version__, "python": platform.python_version()}
+    if format_name.endswith(".gz"):
+        versions["zlib"] = zlib.ZLIB_RUNTIME_VERSION
+    library = "pyarrow" if format_name.startswith("parquet") else "zstandard" if format_name.endswith(".zst") else None
+    if library is not None:
+        versions[library] = metadata.version(library)
+    return versions

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
-from penstock.pack.shard_file import FORMATS_WRITTEN
+from penstock.formats import FORMATS
+from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
 
 if TYPE_CHECKING:
     from penstock.formats import Sample
@@ -46,10 +47,17 @@ KEEPS: dict[str, Keeps] = {
 
 def plain(format_name: str) -> str:
     """A format without compression and without what was said of its records' content: a key of ``KEEPS``."""
-    name = format_name.removesuffix(".gz").removesuffix(".zst")
+    name = format_name.partition(".")[0]
     for content in CONTENT:
         name = name.removesuffix(content)
     return name
+
+
+def raw(format_name: str) -> str:
+    """The format that gives records as they are stored, where there is one; else the same."""
+    name = plain(format_name)
+    compression = format_name[len(format_name.removesuffix(".gz").removesuffix(".zst")) :]
+    return f"{name}-raw{compression}" if f"{name}-raw" in FORMATS else format_name
 
 
 def losses(source: str, target: str, *, key_field: str | None = None) -> tuple[str, ...]:
@@ -63,9 +71,9 @@ def losses(source: str, target: str, *, key_field: str | None = None) -> tuple[s
     Raises:
         ConfigError: nothing is known of one of them.
     """
-    source = plain(source)
-    if source not in KEEPS or target not in FORMATS_WRITTEN:
-        raise ConfigError(f"{source!r} cannot become {target!r}", hint=f"written are {', '.join(FORMATS_WRITTEN)}")
+    source, wanted, target = plain(source), target, plain(target)
+    if source not in KEEPS or wanted not in FORMATS_WRITTEN:
+        raise ConfigError(f"{source!r} cannot become {wanted!r}", hint=f"written are {', '.join(PLAIN_FORMATS)}")
     if {source, target} == {"tfrecord", "recordio"} or source == target:
         return ()  # records go as they are
     have, get = KEEPS[source], KEEPS[target]
@@ -85,7 +93,7 @@ def losses(source: str, target: str, *, key_field: str | None = None) -> tuple[s
 
 def table() -> str:
     """Every pair in Markdown: what is lost from the row's format to the column's."""
-    targets = list(FORMATS_WRITTEN)
+    targets = list(PLAIN_FORMATS)
     lines = ["| from | " + " | ".join(f"to {name}" for name in targets) + " |", "|---" * (len(targets) + 1) + "|"]
     for source in KEEPS:
         cells = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.errors import ConfigError
 from penstock.formats import format_of_name
 from penstock.pack.fields import Spec, parse_fields
-from penstock.pack.shard_file import FORMATS_WRITTEN
+from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,8 +64,8 @@ class PackOptions:
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        if self.format is not None and self.format not in FORMATS_WRITTEN:
-            raise ConfigError(f"format={self.format!r} is not one of {', '.join(FORMATS_WRITTEN)}")
+        if self.format is not None:
+            check_format(self.format, "format")
         if self.bytes_max < 1:
             raise ConfigError(f"bytes_max={self.bytes_max!r} must be at least 1")
         if self.samples_max is not None and self.samples_max < 1:
@@ -91,6 +91,11 @@ class PackOptions:
             return
         if not self.split or any(not re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in self.split):
             raise ConfigError(f"split={dict(self.split)!r} must name at least one split, in letters and digits")
+        if self.name is not None and self.is_mds and _SPLIT not in self.name.rpartition("/")[0]:
+            raise ConfigError(
+                f"name={self.name!r} puts the splits' MDS shards into one folder, which has one index.json",
+                hint="{split}/shard.%05d.mds",
+            )
         total = sum(self.split.values())
         if any(share <= 0 for share in self.split.values()) or abs(total - 1) > 1e-6:
             raise ConfigError(
@@ -111,10 +116,8 @@ class PackOptions:
         """
         by_name = format_of_name(self.name) if self.name is not None else None
         if self.format is None:
-            if by_name is not None and by_name not in FORMATS_WRITTEN:
-                raise ConfigError(f"name={self.name!r}: {by_name} is not one of {', '.join(FORMATS_WRITTEN)}")
-            return by_name or "tar"
-        if by_name is not None and by_name != self.format:
+            return check_format(by_name or "tar", "name")
+        if by_name is not None and by_name != FORMATS_WRITTEN[self.format].read_as:
             raise ConfigError(f"name={self.name!r} has the suffix of {by_name}, not of format={self.format!r}")
         return self.format
 
@@ -123,7 +126,14 @@ class PackOptions:
         """Of the names, a default where none was given."""
         if self.name is not None:
             return self.name if format_of_name(self.name) is not None else self.name + self.suffix
+        if self.is_mds:
+            return f"{_SPLIT + '/' if self.split else ''}shard.%05d{self.suffix}"
         return f"{_SPLIT if self.split else 'shard'}-%06d{self.suffix}"
+
+    @property
+    def is_mds(self) -> bool:
+        """Whether shards are MDS, whose folder has an ``index.json``."""
+        return FORMATS_WRITTEN[self.format_name].read_as.startswith("mds")
 
     @property
     def suffix(self) -> str:
@@ -166,6 +176,20 @@ def advice(bytes_max: int) -> str | None:
         else "large shards balance badly over ranks, and a broken one costs more"
     )
     return f"shards of {bytes_max} bytes: {why}; {low} to {high} bytes are usual"
+
+
+def check_format(name: str, what: str) -> str:
+    """`name`, where it is a format that is written.
+
+    Raises:
+        ConfigError: it is none; `what` was said.
+    """
+    if name not in FORMATS_WRITTEN:
+        raise ConfigError(
+            f"{what}={name!r} is not one of {', '.join(PLAIN_FORMATS)}",
+            hint="compressed: tar.gz, tar.zst, parquet.zst and the like",
+        )
+    return name
 
 
 def check_pattern(pattern: str) -> str:

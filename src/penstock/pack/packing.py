@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock import compose
-from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError, DataError
-from penstock.fetch import set_process_budget
 from penstock.index import is_manifest_name
 from penstock.loader.shards import Shard, ShardFinder
 from penstock.pack import entries, tables
 from penstock.pack.destination import Destination, refuse_inside, split_destination
 from penstock.pack.options import BYTES_MAX, PackOptions, function_identity
-from penstock.pack.plan import Plan, ShardPlan, cut
+from penstock.pack.plan import Plan, cut
 from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
-from penstock.pack.running import EntriesWriter, Runner
+from penstock.pack.running import Crew, EntriesRecipe, How, carry_out, shares
 from penstock.pack.sequence import write_iterable
 from penstock.pack.verifying import check_shard
 from penstock.pipeline import Objects, Pipeline, objects
@@ -27,15 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Unpack
 
-    from penstock.index import ShardRow
     from penstock.pipeline.sources import ConnectionOptions
     from penstock.store import Store
-
-JOBS = 4
-"""Shards at a time: enough that one reads while others wait for their last parts; each holds 40 MiB of parts."""
-
-WRITER_BYTES = 5 * 8 * MIB
-"""That one open shard holds: see ``store.writer``."""
 
 
 def pack(
@@ -60,6 +51,8 @@ def pack(
     verify: bool = False,
     jobs: int | None = None,
     memory_bytes_max: int | None = None,
+    executor: Literal["threads", "ray"] = "threads",
+    address: str | None = None,
     listener: Listener | None = None,
     **connection: Unpack[ConnectionOptions],
 ) -> Packed:
@@ -72,10 +65,11 @@ def pack(
         source: A directory or prefix of files, a manifest of them, a table (CSV, JSON lines, Parquet) whose columns
             name them, ``penstock.objects(...)``; or an iterable or data set of dicts or tuples.
         destination: A folder, or a pattern of names in one: ``s3://bucket/train-%06d.tar``.
-        format: ``tar``, ``tfrecord``, ``recordio``, ``jsonl`` or ``parquet``; default by `name`, else tar.
+        format: ``tar``, ``tfrecord``, ``recordio``, ``jsonl``, ``mds`` or ``parquet``, compressed with ``.gz`` or
+            ``.zst`` behind it (Parquet's pages also with ``.snappy``); default by `name`, else tar.
         name: Pattern of the shards' names, with ``{split}`` where there are splits.
         bytes_max: A shard ends before the sample that would make it larger; exact for tar without `transform`, a target
-            else.
+            else; before compression.
         samples_max: The same, in samples.
         group_by: ``stem``: files with one name up to the first dot are one sample; ``file``: each is one.
         fields: ``"image=png,label=cls:int"``: what is taken, as what; see ``penstock.pack.fields``.
@@ -84,14 +78,15 @@ def pack(
         split: ``{"train": 0.9, "val": 0.1}``: by a hash of each sample's key.
         shuffle: Permute the samples before they are cut into shards.
         seed: Of that, and of the split.
-        transform: ``fn(sample) -> sample``, on dicts of bytes; runs on `jobs` threads.
+        transform: ``fn(sample) -> sample``, on dicts of bytes; runs on `jobs` threads, or in Ray's processes.
         skip_unnamed: Pass over files whose names make no key.
         append: Add shards to those that are there.
         overwrite: Replace the shards that penstock packed there; nothing else is touched.
         verify: Read every shard back and hold it against its index.
-        jobs: Shards at a time; default 4, or as many as there are cores where there is a `transform`.
-        memory_bytes_max: Bytes that reading and writing may hold together; default: the process's budget for reading,
-            and 40 MiB for each of the shards at work.
+        jobs: As ``How.jobs``.
+        memory_bytes_max: As ``How.memory_bytes_max``.
+        executor: ``ray``: on a cluster, a task for each shard; a machine that is lost costs what it had begun.
+        address: Of the cluster.
         listener: Told how it goes.
         **connection: As for ``penstock.connect``, of source and destination.
 
@@ -122,17 +117,11 @@ def pack(
         skip_unnamed=skip_unnamed,
         transform=transform,
     )
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs={jobs!r} must be at least 1")
+    how = How(executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify)
     with Packing(source, folder, options, connection=connection) as packing:
         packing.plan(append=append, overwrite=overwrite, memory_bytes_max=memory_bytes_max)
         packing.save()
-        return packing.run(
-            jobs=jobs,
-            memory_bytes_max=memory_bytes_max,
-            verify=verify,
-            listener=OneAtATime(listener or Silence()),
-        )
+        return packing.run(how, OneAtATime(listener or Silence()))
 
 
 class Packing:
@@ -149,7 +138,7 @@ class Packing:
         self._source = source
         self._options = options
         self._connection = connection
-        self._to_source = source.source.connection.given() if _has_connection(source) else dict(connection)
+        self._to_source: ConnectionOptions = source.source.connection.given() if _has_connection(source) else connection
         self._stack = ExitStack()
         self._stores: list[Store] = []
         self.made: Plan | None = None
@@ -204,12 +193,11 @@ class Packing:
             return found
         if self._is_python:
             self._check_python()
-            starts = self.destination.begin(identity, self._options.patterns, append=append, overwrite=overwrite)
-            self.made = self._new(identity, "sequence", starts)
+            self.made = self._new(identity, "sequence", self._begin(identity, append=append, overwrite=overwrite))
             return self.made
         listing = self._listed()
         self._check_memory(listing, memory_bytes_max)
-        starts = self.destination.begin(identity, self._options.patterns, append=append, overwrite=overwrite)
+        starts = self._begin(identity, append=append, overwrite=overwrite)
         plan = self._new(identity, "entries", starts)
         plan.shards = cut(listing.entries, self._options, starts)
         plan.roots = [root_url(store) for store in listing.roots]
@@ -217,6 +205,13 @@ class Packing:
         self._stores = listing.roots
         self.made = plan
         return plan
+
+    def _begin(self, identity: str, *, append: bool, overwrite: bool) -> dict[str, int]:
+        options = self._options
+        starts = self.destination.begin(identity, options.patterns, append=append, overwrite=overwrite)
+        if options.is_mds:
+            self.destination.refuse_index_json(options.patterns.values())
+        return starts
 
     def _new(self, identity: str, kind: str, starts: dict[str, int]) -> Plan:
         options = self._options
@@ -297,48 +292,37 @@ class Packing:
     # ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(self) -> None:
-        """Write the plan down, where it is new."""
+        """Write the plan down, where it is new; before that, drop what it replaces, and what a killed run was sending."""
         assert self.made is not None
-        if not self.is_resumed:
-            self.destination.save(self.made)
+        self.destination.save(self.made)
 
-    def run(self, *, jobs: int | None, memory_bytes_max: int | None, verify: bool, listener: Listener) -> Packed:
+    def run(self, how: How, listener: Listener) -> Packed:
         """Carry the plan out, but for what is finished; then the index and the manifest.
 
         Raises:
             As ``pack``.
         """
         assert self.made is not None
-        if self.made.kind == "sequence":
-            return self._run_sequence(self.made, verify=verify, listener=listener)
         plan, options = self.made, self._options
-        budget, workers = shares(memory_bytes_max, jobs or (os.cpu_count() or 1 if options.transform else JOBS))
-        if memory_bytes_max is not None:
-            set_process_budget(budget)
-        known = {row.key: row for row in self.destination.rows([shard.name for shard in plan.shards])}
-        for row in known.values():
-            listener.finished(row, known=True)
-            if verify:
-                check_shard(self.destination.store, self.destination.place, row)
-                listener.verified(row)
-        todo = [shard for shard in plan.shards if shard.name not in known]
-        listener.planned(
-            len(todo), sum(len(shard.entries) for shard in todo), sum(shard.source_bytes for shard in todo)
+        if plan.kind == "sequence":
+            if how.executor == "ray":
+                raise ConfigError(
+                    f"executor='ray' needs a source that can be listed, not {type(self._source).__name__}",
+                    hint="write the items as files or a table first, or pack them here",
+                )
+            return self._run_sequence(plan, verify=how.verify, listener=listener)
+        if options.transform is not None and how.jobs is None and how.executor == "threads":
+            how = replace(how, jobs=os.cpu_count() or 1)
+        recipe = EntriesRecipe(format=plan.format, transform=options.transform)
+        return carry_out(
+            plan,
+            lambda shards: [(shard,) for shard in shards],
+            destination=self.destination,
+            stores=self._stores,
+            crew=Crew(recipe, root_url(self._store), self._connection, tuple(plan.roots), self._to_source),
+            how=how,
+            listener=listener,
         )
-        workers = max(1, min(workers, len(todo)))
-        runner = Runner(self.destination, jobs=workers, listener=listener, verify=verify)
-        for store in self._stores:  # together as many requests as one reader alone would have in flight
-            config = store.fetch_config or FetchConfig()
-            requests_max = max(config.requests_min, config.requests_max // workers)
-            store.fetch_config = dataclasses.replace(config, requests_max=requests_max)
-        writer = EntriesWriter(
-            runner, self._stores, format_name=plan.format, transform=options.transform, listener=listener
-        )
-        written = runner.run(todo, writer)
-        rows = [known.get(shard.name) or written[shard.name] for shard in plan.shards]
-        _check_counts(plan.shards, rows)
-        self.destination.finish(plan, rows)
-        return Packed(self.destination.url, tuple(rows), len(written), plan.passed_over)
 
     def _run_sequence(self, plan: Plan, *, verify: bool, listener: Listener) -> Packed:
         known, written = write_iterable(self._source, self.destination, plan, self._options, listener)
@@ -356,37 +340,6 @@ class Packing:
 def _has_connection(source: Any) -> bool:
     """Whether the source says itself how to reach it; the destination goes by the call's own arguments."""
     return isinstance(source, Pipeline) and hasattr(source.source, "connection")
-
-
-def _check_counts(shards: list[ShardPlan], rows: list[ShardRow]) -> None:
-    for shard, row in zip(shards, rows, strict=True):
-        if row.samples_count != len(shard.entries):
-            raise DataError(
-                f"it has {row.samples_count} samples, the plan says {len(shard.entries)}",
-                hint="somebody replaced it; --overwrite begins anew",
-                shard=row.key,
-            )
-
-
-class Shares(NamedTuple):
-    """What reading may hold, and how many shards may be written at a time."""
-
-    reading_bytes: int
-    jobs: int
-
-
-def shares(memory_bytes_max: int | None, jobs: int) -> Shares:
-    """How memory is divided between reading and `jobs` shards being written.
-
-    Raises:
-        ConfigError: it is too little for one shard.
-    """
-    if memory_bytes_max is None:
-        return Shares(default_budget_bytes(), jobs)
-    if memory_bytes_max < 2 * WRITER_BYTES:
-        raise ConfigError(f"memory_bytes_max={memory_bytes_max!r} must be at least {2 * WRITER_BYTES}")
-    jobs = max(1, min(jobs, memory_bytes_max // 2 // WRITER_BYTES))
-    return Shares(memory_bytes_max - jobs * WRITER_BYTES, jobs)
 
 
 def root_url(store: Store) -> str:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from penstock.types import Buffer
 
+CODECS = {"gz": "gzip", "zst": "zstd", "snappy": "snappy"}
+"""Of a shard's pages, by the word behind ``parquet.``."""
+
 ROW_GROUP_BYTES = 16 * MIB
 """Of values: what is held, and what entering a shard inside costs a reader."""
 
@@ -63,6 +66,8 @@ class ParquetWriter:
 
     Args:
         write: Takes the next bytes of the shard, in order.
+        codec: Of its pages, as pyarrow calls it; by default they are stored as they are: images and sounds are
+            compressed already.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -70,7 +75,8 @@ class ParquetWriter:
     Cost: holds one row group.
     """
 
-    def __init__(self, write: Callable[[Buffer], object]) -> None:
+    def __init__(self, write: Callable[[Buffer], object], *, codec: str = "none") -> None:
+        self._codec = codec
         try:
             self._pyarrow = import_module("pyarrow")
             self._parquet = import_module("pyarrow.parquet")
@@ -129,8 +135,14 @@ class ParquetWriter:
         except (pyarrow.ArrowException, OverflowError) as error:
             raise ConfigError(f"a sample cannot be a row of Parquet: {error}") from None
         self._columns = {name: [] for name in names}
-        # stored as it is: images and sounds are compressed already
-        self._writer = self._parquet.ParquetWriter(self._sink, self._schema, compression="none", use_dictionary=False)
+        self._writer = self._parquet.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression=self._codec,
+            use_dictionary=False,
+            write_page_checksum=True,
+            write_statistics=[name for name in names if not isinstance(row[name], bytes)],  # they hold whole values
+        )
 
     def _flush(self) -> None:
         if any(self._columns.values()):

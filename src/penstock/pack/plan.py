@@ -18,7 +18,7 @@ from penstock.errors import DataError
 from penstock.order.permutation import key_of, permutation
 from penstock.pack.entries import Entry, Member, split_of
 from penstock.pack.options import PLAN_VERSION
-from penstock.pack.shard_file import stored_bytes
+from penstock.pack.shard_file import stored_bytes, tail_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,13 @@ class Plan:
     @property
     def source_bytes(self) -> int:
         """Bytes that are read."""
-        return sum(shard.source_bytes for shard in self.shards)
+        return self.bytes_of(self.shards)
+
+    def bytes_of(self, shards: list[ShardPlan]) -> int:
+        """Bytes that are read for some of its shards."""
+        if self.kind == "shards":  # a piece of a source, where sizes are new
+            return sum(shard.size_bytes or shard.source_bytes for shard in shards)
+        return sum(shard.source_bytes for shard in shards)
 
     def encode(self) -> bytes:
         """As stored; the same bytes for the same plan."""
@@ -159,7 +165,7 @@ def cut(entries: list[Entry], options: PackOptions, starts: dict[str, int]) -> l
 
 def _filled(entries: list[Entry], options: PackOptions) -> Iterator[tuple[list[Entry], int]]:
     format_name = options.format_name
-    tail = 1024 if format_name == "tar" else 0  # its end mark
+    tail = tail_bytes(format_name)
     samples_max = options.samples_max or len(entries)
     group: list[Entry] = []
     size_bytes = tail

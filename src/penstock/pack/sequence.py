@@ -17,7 +17,7 @@ from penstock.pack.fields import take
 from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import Plan, check_sample_size
 from penstock.pack.running import transformed
-from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, checksum, prepare, stored_bytes
+from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, checksum, prepare, stored_bytes, tail_bytes
 
 if TYPE_CHECKING:
     import os
@@ -72,7 +72,7 @@ class Sequence:
         sample = prepare(sample, FORMATS_WRITTEN[self._format])
         sizes = {name: _size(value) for name, value in sample.items() if name != "__key__"}
         more = stored_bytes(key, sizes, self._format)
-        tail = 1024 if self._format == "tar" else 0
+        tail = tail_bytes(self._format)
         check_sample_size(key, more + tail, self._bytes_max)
         ended = None
         if self._file is not None and (
@@ -82,7 +82,7 @@ class Sequence:
             ended = self.end()
         if self._file is None:
             name = self._pattern % self._number
-            self._file = ShardFile(self._destination.store, self._destination.place, name, format_name=self._format)
+            self._file = ShardFile(self._destination, name, format_name=self._format)
         self._file.add(sample)
         return ended
 
@@ -137,6 +137,8 @@ class SequenceWriter:
             self._destination = Destination(self._store)
             identity = options.identity(f"writer:{url}")
             starts = self._destination.begin(identity, options.patterns, append=append, overwrite=overwrite)
+            if options.is_mds:
+                self._destination.refuse_index_json(options.patterns.values())
             self._plan = Plan(
                 identity=f"{identity}-{starts['']}",
                 kind="sequence",
@@ -230,7 +232,7 @@ def writer(
 
     Args:
         url: Pattern of the shards' URLs: ``s3://bucket/train-%06d.tar``; the suffix says the format.
-        format: ``tar``, ``tfrecord``, ``recordio``, ``jsonl`` or ``parquet``; where the suffix does not say it.
+        format: As for ``pack``, where the suffix does not say it.
         bytes_max: A shard ends before the sample that would make it larger.
         samples_max: The same, in samples.
         append: Number on from the shards that are there.

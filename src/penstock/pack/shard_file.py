@@ -6,7 +6,10 @@ was committed, so whatever moment a packing is killed at, a shard is finished or
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+import json
+import tempfile
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from crc32c import crc32c
@@ -14,73 +17,136 @@ from crc32c import crc32c
 from penstock.config import MIB
 from penstock.errors import ConfigError, DataError
 from penstock.formats import RESERVED_FIELDS, JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
+from penstock.formats.compressors import COMPRESSORS
+from penstock.formats.mds_writer import MdsWriter
 from penstock.formats.tar_header import BLOCK_BYTES
 from penstock.formats.tar_writer import headers
-from penstock.index import ShardIndex, ShardRow
+from penstock.index import FOLDER, IndexPlace, ShardIndex, ShardRow
 from penstock.index.members import members_of
 from penstock.pack.fields import as_bytes
-from penstock.pack.parquet_writer import ParquetWriter
+from penstock.pack.parquet_writer import CODECS, ParquetWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from penstock.index import IndexPlace
     from penstock.store import Store
     from penstock.types import Buffer
 
+KEPT = f"{FOLDER}pack/"
+"""What packing keeps beside the shards: plans, and"""
+
+UPLOADS = f"{KEPT}uploads/"
+"""of each shard whose parts are going up, and were not committed yet as far as anybody knows, the upload;"""
+
+ENTRIES = f"{FOLDER}mds/"
+"""of each MDS shard its entry in ``index.json``."""
+
 BLOCK_WRITE_BYTES = 1 * MIB
 """Small pieces are collected to this size before the store hears of them: a call costs as much as copying 20 KB."""
+
+
+SPOOL_BYTES = 8 * MIB
+"""Of a shard whose head can be written last; what is larger lies in a temporary file meanwhile."""
 
 
 class Written(NamedTuple):
     """A format as it is written.
 
     Attributes:
-        writer: ``writer(write)`` with ``add(sample)`` and ``finish()``.
+        writer: ``writer(write)`` with ``add(sample)`` and ``finish()``; with ``head()`` where a shard begins with what
+            is known at its end.
         suffix: Of names.
+        read_as: The format by which it is read.
         holds_numbers: Whether numbers stay numbers; else they become text.
         holds_keys: Whether a sample keeps its key.
         has_offsets: Whether a sample lies in one place, which the index says; else the index has its count alone.
+        compression: Of the shard as a whole, a key of ``COMPRESSORS``; None: none.
     """
 
     writer: Callable[[Callable[[Buffer], object]], Any]
     suffix: str
+    read_as: str
     holds_numbers: bool
     holds_keys: bool
     has_offsets: bool = True
+    compression: str | None = None
 
 
-FORMATS_WRITTEN: dict[str, Written] = {
-    "tar": Written(TarWriter, ".tar", holds_numbers=False, holds_keys=True),
-    "tfrecord": Written(TFRecordWriter, ".tfrecord", holds_numbers=True, holds_keys=False),
-    "recordio": Written(RecordIOWriter, ".rec", holds_numbers=False, holds_keys=False),
-    "jsonl": Written(JsonLinesWriter, ".jsonl", holds_numbers=True, holds_keys=True),
-    "parquet": Written(ParquetWriter, ".parquet", holds_numbers=True, holds_keys=True, has_offsets=False),
+_PLAIN = {
+    "tar": Written(TarWriter, ".tar", "tar", holds_numbers=False, holds_keys=True),
+    "tfrecord": Written(TFRecordWriter, ".tfrecord", "tfrecord", holds_numbers=True, holds_keys=False),
+    "recordio": Written(RecordIOWriter, ".rec", "recordio", holds_numbers=False, holds_keys=False),
+    "jsonl": Written(JsonLinesWriter, ".jsonl", "jsonl", holds_numbers=True, holds_keys=True),
+    "mds": Written(MdsWriter, ".mds", "mds", holds_numbers=True, holds_keys=False),
 }
-"""Formats that can be written, by name."""
+_PARQUET = Written(ParquetWriter, ".parquet", "parquet", holds_numbers=True, holds_keys=True, has_offsets=False)
+
+
+def _compressed() -> dict[str, Written]:
+    table = {}
+    for name, written in _PLAIN.items():
+        for kind in COMPRESSORS:
+            suffix = ".zstd" if (name, kind) == ("mds", "zst") else f".{kind}"  # as MosaicML calls it
+            table[f"{name}.{kind}"] = written._replace(
+                suffix=written.suffix + suffix, read_as=f"{name}.{kind}", has_offsets=False, compression=kind
+            )
+    for kind, codec in CODECS.items():  # inside the shard: its pages
+        table[f"parquet.{kind}"] = _PARQUET._replace(writer=partial(ParquetWriter, codec=codec))
+    return table
+
+
+FORMATS_WRITTEN: dict[str, Written] = {**_PLAIN, "parquet": _PARQUET, **_compressed()}
+"""Formats that can be written, by name; ``tar.gz`` and the like are compressed."""
+
+PLAIN_FORMATS = (*_PLAIN, "parquet")
+"""Those without compression."""
+
+
+class Shelf:
+    """Where shards are written: a folder, the index beside them, and what packing keeps there.
+
+    Args:
+        store: Rooted at the folder.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.url = store.describe("")
+        self.place = IndexPlace(store, FOLDER, base=self.url)
+
+    def note_upload(self, name: str, upload_id: str) -> str:
+        """Write down that parts of a shard are going up, so that a later run can drop them; the note's key."""
+        key = f"{UPLOADS}{name}.{crc32c(upload_id.encode()):08x}"  # another attempt at the shard has another upload
+        self.store.write(key, json.dumps([name, upload_id]).encode())
+        return key
 
 
 class ShardFile:
     """Writes one shard and its index. A context manager: leaving it by an exception leaves nothing.
 
     Args:
-        store: Of the shards.
-        place: Of the index.
+        shelf: Where it goes.
         name: Key of the shard, relative to the store and to the index.
         format_name: A key of ``FORMATS_WRITTEN``.
 
-    Cost: five parts of 8 MiB, and 20 bytes and the key of each sample.
+    Cost: five parts of 8 MiB, and 20 bytes and the key of each sample. MDS lies in a temporary file of its size until
+        it is complete, for its head says where all samples lie.
     """
 
-    def __init__(self, store: Store, place: IndexPlace, name: str, *, format_name: str) -> None:
-        self._store = store
-        self._place = place
+    def __init__(self, shelf: Shelf, name: str, *, format_name: str) -> None:
+        self._shelf = shelf
+        self._store = shelf.store
         self._name = name
-        self._format = format_name
         self._written = FORMATS_WRITTEN[format_name]
-        self._writer = store.writer(name)
+        self._writer = shelf.store.writer(name)
+        self._note_key: str | None = None  # of the note that parts are going up
         self._shard = self._written.writer(self._put)
+        self._spool: IO[bytes] | None = None
+        if hasattr(self._shard, "head"):
+            self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed by _end
+        self._compressor = COMPRESSORS[self._written.compression]() if self._written.compression else None
+        self._stored_bytes = 0
         self._buffer = bytearray()
         self._crc = 0
         self._crcs: list[int] = []
@@ -100,7 +166,7 @@ class ShardFile:
 
     @property
     def offset_bytes(self) -> int:
-        """Bytes written so far."""
+        """Bytes written so far, before compression."""
         return self._bounds[-1]
 
     @property
@@ -126,14 +192,15 @@ class ShardFile:
         self._bounds.append(span.end)
         self._crcs.append(self._crc)
         self._crc = 0
-        self._note(prepared, key, span.start)
+        self._note(prepared, key)
 
-    def _note(self, prepared: dict[str, Any], key: str, start: int) -> None:
-        if self._format == "jsonl" and "json" in prepared:
+    def _note(self, prepared: dict[str, Any], key: str) -> None:
+        read_as = self._written.read_as
+        if read_as.startswith("jsonl") and "json" in prepared:
             self._keys = None  # the line may say another one
         if self._keys is not None:
-            self._keys.append(key if self._written.holds_keys else f"{start:012d}")
-        if self._format != "tar" or self._names == ():
+            self._keys.append(key)
+        if read_as != "tar" or self._names == ():
             return
         names = sorted(name for name in prepared if name not in RESERVED_FIELDS)
         if self._names is None:
@@ -151,32 +218,67 @@ class ShardFile:
         """
         size_bytes = self._shard.finish()
         self._flush()
+        if self._spool is not None:
+            head = self._shard.head()
+            size_bytes += len(head)
+            self._bounds = [bound + len(head) for bound in self._bounds]
+            self._send(head)
+            self._spool.seek(0)
+            while block := self._spool.read(BLOCK_WRITE_BYTES):
+                self._send(block)
+        if self._compressor is not None:
+            self._store_bytes(self._compressor.finish())
         self._writer.close()
+        self._end()
+        if self._note_key is not None:
+            self._store.delete(self._note_key)
         info = self._writer.info
         if info is None or info.etag is None:
             info = self._store.stat(self._name)
         etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
-        has_offsets = self._written.has_offsets
-        row = ShardRow(self._name, size_bytes, etag, len(self._crcs), self._format, has_offsets)
-        self._place.save_shard(self._index(row) if has_offsets else ShardIndex(row))
+        written = self._written
+        row = ShardRow(self._name, self._stored_bytes, etag, len(self._crcs), written.read_as, written.has_offsets)
+        if isinstance(self._shard, MdsWriter):
+            self._save_entry(self._shard, size_bytes)
+        self._shelf.place.save_shard(self._index(row))
         return row
 
     def _index(self, row: ShardRow) -> ShardIndex:
+        keys = self._keys
+        if not self._written.holds_keys:
+            keys = [f"{start:012d}" for start in self._bounds[:-1]]
+        if not self._written.has_offsets:
+            return ShardIndex(row, keys=keys if self._written.compression else None)
         bounds = np.array(self._bounds, np.int64)
         members = members_of(self._names, self._sizes, np.diff(bounds).tolist()) if self._names else None
         crcs = np.array(self._crcs, np.uint32)
-        return ShardIndex(row, offsets=bounds, crc32c=crcs, keys=self._keys, members=members)
+        return ShardIndex(row, offsets=bounds, crc32c=crcs, keys=keys, members=members)
+
+    def _save_entry(self, shard: MdsWriter, size_bytes: int) -> None:
+        basename = self._name.rpartition("/")[2]
+        plain = basename[: basename.rfind(".mds") + 4]
+        entry = shard.entry(
+            plain, size_bytes=size_bytes, stored_bytes=self._stored_bytes, compression=self._written.compression
+        )
+        self._store.write(f"{ENTRIES}{self._name}.json", json.dumps(entry, sort_keys=True).encode())
 
     def abort(self) -> None:
         """Leave nothing; idempotent."""
         self._writer.abort()
+        self._end()
+
+    def _end(self) -> None:
         self._buffer = bytearray()
+        if self._spool is not None:
+            self._spool.close()
+
+    # ── bytes of the format, through the buffer, the spool and the compression, to the store ─────────────────────────
 
     def _put(self, data: Buffer) -> None:
         self._crc = crc32c(data, self._crc)
         if len(data) >= BLOCK_WRITE_BYTES:
             self._flush()
-            self._writer.write(data)
+            self._spooled(data)
             return
         self._buffer += data
         if len(self._buffer) >= BLOCK_WRITE_BYTES:
@@ -184,8 +286,23 @@ class ShardFile:
 
     def _flush(self) -> None:
         if self._buffer:
-            self._writer.write(self._buffer)
+            self._spooled(self._buffer)
             self._buffer = bytearray()
+
+    def _spooled(self, data: Buffer) -> None:
+        if self._spool is None:
+            self._send(data)
+        else:
+            self._spool.write(data)
+
+    def _send(self, data: Buffer) -> None:
+        self._store_bytes(data if self._compressor is None else self._compressor.compress(data))
+
+    def _store_bytes(self, data: Buffer) -> None:
+        self._writer.write(data)
+        self._stored_bytes += len(data)
+        if self._note_key is None and (upload_id := self._writer.upload_id) is not None:
+            self._note_key = self._shelf.note_upload(self._name, upload_id)
 
 
 def checksum(sample: Mapping[str, Any], format_name: str) -> int:
@@ -224,18 +341,24 @@ def _for_json(name: str, value: Any, key: str) -> Any:
 
 
 def stored_bytes(key: str, sizes: Mapping[str, int], format_name: str) -> int:
-    """Bytes that a sample takes in a shard: exact for tar, an estimate else.
+    """Bytes that a sample takes in a shard before compression: exact for tar, an estimate else.
 
     Args:
         key: The sample's.
         sizes: Bytes of each field.
         format_name: A key of ``FORMATS_WRITTEN``.
     """
-    if format_name == "tar":
+    plain = format_name.partition(".")[0]
+    if plain == "tar":
         return sum(_member_bytes(f"{key}.{name}", size) for name, size in sizes.items())
-    if format_name == "tfrecord":
+    if plain == "tfrecord":
         return 16 + sum(size + len(name) + 16 for name, size in sizes.items())
     return 16 + sum(sizes.values())
+
+
+def tail_bytes(format_name: str) -> int:
+    """Bytes with which a shard ends: tar's end mark."""
+    return 2 * BLOCK_BYTES if format_name.partition(".")[0] == "tar" else 0
 
 
 def _member_bytes(name: str, size_bytes: int) -> int:

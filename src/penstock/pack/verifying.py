@@ -10,6 +10,7 @@ from penstock.errors import CorruptShardError, DataError, ObjectChangedError, Ob
 from penstock.fetch.plan import PlanItem
 from penstock.formats import FORMATS, feed_in_pieces, parser_of, ranged_of
 from penstock.index import Found, ShardRecorder
+from penstock.pack.keeping import raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ def check_shard(
     url = store.describe(key)
     etag = row.etag if row.etag.startswith(('"', "W/")) else None
     here = _Here(store, key, url, etag, row.size_bytes)
-    name = f"{row.format}-raw" if f"{row.format}-raw" in FORMATS else row.format
+    name = raw(row.format)
     if FORMATS[name].ranged is not None:
         count = _count_by_footer(here, name, going_on)
         if count != row.samples_count:

@@ -1,0 +1,57 @@
+"""How a long command goes: a bar on a terminal, JSON lines for machines, one line at the end for everybody else."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+
+class Report(ABC):
+    """Counts, prints and shows progress; what it hears and says at the end belongs to each command.
+
+    Args:
+        as_json: JSON lines on stdout, and no bar.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.start_s = time.monotonic()
+        self.bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and not self.as_json:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = [TextColumn("{task.description}"), BarColumn(), *self.columns()]
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self.bar.add_task("listing", total=None, rate="")
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    @abstractmethod
+    def columns(self) -> list[Any]:
+        """What rich shows behind the bar."""
+
+    def update(self, **values: Any) -> None:
+        """Change what the bar shows: ``advance``, ``total``, ``description``, or a field of a column."""
+        if self.bar is not None:
+            self.bar.update(self._task, **values)
+
+    def say(self, action: str, **values: Any) -> None:
+        """One line for machines; nothing for others."""
+        if self.as_json:
+            print(json.dumps({"action": action, **values}), flush=True)
+
+    @property
+    def seconds(self) -> float:
+        """Since the work began."""
+        return time.monotonic() - self.start_s
