@@ -9,7 +9,7 @@ from penstock.index.build import Built, Listener, build
 from penstock.index.dataset_index import DatasetIndex
 from penstock.index.lookup import Lookup, lookup
 from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
-from penstock.index.place import FOLDER, Found, IndexPlace, ShardLike, beside, in_directory, resolve
+from penstock.index.place import FOLDER, EarlyIndex, Found, IndexPlace, ShardLike, beside, in_directory, resolve
 from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
 from penstock.index.sample_map import SampleMap
 from penstock.index.shard_index import ShardIndex, ShardRow
@@ -18,6 +18,7 @@ __all__ = [
     "FOLDER",
     "Built",
     "DatasetIndex",
+    "EarlyIndex",
     "Found",
     "IndexBuilder",
     "IndexPlace",

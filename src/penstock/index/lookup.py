@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from penstock.index.place import Found, IndexPlace, ShardLike
+    from penstock.index.place import EarlyIndex, Found, IndexPlace, ShardLike
     from penstock.index.shard_index import ShardRow
 
 
@@ -39,12 +39,18 @@ class Lookup(NamedTuple):
         return sum(row.samples_count for row in self.rows if row is not None)
 
 
-def lookup(shards: Sequence[ShardLike], *, index_dir: str | os.PathLike[str] | None = None) -> Lookup:
+def lookup(
+    shards: Sequence[ShardLike],
+    *,
+    index_dir: str | os.PathLike[str] | None = None,
+    early: EarlyIndex | None = None,
+) -> Lookup:
     """The index of `shards`: the one beside them, else the one in `index_dir`; of two incomplete ones, the fuller.
 
     Args:
         shards: As a listing gave them.
         index_dir: Default: ``$XDG_CACHE_HOME/penstock/index``.
+        early: The index beside them, where it was asked for already.
 
     Raises:
         ConfigError: no shards, or they have no folder in common.
@@ -62,7 +68,9 @@ def lookup(shards: Sequence[ShardLike], *, index_dir: str | os.PathLike[str] | N
     for place_of in places:
         try:
             place = place_of()
-            index = place.load()
+            index = early.of(place) if early is not None else None
+            if index is None:
+                index = place.load()
         except (ConfigError, StoreError):  # nobody may look there; the job streams, or indexes elsewhere
             continue
         rows = [index.row_of(each.key, size_bytes=each.size_bytes, etag=each.etag) for each in found]

@@ -20,14 +20,14 @@ from penstock.index import dataset_index, shard_index
 from penstock.index.dataset_index import DatasetIndex
 from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
-from penstock.types import ByteRange, Head
+from penstock.types import ByteRange, Get, Head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.index.shard_index import ShardIndex, ShardRow
     from penstock.store import Store
-    from penstock.types import Key, ObjectInfo
+    from penstock.types import Buffer, Key, ObjectInfo
 
 FOLDER = ".penstock/"
 """Of an index beside its shards. Nothing under it is a shard."""
@@ -37,6 +37,11 @@ DATASET_KEY = f"dataset{SUFFIX}"
 SHARDS_PREFIX = "shards/"
 
 HEADS_IN_FLIGHT_MAX = 64
+READS_IN_FLIGHT_MAX = 128
+READS_BYTES_MAX = 32 << 20
+"""Shards' indexes of fewer bytes in all are asked for at once: a job's first batch waits for them."""
+
+_SAMPLE_BYTES = 16  # of a shard's index, about: position, checksum, key, members
 
 
 class ShardLike(Protocol):
@@ -136,6 +141,26 @@ def resolve(shards: Iterable[ShardLike], base: str) -> list[Found]:
     return found
 
 
+def _read_at_once(store: Store, keys: list[Key]) -> Iterator[tuple[Key, Buffer]]:
+    """Small objects, in order, without a window that has to grow first."""
+    in_flight: InFlight[int] = InFlight(store)
+    here: dict[int, Buffer] = {}
+    sent = 0
+    try:
+        for number, key in enumerate(keys):
+            while number not in here:
+                while sent < len(keys) and len(in_flight) < READS_IN_FLIGHT_MAX:
+                    in_flight.submit(Get(keys[sent]), sent)
+                    sent += 1
+                ended, completion = in_flight.wait()
+                if completion.error is not None:
+                    raise completion.error
+                here[ended] = completion.body
+            yield key, here.pop(number)
+    finally:
+        in_flight.cancel()
+
+
 def _heads(store: Store, keys: list[tuple[int, Key]]) -> Iterator[tuple[int, ObjectInfo]]:
     in_flight: InFlight[int] = InFlight(store)
     waiting = iter(keys)
@@ -181,9 +206,20 @@ class IndexPlace:
         """
         key = self._prefix + DATASET_KEY
         try:
-            return dataset_index.decode(self.store.read(key).data, self.store.describe(key))
-        except (ObjectMissingError, DataError):
+            return self.decoded(self.store.read(key).data)
+        except ObjectMissingError:
+            return DatasetIndex(self.base_url)
+
+    def decoded(self, data: Buffer) -> DatasetIndex:
+        """The data set's index of its file; an empty one where that is damaged."""
+        try:
+            return dataset_index.decode(data, self.store.describe(self._prefix + DATASET_KEY))
+        except DataError:
             return DatasetIndex(self.base_url)  # sidecars say of themselves what they describe: nothing is lost
+
+    def is_below(self, store: Store) -> bool:
+        """Whether it lies beside all that `store` has."""
+        return self.store is store and self._prefix == FOLDER
 
     def save(self, index: DatasetIndex) -> None:
         """Write the data set's index, with the rows of shards that another process added meanwhile."""
@@ -211,11 +247,14 @@ class IndexPlace:
             DataError: one is damaged, or of another version than its row.
         """
         rows = list(rows)
-        return self._iter_shards(rows, self.store.read_many(self._shard_key(row.key) for row in rows))
+        keys = [self._shard_key(row.key) for row in rows]
+        if sum(_SAMPLE_BYTES * row.samples_count for row in rows) <= READS_BYTES_MAX:
+            return self._iter_shards(rows, _read_at_once(self.store, keys))
+        return self._iter_shards(rows, ((blob.key, blob.data) for blob in self.store.read_many(keys)))
 
-    def _iter_shards(self, rows: list[ShardRow], blobs: Iterator[object]) -> Iterator[ShardIndex]:
-        for row, blob in zip(rows, blobs, strict=True):
-            index = shard_index.decode(blob.data, blob.key)  # type: ignore[attr-defined]
+    def _iter_shards(self, rows: list[ShardRow], found: Iterator[tuple[Key, Buffer]]) -> Iterator[ShardIndex]:
+        for row, (key, data) in zip(rows, found, strict=True):
+            index = shard_index.decode(data, key)
             if index.row != row:
                 raise DataError(
                     f"the index of the shard describes {index.row}, the data set's index {row}",
@@ -256,6 +295,32 @@ class IndexPlace:
     def _make_folder(self) -> None:
         if isinstance(self.store, LocalStore) and not self._prefix:
             self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+class EarlyIndex:
+    """The index beside all that a store has, asked for while that is being listed.
+
+    Args:
+        store: What is listed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._in_flight: InFlight[None] = InFlight(store)
+        self._in_flight.submit(Get(FOLDER + DATASET_KEY), None)
+
+    def of(self, place: IndexPlace) -> DatasetIndex | None:
+        """The index at `place`, if that is this; None: it is another, or could not be read. Asked once."""
+        if not place.is_below(self._store):
+            return None
+        _, completion = self._in_flight.wait()
+        if isinstance(completion.error, ObjectMissingError):
+            return DatasetIndex(place.base_url)
+        return None if completion.error is not None else place.decoded(completion.body)
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        self._in_flight.cancel()
 
 
 def beside(shards: Iterable[ShardLike]) -> IndexPlace:

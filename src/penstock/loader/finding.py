@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
-    from penstock.index import IndexPlace, Lookup, ShardRow
+    from penstock.index import EarlyIndex, IndexPlace, Lookup, ShardRow
     from penstock.loader.shards import Shard
     from penstock.pipeline import Pipeline
 
@@ -118,21 +118,27 @@ class Finder:
 
     def _found(self, number: int, index: str) -> FoundSource:
         source, finder = self._sources[number]
-        shards = [] if isinstance(source, Objects) and source.read is not None else finder.find()
         if isinstance(source, Objects):
+            shards = [] if source.read is not None else finder.find()
             return FoundSource(shards, [None] * len(shards), None, ObjectSource(shards, source, number=number))
         if index == "stream":
+            shards = finder.find()
             return FoundSource(shards, [None] * len(shards), None)
-        return self._looked_up(shards, needed=index != "auto")
+        early = finder.early_index()
+        try:
+            return self._looked_up(finder.find(), needed=index != "auto", early=early)
+        finally:
+            if early is not None:
+                early.close()
 
-    def _looked_up(self, shards: list[Shard], *, needed: bool) -> FoundSource:
+    def _looked_up(self, shards: list[Shard], *, needed: bool, early: EarlyIndex | None) -> FoundSource:
         nothing = FoundSource(shards, [None] * len(shards), None)
         is_listed = all(shard.etag is not None and shard.size_bytes is not None for shard in shards)
         # versions that were not listed cost a request each: asked only where there is something to compare them with
         if not needed and not is_listed and not self._any_index(shards):
             return nothing
         try:
-            found: Lookup = lookup(shards, index_dir=self._index_dir)
+            found: Lookup = lookup(shards, index_dir=self._index_dir, early=early)
         except (ConfigError, StoreError):
             if needed:
                 raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock import compose
 from penstock.errors import ObjectMissingError
 from penstock.formats import format_of_name
-from penstock.index import FOLDER, read_manifest
+from penstock.index import FOLDER, EarlyIndex, read_manifest
 from penstock.pipeline import Objects, Shards
 from penstock.pipeline.source import braces_unfolded, has_glob
 
@@ -88,6 +88,17 @@ class ShardFinder:
             for shard in shards:
                 shard.format = self._source.format
         return shards
+
+    def early_index(self) -> EarlyIndex | None:
+        """Ask for the index beside what ``find`` is going to list; None where that is more or less than one folder."""
+        urls, source = self._source.urls, self._source
+        if len(urls) != 1 or source.is_list or source.manifest is not None:
+            return None
+        url = urls[0]
+        if has_glob(url):
+            return EarlyIndex(self._store(_glob_parts(url)[0]))
+        is_prefix = url.endswith("/") or format_of_name(url) is None
+        return EarlyIndex(self._store(url.rstrip("/") + "/")) if is_prefix and "{" not in url else None
 
     def close(self) -> None:
         """Close the stores; idempotent."""
