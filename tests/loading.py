@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import gzip
+import importlib
+import io
+import itertools
+import json
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import penstock as ps
-from penstock.formats import TarWriter
+from penstock.formats import JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
 
 
 def shard(samples: Iterable[Mapping[str, Any]]) -> bytes:
@@ -61,45 +68,96 @@ def index(made: Any, folder: Path) -> Path:
     return folder
 
 
-FORMATS_WRITTEN = ("tar", "tar.gz", "tfrecord", "tfrecord.gz", "jsonl", "jsonl.gz", "recordio")
+FORMATS_WRITTEN = (
+    "tar", "tar.gz", "tar.zst", "tfrecord", "tfrecord.gz", "jsonl", "jsonl.gz", "jsonl.zst", "recordio", "mds", "mds.zst",
+    "zip", "parquet",
+)  # fmt: skip
 
 
 def write_formatted(folder: Path, format_name: str, sizes: Iterable[int]) -> int:
-    """Shards of any streamed format, whose samples are numbered through in the field ``n`` (``record`` in RecordIO)."""
-    import gzip
-
-    from penstock.formats import JsonLinesWriter, RecordIOWriter, TFRecordWriter
-
-    writers: dict[str, Any] = {
-        "tar": TarWriter,
-        "tfrecord": TFRecordWriter,
-        "jsonl": JsonLinesWriter,
-        "recordio": RecordIOWriter,
-    }
-    inner, _, compression = format_name.partition(".")
+    """Shards of any format, whose samples are numbered through in the field ``n`` (``record`` in RecordIO)."""
     folder.mkdir(parents=True, exist_ok=True)
     total = 0
     for index, size in enumerate(sizes):
-        out = bytearray()
-        writer = writers[inner](out.extend)
-        for number in range(total, total + size):
-            if inner == "jsonl":
-                writer.add({"n": number})
-            elif inner == "recordio":
-                writer.add({"record": str(number).encode()})
-            else:
-                writer.add({"__key__": f"s{number:05d}", "n": str(number).encode()})
-        writer.finish()
-        data = gzip.compress(bytes(out), mtime=0) if compression else bytes(out)
-        (folder / f"s-{index:03d}.{format_name}").write_bytes(data)
+        samples = [{"__key__": f"s{number:05d}", "n": str(number).encode()} for number in range(total, total + size)]
+        (folder / f"s-{index:03d}.{format_name}").write_bytes(formatted(format_name, samples))
         total += size
     return total
 
 
+def formatted(format_name: str, samples: list[dict[str, Any]], *, rows_per_group: int = 4) -> bytes:
+    """A shard of any format with these samples: `n`, and whatever other fields the format takes; all have the same."""
+    inner, _, compression = format_name.partition(".")
+    data = _WRITTEN[inner](samples, rows_per_group)
+    if compression == "gz":
+        return gzip.compress(data, mtime=0)
+    if compression:
+        return bytes(importlib.import_module("zstandard").compress(data))
+    return data
+
+
+def _by_writer(writer_of: Any, as_written: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., bytes]:
+    def written(samples: list[dict[str, Any]], _: int) -> bytes:
+        out = bytearray()
+        writer = writer_of(out.extend)
+        for sample in samples:
+            writer.add(as_written(sample))
+        writer.finish()
+        return bytes(out)
+
+    return written
+
+
+def _zip(samples: list[dict[str, Any]], _: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as target:
+        for number, sample in enumerate(samples):
+            for name, value in sample.items():
+                if name != "__key__":
+                    method = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
+                    target.writestr(f"{sample['__key__']}.{name}", value, method)
+    return out.getvalue()
+
+
+def _parquet(samples: list[dict[str, Any]], rows_per_group: int) -> bytes:
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    names = list(samples[0]) if samples else ["__key__", "n"]
+    types = {"__key__": arrow.string()}
+    columns = {name: arrow.array([each[name] for each in samples], types.get(name, arrow.binary())) for name in names}
+    out = io.BytesIO()
+    parquet.write_table(
+        arrow.table(columns), out, row_group_size=rows_per_group, use_dictionary=False, compression="none"
+    )
+    return out.getvalue()
+
+
+def _mds(samples: list[dict[str, Any]], _: int) -> bytes:
+    names = [name for name in samples[0] if name != "__key__"] if samples else ["n"]
+    description = {
+        "column_names": names,
+        "column_encodings": ["bytes"] * len(names),
+        "column_sizes": [None] * len(names),
+    }
+    head = json.dumps(description).encode()
+    rows = [[sample[name] for name in names] for sample in samples]
+    bodies = [struct.pack(f"<{len(row)}I", *map(len, row)) + b"".join(row) for row in rows]
+    ends = list(itertools.accumulate(map(len, bodies), initial=8 + 4 * len(rows) + len(head)))
+    return struct.pack(f"<{len(rows) + 2}I", len(rows), *ends) + head + b"".join(bodies)
+
+
+_WRITTEN: dict[str, Callable[[list[dict[str, Any]], int], bytes]] = {
+    "tar": _by_writer(TarWriter, lambda sample: sample),
+    "tfrecord": _by_writer(TFRecordWriter, lambda sample: sample),
+    "jsonl": _by_writer(JsonLinesWriter, lambda sample: {"n": int(sample["n"])}),
+    "recordio": _by_writer(RecordIOWriter, lambda sample: {"record": sample["n"]}),
+    "zip": _zip,
+    "parquet": _parquet,
+    "mds": _mds,
+}
+
+
 def number_of(sample: Mapping[str, Any]) -> dict[str, int]:
     """The number of a sample of ``write_formatted``, for ``map``."""
-    import json
-
     if "json" in sample:
         return {"cls": json.loads(sample["json"])["n"]}
     return {"cls": int(bytes(sample.get("n", sample.get("record"))))}

@@ -72,13 +72,13 @@ def is_mds(head: bytes) -> bool:
         return False
     count, first = struct.unpack_from("<II", head)
     description = first - 8 - 4 * count
-    if not count or not 2 <= description <= DESCRIPTION_BYTES_MAX:
+    if not 2 <= description <= DESCRIPTION_BYTES_MAX:
         return False
     offsets = struct.unpack_from(f"<{min(count + 1, len(head) // 4 - 1)}I", head, 4)
     if any(later < earlier for earlier, later in pairwise(offsets)):
         return False
     rest = head[8 + 4 * count :]
-    return rest.startswith(b"{") or not rest
+    return rest.startswith(b"{") or (bool(count) and not rest)
 
 
 def read_columns(description: bytes) -> tuple[Column, ...]:

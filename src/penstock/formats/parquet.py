@@ -159,6 +159,8 @@ class ParquetReader(ShardReader):
             columns, size_bytes, rows_count = group[1], int(group[2]), int(group[3])
             if not 0 <= size_bytes <= BLOCK_BYTES_MAX or not 0 <= rows_count <= ROWS_MAX:
                 raise ValueError(f"a row group of {rows_count} rows in {size_bytes} bytes")
+            if not rows_count:
+                return Unit((), 0, 0)  # an empty table has one, whose columns lie nowhere
             extents = [
                 (column[3][3][0].decode("utf-8", "replace"), self._span(column[3], end_bytes)) for column in columns
             ]
@@ -177,6 +179,8 @@ class ParquetReader(ShardReader):
 
     def _read(self, unit_index: int, views: list[memoryview]) -> list[Sample]:
         unit = self.units[unit_index]
+        if not unit.samples_count:
+            return []
         source = self._arrow.PythonFile(_Parts(self._size_bytes, unit.spans, views), mode="r")
         try:
             file = self._parquet.ParquetFile(source, metadata=self._metadata, pre_buffer=False)

@@ -128,7 +128,7 @@ class ZipReader(ShardReader):
                 raise self._corrupt(what, member.offset_bytes)
             members.append(member)
         members.sort(key=lambda member: member.offset_bytes)
-        ends = [member.offset_bytes for member in members[1:]] + [begin_bytes]
+        ends = [*(member.offset_bytes for member in members), begin_bytes][1:]
         return [member._replace(end_bytes=end) for member, end in zip(members, ends, strict=True)]
 
     def _group(self, members: list[Member]) -> None:

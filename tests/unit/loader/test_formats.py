@@ -23,12 +23,14 @@ def pipeline(folder: Path, *, window: int | None = 12, batch: int = 4, **source:
     return (made if window is None else made.shuffle(window=window)).map(number_of).batch(batch)
 
 
+@pytest.mark.parametrize("gap_bytes", [0, 1 << 20], ids=["by range", "whole"])
 @pytest.mark.parametrize("name", FORMATS_WRITTEN)
-def test_the_same_samples_in_the_same_order(tmp_path: Path, name: str) -> None:
-    """The format of the shards changes nothing in the order."""
+def test_the_same_samples_in_the_same_order(tmp_path: Path, name: str, gap_bytes: int) -> None:
+    """The format of the shards changes nothing in the order, however they are read."""
+    fetch = ps.FetchConfig(gap_bytes_max=gap_bytes)
     write_formatted(tmp_path / "tar", "tar", SIZES)
     write_formatted(tmp_path / name, name, SIZES)
-    with ps.Loader(pipeline(tmp_path / "tar")) as tar, ps.Loader(pipeline(tmp_path / name)) as other:
+    with ps.Loader(pipeline(tmp_path / "tar")) as tar, ps.Loader(pipeline(tmp_path / name), fetch=fetch) as other:
         for _ in range(2):
             assert numbers(other) == numbers(tar)
 
@@ -36,11 +38,14 @@ def test_the_same_samples_in_the_same_order(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("mode", ["stream", "require"])
 @pytest.mark.parametrize("name", FORMATS_WRITTEN)
 def test_every_format_resumes_inside_its_shards(tmp_path: Path, name: str, mode: Any) -> None:
-    """Also where a shard can be entered at its head only, with an index and without."""
+    """Also where a shard can be entered at its head only, or behind it, with an index and without."""
     write_formatted(tmp_path / "data", name, SIZES)
     made = pipeline(tmp_path / "data")
-    place = index(made, tmp_path / "index") if mode == "require" else None
-    assert_resumes_everywhere(lambda: ps.Loader(made, lanes=2, threads=1, index=mode, index_dir=place), every=2)
+    options = {
+        "lanes": 2, "threads": 1, "index": mode, "fetch": ps.FetchConfig(gap_bytes_max=0),
+        "index_dir": index(made, tmp_path / "index") if mode == "require" else None,
+    }  # fmt: skip
+    assert_resumes_everywhere(lambda: ps.Loader(made, **options), every=2)
 
 
 def test_the_content_decides_and_the_pipeline_may(tmp_path: Path) -> None:
