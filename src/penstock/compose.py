@@ -203,7 +203,8 @@ def split(url: str | os.PathLike[str]) -> tuple[str, str]:
     """The URL of a store, and the key in it, of one object's or prefix's URL.
 
     ``s3://b/a/x.tar`` is ``("s3://b", "a/x.tar")``; of a path the store is its directory: ``/data/x.tar`` is
-    ``("/data", "x.tar")``, and ``/data/`` is ``("/data", "")``.
+    ``("/data", "x.tar")``, and ``/data/`` is ``("/data", "")``. Of an ``http(s)://`` URL the key is the name, its
+    percent-encoding undone; with a query, which may be a signature of just these characters, it stays as it is.
     """
     text = os.fspath(url)
     scheme = text.partition("://")[0] if "://" in text else ""
@@ -215,10 +216,11 @@ def split(url: str | os.PathLike[str]) -> tuple[str, str]:
         if text.endswith("/") or path.is_dir():
             return str(path), ""
         return str(path.parent), path.name
-    root, slash, key = text.partition("://")[2].partition("/")
+    root, _, key = text.partition("://")[2].partition("/")
     if scheme in ("http", "https"):
-        directory, slash, name = key.rpartition("/")
-        return f"{scheme}://{root}/{directory}{slash}", name
+        name, _, query = key.partition("?")
+        directory, slash, name = name.rpartition("/")
+        return f"{scheme}://{root}/{directory}{slash}", f"{name}?{query}" if query else unquote(name)
     return f"{scheme}://{root}", key
 
 

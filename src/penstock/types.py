@@ -86,7 +86,8 @@ class Blob:
 
     def __repr__(self) -> str:
         span = f"[{self.span.start}, {self.span.end})" if self.span else ""
-        return f"<Blob {self.key!r}{span} {len(self.data)} bytes, verified by {self.verified}>"
+        key = self.key.partition("?")[0]  # of a signed URL, what follows is a secret
+        return f"<Blob {key!r}{span} {len(self.data)} bytes, verified by {self.verified}>"
 
 
 # ── operations: what can be asked of a store ────────────────────────────────────────────────────────────────────────

@@ -74,8 +74,13 @@ def http_date_s(text: bytes) -> float | None:
 
 
 def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, checksums: Mapping[str, str]) -> ObjectInfo:
-    """The record of an object from the headers of a GET or HEAD."""
+    """The record of an object from the headers of a GET or HEAD.
+
+    A weak ETag (``W/"..."``) names what an object means, not its bytes, and ``If-Match`` never matches it: it is none.
+    """
     etag = headers.get(b"etag")
+    if etag is not None and etag[:2] == b"W/":
+        etag = None
     modified = headers.get(b"last-modified")
     return ObjectInfo(
         key,

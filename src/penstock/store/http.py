@@ -6,25 +6,22 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from penstock.config import TransportConfig
-from penstock.errors import CancelledOperationError, ConfigError, ObjectChangedError, ProtocolError, StoreError
-from penstock.store.answers import (
-    attempt_record,
-    object_info,
-    served_span,
-    status_error,
-    transport_error,
-    unforeseen,
-)
+from penstock.errors import ConfigError, ProtocolError, StoreError
+from penstock.store.answers import object_info, status_error
 from penstock.store.base import Store
-from penstock.store.checksums import full_object, verify
+from penstock.store.exchange import Exchange
 from penstock.store.keys import has_dot_segment
-from penstock.transport import OVERLONG, HttpAnswer, HttpRequest, HttpTransfer, engine
-from penstock.types import Completion, Get, Head, Key, Landing, Operation, Sink, Transfer
+from penstock.transport import HttpAnswer, HttpRequest, engine
+from penstock.types import ByteRange, Get, Head, Key, Operation, Sink, Transfer
 
 if TYPE_CHECKING:
-    from penstock.types import ByteRange, ObjectInfo
+    from penstock.types import Completion
 
 _REDIRECTS_MAX = 5
+_HEAD_REFUSED = (401, 403, 405, 501)
+_FIRST_BYTE = ByteRange(0, 1)
+_IN_URLS = "/~-._!$&'()*+,;=:@%"
+"""Kept of a key with a query: it was cut out of a URL, and is percent-encoded."""
 
 
 class HttpStore(Store):
@@ -52,112 +49,98 @@ class HttpStore(Store):
         return _rebuild, (self._base_url, self.transport)
 
     def describe(self, key: Key) -> str:
-        """The URL without its query."""
-        return self._root + key
+        """The URL without its query, which may be a signature."""
+        return self._root + key.partition("?")[0]
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``. Anything but ``Get`` and ``Head`` raises ``ConfigError``."""
         if not isinstance(operation, (Get, Head)):
             raise ConfigError(f"{self._root} is read only over HTTP, and cannot be listed",
                               hint="give the keys, or a manifest")  # fmt: skip
-        key = operation.key
+        if isinstance(operation, Get) and operation.span is not None:
+            operation.span.checked()
+        exchange = _Exchange(self, operation, sink)
+        exchange.send()
+        return exchange
+
+    def url(self, key: Key) -> str:
+        """Where `key` is, to be asked.
+
+        Raises:
+            ConfigError: it is empty, or has a ``.`` or ``..`` segment.
+        """
         name, _, query = key.partition("?")
         if not name or has_dot_segment(name):
             raise ConfigError(f"the key {name!r} is empty, or has a '.' or '..' segment")
-        headers = ["Accept-Encoding: identity"]
-        if isinstance(operation, Get):
-            if operation.span is not None:
-                span = operation.span.checked()
-                headers.append(f"Range: bytes={span.start}-{span.end - 1}")
-            if operation.if_match is not None:
-                headers.append(f"If-Match: {operation.if_match}")
-        exchange = _Exchange(self, operation, sink)
-        request = HttpRequest(
-            "GET" if isinstance(operation, Get) else "HEAD",
-            self._root
-            + quote(name, safe="/~-._!$&'()*+,;=:@%" if query else "/~-._")
-            + (f"?{query}" if query else self._query),
-            sink=exchange,
-            config=self.transport,
-            headers=headers,
-            landing=sink.landing if isinstance(operation, Get) else None,
-            redirects_max=_REDIRECTS_MAX,
-        )
-        exchange.transfer = engine.submit(request)
-        return exchange.transfer
+        if query:
+            return f"{self._root}{quote(name, safe=_IN_URLS)}?{query}"
+        return f"{self._root}{quote(name, safe='/~-._')}{self._query}"
 
 
 def _rebuild(base_url: str, transport: TransportConfig) -> HttpStore:
     return HttpStore(base_url, transport=transport)
 
 
-class _Exchange:
-    """One GET or HEAD: the transport's sink."""
+class _Exchange(Exchange[HttpStore]):
+    """One GET or HEAD. A HEAD that is refused becomes a GET of one byte: URLs are signed, and servers made, for GET alone."""
 
-    __slots__ = ("info", "operation", "sink", "span", "store", "transfer")
+    __slots__ = ("instead", "url")
 
     def __init__(self, store: HttpStore, operation: Get | Head, sink: Sink) -> None:
-        self.store = store
-        self.operation = operation
-        self.sink = sink
-        self.transfer: HttpTransfer | None = None
-        self.info: ObjectInfo | None = None
-        self.span: ByteRange | None = None
+        super().__init__(store, operation, sink)
+        self.url = store.url(operation.key)
+        self.instead = False  # of a HEAD
 
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> Landing | None:
-        if not isinstance(self.operation, Get):
-            return None
-        info, span = self._learn(self.operation, status, headers)
-        return self.sink.head(info, span) if span.length_bytes else None
+    def send(self) -> None:
+        """Ask."""
+        operation = self.operation
+        headers = ["Accept-Encoding: identity"]
+        span = operation.span if isinstance(operation, Get) else _FIRST_BYTE if self.instead else None
+        if span is not None:
+            headers.append(f"Range: bytes={span.start}-{span.end - 1}")
+        if isinstance(operation, Get) and operation.if_match is not None:
+            headers.append(f"If-Match: {operation.if_match}")
+        request = HttpRequest(
+            "GET" if isinstance(operation, Get) or self.instead else "HEAD",
+            self.url,
+            sink=self,
+            config=self.store.transport,
+            headers=headers,
+            landing=self.sink.landing if isinstance(operation, Get) else None,
+            redirects_max=_REDIRECTS_MAX,
+        )
+        self.transfer = engine.submit(request)
 
-    def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> tuple[ObjectInfo, ByteRange]:
-        size_bytes, span = served_span(status, headers, operation.span)
-        info = object_info(operation.key, headers, size_bytes, full_object(headers))
-        if operation.if_match is not None and info.etag is not None and info.etag != operation.if_match:
-            # plain servers may ignore If-Match
-            raise ObjectChangedError(f"the object is now {info.etag}, not {operation.if_match}")
-        self.info, self.span = info, span
-        return info, span
+    def healed(self, answer: HttpAnswer) -> bool:
+        if not isinstance(self.operation, Head) or self.instead or answer.status not in _HEAD_REFUSED or self.cancelled:
+            return False
+        self.instead = True
+        self.send()
+        return True
 
-    def on_end(self, answer: HttpAnswer) -> None:
-        completion = Completion(self.operation)
-        try:
-            self._fill(completion, answer)
-        except Exception as failure:
-            error = failure if isinstance(failure, StoreError) else unforeseen(failure)
-            error.operation = "GET" if isinstance(self.operation, Get) else "HEAD"
-            error.url = self.store.describe(self.operation.key.partition("?")[0])
-            error.status = error.status or answer.status or None
-            error.attempts_count, error.elapsed_s = 1, answer.queued_s + answer.total_s
-            completion.error = error
-        offset = self.span.start if self.span is not None else 0
-        completion.attempts = (attempt_record(answer, offset, throttled=answer.status in (429, 503)),)
-        self.sink.done(completion)
+    def check_document(self, headers: dict[bytes, bytes]) -> None:
+        if self.instead and headers.get(b"content-length") != b"1":
+            raise ProtocolError("the server ignores Range, so that the head alone is of use")
 
     def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
+        if not self.instead or answer.status not in (200, 206, 416):
+            super()._fill(completion, answer)
+            return
+        size = answer.headers.get(b"content-range", b"").rpartition(b"/")[2]
+        if answer.status == 200:
+            size = answer.headers.get(b"content-length", b"")
+        if not size.isdigit():
+            raise ProtocolError("the answer does not tell the object's size")
+        completion.info = object_info(self.operation.key, answer.headers, int(size), {})  # type: ignore[union-attr]
+
+    def refusal(self, answer: HttpAnswer) -> StoreError:
+        return status_error(answer.status, answer.headers, None, None)
+
+    def named(self, error: StoreError) -> StoreError:
         operation = self.operation
-        if isinstance(operation, Get):
-            if self.info is None and 200 <= answer.status < 300 and answer.refused is None:
-                self._learn(operation, answer.status, answer.headers)
-            completion.landing, completion.info, completion.span = answer.landing, self.info, self.span
-        if isinstance(answer.refused, StoreError):
-            raise answer.refused
-        shortened = answer.curl_error == OVERLONG and self.span is not None
-        if answer.curl_error and not shortened and not (answer.status >= 300 and answer.error_body):
-            raise transport_error(answer)
-        if not 200 <= answer.status < 300:
-            raise status_error(answer.status, answer.headers, None, None)
-        landing, info, span = answer.landing, self.info, self.span
-        if isinstance(operation, Head):
-            length = answer.headers.get(b"content-length", b"")
-            if not length.isdigit():
-                raise ProtocolError("the answer to HEAD has no Content-Length")
-            completion.info = object_info(operation.key, answer.headers, int(length), full_object(answer.headers))
-        elif shortened and landing is not None and span is not None:
-            completion.span = span._replace(end=span.start + landing.length_bytes)
-        elif span is None or info is None:
-            raise CancelledOperationError("no answer")
-        elif answer.received_bytes != span.length_bytes:
-            raise ProtocolError(f"the body has {answer.received_bytes} of {span.length_bytes} bytes", retryable=True)
-        elif info.checksums and landing is not None and span.length_bytes == info.size_bytes:
-            completion.verified = verify(info.checksums, landing.view)
+        assert isinstance(operation, (Get, Head))
+        error.operation = "GET" if isinstance(operation, Get) else "HEAD"
+        error.url = self.store.describe(operation.key)
+        span = getattr(operation, "span", None)
+        error.span = tuple(span) if span is not None else None
+        return error

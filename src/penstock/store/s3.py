@@ -19,21 +19,12 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.store import xml
-from penstock.store.answers import (
-    CHANGED_HINT,
-    THROTTLES,
-    attempt_record,
-    http_date_s,
-    object_info,
-    served_span,
-    status_error,
-    transport_error,
-    unforeseen,
-)
+from penstock.store.answers import http_date_s, object_info, status_error
 from penstock.store.base import EXISTS_HINT, Store
-from penstock.store.checksums import full_object, verify
+from penstock.store.checksums import full_object
+from penstock.store.exchange import Exchange
 from penstock.store.s3_requests import S3Options, Wire, wire_of
-from penstock.transport import OVERLONG, HttpAnswer, HttpRequest, HttpTransfer, Signing, engine
+from penstock.transport import HttpAnswer, HttpRequest, Signing, engine
 from penstock.types import (
     CompleteMultipart,
     Completion,
@@ -42,8 +33,6 @@ from penstock.types import (
     CreateMultipart,
     Delete,
     Get,
-    Head,
-    Landing,
     ListPage,
     ObjectInfo,
     Operation,
@@ -60,7 +49,6 @@ if TYPE_CHECKING:
     from penstock.store.s3_site import Site
     from penstock.types import Key
 
-_NO_CHECKSUMS: dict[str, str] = {}
 _DOCUMENT_BYTES_MAX = 64 << 20
 """Bound of an XML answer; a page of 1 000 keys of 1 024 bytes, percent-encoded, has 4 MiB."""
 _HEALS_MAX = 3
@@ -124,48 +112,16 @@ class S3Store(Store):
         return signing
 
 
-class _Exchange:
-    """One operation as one request, sent again only where the answer tells how it should have been sent.
+class _Exchange(Exchange[S3Store]):
+    """One operation as one request, sent again only where the answer tells how it should have been sent."""
 
-    It is the transport's sink and the caller's ``Transfer`` at once: two objects fewer per request.
-    """
-
-    __slots__ = (
-        "cancelled",
-        "credentials",
-        "heals",
-        "info",
-        "operation",
-        "sink",
-        "span",
-        "store",
-        "transfer",
-        "whole",
-        "wire",
-    )
+    __slots__ = ("credentials", "heals", "wire")
 
     def __init__(self, store: S3Store, operation: Operation, sink: Sink) -> None:
-        self.store = store
-        self.operation = operation
-        self.sink = sink
+        super().__init__(store, operation, sink)
         self.wire: Wire = wire_of(store.site, store.options, operation)  # raises ConfigError
-        self.transfer: HttpTransfer | None = None
         self.credentials: Credentials | None = None
         self.heals = 0
-        self.cancelled = False
-        self.info: Any = None
-        self.span: Any = None
-        self.whole = False
-
-    # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self.transfer is not None:
-            self.transfer.cancel()
-
-    def unanswered_s(self) -> float:
-        return self.transfer.unanswered_s() if self.transfer is not None else 0.0
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,101 +168,30 @@ class _Exchange:
         if self.cancelled:
             self.transfer.cancel()
 
-    # ── HttpSink ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── answers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> Landing | None:
-        operation = self.operation
-        if not isinstance(operation, Get):
-            length = headers.get(b"content-length", b"")
-            if length.isdigit() and int(length) > _DOCUMENT_BYTES_MAX:
-                raise ProtocolError(f"a document of {int(length)} bytes, at most {_DOCUMENT_BYTES_MAX} make sense",
-                                    hint="is this an S3 endpoint?")  # fmt: skip
-            return None
-        self._learn(operation, status, headers)
-        if self.span.length_bytes == 0:
-            return None
-        landing: Landing | None = self.sink.head(self.info, self.span)
-        return landing
+    def check_document(self, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > _DOCUMENT_BYTES_MAX:
+            raise ProtocolError(f"a document of {int(length)} bytes, at most {_DOCUMENT_BYTES_MAX} make sense",
+                                hint="is this an S3 endpoint?")  # fmt: skip
 
-    def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> None:
-        """What the head of a successful GET says; ``ProtocolError`` where it is not what was asked for."""
-        size_bytes, self.span = served_span(status, headers, operation.span)
-        self.whole = self.span.length_bytes == size_bytes
-        checksums = full_object(headers) if status == 200 or self.whole else _NO_CHECKSUMS
-        info = object_info(operation.key, headers, size_bytes, checksums)
-        if (
-            info.etag is None and info.last_modified_s is None
-        ):  # every S3 tells one of them: a portal, or a broken proxy
-            raise ProtocolError(
-                "the answer has neither ETag nor Last-Modified", hint="is this an S3 endpoint?", retryable=True
-            )
-        pin = operation.if_match
-        if pin is not None and info.etag is not None and not _same_version(pin, info.etag):  # some ignore If-Match
-            raise ObjectChangedError(f"the object is now {info.etag}, not {pin}", hint=CHANGED_HINT)
-        self.info = info
+    def check_described(self, headers: dict[bytes, bytes]) -> None:
+        """Every S3 tells an object's ETag or its time: else it is a portal's page, or a broken proxy's nothing."""
+        if b"etag" not in headers and b"last-modified" not in headers:
+            raise ProtocolError("the answer has neither ETag nor Last-Modified", retryable=True)
 
-    def on_end(self, answer: HttpAnswer) -> None:
-        if self._healed(answer):
-            return
-        completion = Completion(self.operation)
-        try:
-            self._fill(completion, answer)
-        except StoreError as error:
-            completion.error = self._explained(error, answer)
-        except Exception as error:
-            completion.error = self._explained(unforeseen(error), answer)
-        throttled = answer.status in (429, 503) or (completion.error is not None and completion.error.code in THROTTLES)
-        offset = self.span.start if self.span is not None else 0
-        completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
-        self.transfer = None
-        self.sink.done(completion)
+    def refusal(self, answer: HttpAnswer) -> StoreError:
+        document = xml.parse_error(answer.error_body) if answer.error_body else None
+        code, message = (document.code, document.message) if document else (None, None)
+        return status_error(answer.status, answer.headers, code, message)
 
-    def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
-        operation = self.operation
-        if isinstance(operation, Get):
-            if self.info is None and 200 <= answer.status < 300 and answer.refused is None:
-                self._learn(operation, answer.status, answer.headers)
-            completion.landing = answer.landing
-            completion.info = self.info
-            completion.span = self.span
-        if isinstance(answer.refused, StoreError):
-            raise answer.refused
-        shortened = answer.curl_error == OVERLONG and self.info is not None
-        if answer.curl_error != 0 and not shortened and not (answer.status >= 300 and answer.error_body):
-            raise transport_error(answer)
-        if not 200 <= answer.status < 300:
-            document = xml.parse_error(answer.error_body) if answer.error_body else None
-            raise status_error(
-                answer.status,
-                answer.headers,
-                document.code if document else None,
-                document.message if document else None,
-            )
-        if isinstance(operation, Get):
-            self._fill_get(completion, answer, shortened=shortened)
-        else:
-            _fill_other(completion, operation, answer, self.store.site.prefix)
-
-    def _fill_get(self, completion: Completion, answer: HttpAnswer, *, shortened: bool) -> None:
-        landing = answer.landing
-        if shortened:
-            assert landing is not None
-            completion.span = self.span._replace(end=self.span.start + landing.length_bytes)
-            return
-        received = answer.received_bytes
-        if received != self.span.length_bytes:
-            transport = f"{received} of {self.span.length_bytes} bytes"
-            raise ProtocolError(f"the body has {transport}", retryable=True)
-        if self.whole and self.info.checksums and landing is not None:
-            try:
-                completion.verified = verify(self.info.checksums, landing.view)
-            except StoreError:
-                landing.position = landing.start
-                raise
+    def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
+        _fill_other(completion, self.operation, answer, self.store.site.prefix)
 
     # ── healing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _healed(self, answer: HttpAnswer) -> bool:
+    def healed(self, answer: HttpAnswer) -> bool:
         """Send again if the answer says how: another region, the store's clock, fresh keys."""
         status = answer.status
         if (
@@ -354,17 +239,7 @@ class _Exchange:
 
     # ── failing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _explained(self, error: StoreError, answer: HttpAnswer) -> StoreError:
-        request_id = answer.headers.get(b"x-amz-request-id")
-        if request_id and error.request_id is None:
-            error.request_id = request_id.decode("latin-1")
-        if error.status is None and answer.status:
-            error.status = answer.status
-        error.elapsed_s = answer.queued_s + answer.total_s
-        error.attempts_count = 1
-        return self._named(error)
-
-    def _named(self, error: StoreError) -> StoreError:
+    def named(self, error: StoreError) -> StoreError:
         if isinstance(error, ObjectChangedError) and getattr(self.operation, "if_absent", False):
             error = ObjectExistsError(
                 "there is an object of this key",
@@ -380,20 +255,14 @@ class _Exchange:
         return error
 
     def _fail(self, error: StoreError) -> None:
-        self.sink.done(Completion(self.operation, error=self._named(error)))
+        self.sink.done(Completion(self.operation, error=self.named(error)))
 
 
 def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer, prefix: str) -> None:
-    """Values of everything but a ``Get`` from a 2xx answer."""
+    """Values of everything but ``Get`` and ``Head`` from a 2xx answer."""
     headers = answer.headers
     body = answer.landing.view if answer.landing is not None else memoryview(b"")
-    if isinstance(operation, Head):
-        length = headers.get(b"content-length", b"")
-        if not length.isdigit():
-            raise ProtocolError("the answer to HEAD has no Content-Length", hint="is this an S3 endpoint?")
-        completion.info = object_info(operation.key, headers, int(length), full_object(headers))
-        _check_described(completion.info)
-    elif isinstance(operation, ListPage):
+    if isinstance(operation, ListPage):
         completion.value = xml.parse_list(body)
         if prefix:
             completion.value = _relative(completion.value, len(prefix))
@@ -419,19 +288,6 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
     elif isinstance(operation, Delete):
         failed = xml.parse_delete(body) if len(operation.keys) > 1 else {}
         completion.value = {key[len(prefix) :]: why for key, why in failed.items()}
-
-
-def _check_described(info: ObjectInfo) -> None:
-    """Every S3 tells an object's ETag or its time: else it is a portal's page, or a broken proxy's nothing."""
-    if info.etag is None and info.last_modified_s is None:
-        raise ProtocolError(
-            "the answer has neither ETag nor Last-Modified", hint="is this an S3 endpoint?", retryable=True
-        )
-
-
-def _same_version(pin: str, etag: str) -> bool:
-    """Listings of some stores leave the quotes out."""
-    return pin == etag or pin.strip('"') == etag.strip('"')
 
 
 def _relative(page: Page, length: int) -> Page:

@@ -1,0 +1,187 @@
+"""One operation as one HTTP request: what the S3 and the plain HTTP store have in common.
+
+A head is held against what was asked before any of its body is taken; an end becomes a ``Completion``, well or not.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.errors import ObjectChangedError, ProtocolError, StoreError
+from penstock.store.answers import (
+    CHANGED_HINT,
+    THROTTLES,
+    attempt_record,
+    object_info,
+    served_span,
+    transport_error,
+    unforeseen,
+)
+from penstock.store.base import Store
+from penstock.store.checksums import full_object, verify
+from penstock.transport import OVERLONG
+from penstock.types import Completion, Get, Head
+
+if TYPE_CHECKING:
+    from penstock.transport import HttpAnswer, HttpTransfer
+    from penstock.types import Landing, Operation, Sink
+
+S = TypeVar("S", bound=Store)
+
+_NO_CHECKSUMS: dict[str, str] = {}
+
+
+class Exchange(ABC, Generic[S]):
+    """The transport's sink and the caller's ``Transfer`` at once: two objects fewer per request."""
+
+    __slots__ = ("cancelled", "info", "operation", "sink", "span", "store", "transfer", "whole")
+
+    def __init__(self, store: S, operation: Operation, sink: Sink) -> None:
+        self.store = store
+        self.operation = operation
+        self.sink = sink
+        self.transfer: HttpTransfer | None = None
+        self.cancelled = False
+        self.info: Any = None  # ObjectInfo and
+        self.span: Any = None  # ByteRange of a Get, once its head has come
+        self.whole = False
+
+    # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def cancel(self) -> None:
+        """See ``types.Transfer``."""
+        self.cancelled = True
+        if self.transfer is not None:
+            self.transfer.cancel()
+
+    def unanswered_s(self) -> float:
+        """See ``types.Transfer``."""
+        return self.transfer.unanswered_s() if self.transfer is not None else 0.0
+
+    # ── HttpSink ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> Landing | None:
+        """See ``HttpSink``."""
+        operation = self.operation
+        if not isinstance(operation, Get):
+            self.check_document(headers)
+            return None
+        self._learn(operation, status, headers)
+        if self.span.length_bytes == 0:
+            return None
+        landing: Landing | None = self.sink.head(self.info, self.span)
+        return landing
+
+    def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> None:
+        """What the head of a successful GET says; ``ProtocolError`` where it is not what was asked for."""
+        size_bytes, self.span = served_span(status, headers, operation.span)
+        self.whole = self.span.length_bytes == size_bytes
+        checksums = full_object(headers) if status == 200 or self.whole else _NO_CHECKSUMS
+        info = object_info(operation.key, headers, size_bytes, checksums)
+        self.check_described(headers)
+        pin = operation.if_match
+        if pin is not None and info.etag is not None and not _same_version(pin, info.etag):  # some ignore If-Match
+            raise ObjectChangedError(f"the object is now {info.etag}, not {pin}", hint=CHANGED_HINT)
+        self.info = info
+
+    def on_end(self, answer: HttpAnswer) -> None:
+        """See ``HttpSink``."""
+        if self.healed(answer):
+            return
+        completion = Completion(self.operation)
+        try:
+            self._fill(completion, answer)
+        except StoreError as error:
+            completion.error = self._explained(error, answer)
+        except Exception as error:
+            completion.error = self._explained(unforeseen(error), answer)
+        throttled = answer.status in (429, 503) or (completion.error is not None and completion.error.code in THROTTLES)
+        offset = self.span.start if self.span is not None else 0
+        completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
+        self.transfer = None
+        self.sink.done(completion)
+
+    def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
+        operation = self.operation
+        if isinstance(operation, Get):
+            if self.info is None and 200 <= answer.status < 300 and answer.refused is None:
+                self._learn(operation, answer.status, answer.headers)
+            completion.landing = answer.landing
+            completion.info = self.info
+            completion.span = self.span
+        if isinstance(answer.refused, StoreError):
+            raise answer.refused
+        shortened = answer.curl_error == OVERLONG and self.info is not None
+        if answer.curl_error != 0 and not shortened and not (answer.status >= 300 and answer.error_body):
+            raise transport_error(answer)
+        if not 200 <= answer.status < 300:
+            raise self.refusal(answer)
+        if isinstance(operation, Get):
+            self._fill_get(completion, answer, shortened=shortened)
+        elif isinstance(operation, Head):
+            self._fill_head(completion, operation, answer.headers)
+        else:
+            self.fill_other(completion, answer)
+
+    def _fill_get(self, completion: Completion, answer: HttpAnswer, *, shortened: bool) -> None:
+        landing = answer.landing
+        if shortened:
+            assert landing is not None
+            completion.span = self.span._replace(end=self.span.start + landing.length_bytes)
+            return
+        received = answer.received_bytes
+        if received != self.span.length_bytes:
+            raise ProtocolError(f"the body has {received} of {self.span.length_bytes} bytes", retryable=True)
+        if self.whole and self.info.checksums and landing is not None:
+            try:
+                completion.verified = verify(self.info.checksums, landing.view)
+            except StoreError:
+                landing.position = landing.start
+                raise
+
+    def _fill_head(self, completion: Completion, operation: Head, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit():
+            raise ProtocolError("the answer to HEAD has no Content-Length")
+        completion.info = object_info(operation.key, headers, int(length), full_object(headers))
+        self.check_described(headers)
+
+    def _explained(self, error: StoreError, answer: HttpAnswer) -> StoreError:
+        request_id = answer.headers.get(b"x-amz-request-id")
+        if request_id and error.request_id is None:
+            error.request_id = request_id.decode("latin-1")
+        if error.status is None and answer.status:
+            error.status = answer.status
+        error.elapsed_s = answer.queued_s + answer.total_s
+        error.attempts_count = 1
+        return self.named(error)
+
+    # ── what the stores do differently ─────────────────────────────────────────────────────────────────────────────
+
+    def healed(self, answer: HttpAnswer) -> bool:
+        """Whether the answer told how it should have been asked, and it was, again."""
+        return False
+
+    def check_document(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse the body of an answer to something else than a ``Get``."""
+
+    def check_described(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse an answer that cannot be of an object."""
+
+    def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
+        """Values of what is neither ``Get`` nor ``Head``."""
+        raise NotImplementedError(type(self.operation).__name__)
+
+    @abstractmethod
+    def refusal(self, answer: HttpAnswer) -> StoreError:
+        """What an answer outside 2xx means."""
+
+    @abstractmethod
+    def named(self, error: StoreError) -> StoreError:
+        """`error`, with operation, URL and span."""
+
+
+def _same_version(pin: str, etag: str) -> bool:
+    """Listings of some stores leave the quotes out."""
+    return pin == etag or pin.strip('"') == etag.strip('"')
