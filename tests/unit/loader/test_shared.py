@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import DecodeError
+from penstock.errors import ConfigError
 from penstock.loader.columns import Layout
 from penstock.loader.shared import Heaps, packed, unpacked
 from penstock.loader.slots import Slots, mapped
@@ -54,7 +54,7 @@ def test_arrays_are_the_receivers() -> None:
 )
 def test_other_objects_are_refused(values: list[Any]) -> None:
     """Dicts, mixed columns, object arrays: an error that names the field and what can be done."""
-    with pytest.raises(DecodeError, match=r"'thing'.*processes=0"):
+    with pytest.raises(ConfigError, match=r"'thing'.*processes=0"):
         packed("thing", values)
 
 
