@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
+from penstock.loader import indexed
 from penstock.order import IndexedOrder
 from penstock.pipeline import mix
 from resuming import assert_resumes_everywhere, valid_rows
@@ -19,6 +22,16 @@ from resuming import assert_resumes_everywhere, valid_rows
 slow = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 sizes = st.lists(st.integers(0, 12), min_size=1, max_size=7).filter(any)
 windows = st.one_of(st.none(), st.integers(1, 40))
+
+
+@contextmanager
+def leading(always: bool) -> Iterator[None]:
+    """Whether runs of any length are led by single samples, or none of a test's are."""
+    before, indexed.RUNS_BYTES_MIN = indexed.RUNS_BYTES_MIN, 0 if always else indexed.RUNS_BYTES_MIN
+    try:
+        yield
+    finally:
+        indexed.RUNS_BYTES_MIN = before
 
 
 def reference(lengths: list[int], **order: Any) -> list[int]:
@@ -37,12 +50,13 @@ def reference(lengths: list[int], **order: Any) -> list[int]:
     lanes=st.sampled_from([None, 1, 2, 6]),
     batch=st.integers(1, 9),
     drop_last=st.booleans(),
+    led=st.booleans(),
 )
 def test_the_sequence_is_the_orders(
-    lengths: list[int], window: int | None, seed: int, lanes: int | None, batch: int, drop_last: bool
+    lengths: list[int], window: int | None, seed: int, lanes: int | None, batch: int, drop_last: bool, led: bool
 ) -> None:
     """Block by block, by range, the loader gives the order that one position at a time has; len() says how many."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, leading(led):
         folder = Path(name) / "data"
         total = write_counted(folder, lengths)
         made = pipeline(folder, window=window, seed=seed, batch=batch, drop_last=drop_last)
@@ -122,10 +136,14 @@ def test_the_world_may_change_at_any_batch(
 
 
 @slow
-@given(lengths=sizes, window=windows, batch=st.integers(1, 9), take=st.sampled_from([None, 1, 11, 500]))
-def test_it_resumes_behind_every_batch(lengths: list[int], window: int | None, batch: int, take: int | None) -> None:
+@given(
+    lengths=sizes, window=windows, batch=st.integers(1, 9), take=st.sampled_from([None, 1, 11, 500]), led=st.booleans()
+)
+def test_it_resumes_behind_every_batch(
+    lengths: list[int], window: int | None, batch: int, take: int | None, led: bool
+) -> None:
     """From the state behind any batch, a new loader gives exactly the batches that were to come."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, leading(led):
         folder = Path(name) / "data"
         write_counted(folder, lengths)
         made = ps.shards(f"{folder}/")
@@ -143,12 +161,13 @@ def test_it_resumes_behind_every_batch(lengths: list[int], window: int | None, b
     window=windows,
     stop=st.sampled_from(["all", "repeat"]),
     batch=st.integers(1, 9),
+    led=st.booleans(),
 )
 def test_a_mix_is_the_orders(
-    parts: list[list[int]], weights: list[int], window: int | None, stop: Any, batch: int
+    parts: list[list[int]], weights: list[int], window: int | None, stop: Any, batch: int, led: bool
 ) -> None:
     """A mix gives each position the sample that order/mix.py names, over ends and passes, and resumes behind every batch."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, leading(led):
         sources = {}
         for number, lengths in enumerate(parts):
             write_counted(Path(name) / f"data{number}", lengths)
