@@ -102,7 +102,7 @@ class Get(NamedTuple):
 
 
 class Head(NamedTuple):
-    """``ObjectInfo`` of an object, as ``Completion.info``."""
+    """``ObjectInfo`` of an object, as ``Completion.info``; ``Completion.value`` is the claim it was written with, if any."""
 
     key: Key
 
@@ -118,17 +118,22 @@ class ListPage(NamedTuple):
 
 
 class Put(NamedTuple):
-    """A whole object, visible at once. ``Completion.info`` describes it."""
+    """A whole object, visible at once. ``Completion.info`` describes it.
+
+    A store that may lose answers keeps `claim` beside the object: who asks again and finds one learns whose it is.
+    """
 
     key: Key
     body: Buffer
     if_absent: bool = False
+    claim: str = ""
 
 
 class CreateMultipart(NamedTuple):
-    """Begin an object in parts; ``Completion.value`` is its upload id."""
+    """Begin an object in parts; ``Completion.value`` is its upload id. `claim`: as of ``Put``."""
 
     key: Key
+    claim: str = ""
 
 
 class PutPart(NamedTuple):

@@ -120,7 +120,7 @@ class Exchange(ABC, Generic[S]):
         if isinstance(operation, Get):
             self._fill_get(completion, answer, shortened=shortened)
         elif isinstance(operation, Head):
-            self._fill_head(completion, operation, answer.headers)
+            self.fill_head(completion, operation, answer.headers)
         else:
             self.fill_other(completion, answer)
 
@@ -139,13 +139,6 @@ class Exchange(ABC, Generic[S]):
             except StoreError:
                 landing.position = landing.start
                 raise
-
-    def _fill_head(self, completion: Completion, operation: Head, headers: dict[bytes, bytes]) -> None:
-        length = headers.get(b"content-length", b"")
-        if not length.isdigit():
-            raise ProtocolError("the answer to HEAD has no Content-Length")
-        completion.info = object_info(operation.key, headers, int(length), full_object(headers))
-        self.check_described(headers)
 
     def _explained(self, error: StoreError, answer: HttpAnswer) -> StoreError:
         request_id = answer.headers.get(b"x-amz-request-id")
@@ -168,6 +161,14 @@ class Exchange(ABC, Generic[S]):
 
     def check_described(self, headers: dict[bytes, bytes]) -> None:
         """Refuse an answer that cannot be of an object."""
+
+    def fill_head(self, completion: Completion, operation: Head, headers: dict[bytes, bytes]) -> None:
+        """``info`` of a ``Head``."""
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit():
+            raise ProtocolError("the answer to HEAD has no Content-Length")
+        completion.info = object_info(operation.key, headers, int(length), full_object(headers))
+        self.check_described(headers)
 
     def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
         """Values of what is neither ``Get`` nor ``Head``."""

@@ -23,7 +23,7 @@ from penstock.store.answers import http_date_s, object_info, status_error
 from penstock.store.base import EXISTS_HINT, Store
 from penstock.store.checksums import full_object
 from penstock.store.exchange import Exchange
-from penstock.store.s3_requests import S3Options, Wire, wire_of
+from penstock.store.s3_requests import CLAIM_HEADER, S3Options, Wire, wire_of
 from penstock.transport import HttpAnswer, HttpRequest, Signing, engine
 from penstock.types import (
     CompleteMultipart,
@@ -47,7 +47,7 @@ from penstock.types import (
 if TYPE_CHECKING:
     from penstock.store.credentials import CredentialProvider, Credentials
     from penstock.store.s3_site import Site
-    from penstock.types import Key
+    from penstock.types import Head, Key
 
 _DOCUMENT_BYTES_MAX = 64 << 20
 """Bound of an XML answer; a page of 1 000 keys of 1 024 bytes, percent-encoded, has 4 MiB."""
@@ -185,6 +185,10 @@ class _Exchange(Exchange[S3Store]):
         document = xml.parse_error(answer.error_body) if answer.error_body else None
         code, message = (document.code, document.message) if document else (None, None)
         return status_error(answer.status, answer.headers, code, message)
+
+    def fill_head(self, completion: Completion, operation: Head, headers: dict[bytes, bytes]) -> None:
+        super().fill_head(completion, operation, headers)
+        completion.value = headers.get(CLAIM_HEADER.encode(), b"").decode("latin-1") or None
 
     def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
         _fill_other(completion, self.operation, answer, self.store.site.prefix)

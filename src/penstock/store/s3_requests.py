@@ -40,6 +40,10 @@ _CHECKSUM = "crc32"
 """What is sent with data: CRC32, which every store that knows checksums knows, computed at 3 GB/s by zlib."""
 
 
+CLAIM_HEADER = "x-amz-meta-penstock-claim"
+"""Who wrote an object that was not to exist: see ``types.Put``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
     """What some buckets demand of every request.
@@ -173,12 +177,16 @@ def _checksum_headers(options: S3Options, body: Buffer) -> list[str]:
 def _put(_site: Site, options: S3Options, operation: Put) -> _Built:
     headers = _checksum_headers(options, operation.body) + options.key_headers()
     if operation.if_absent:
-        headers.append("If-None-Match: *")
+        headers += ["If-None-Match: *", *_claim_headers(operation.claim)]
     return "PUT", operation.key, "PUT", "", headers, operation.body
 
 
+def _claim_headers(claim: str) -> list[str]:
+    return [f"{CLAIM_HEADER}: {claim}"] if claim else []
+
+
 def _create(_site: Site, options: S3Options, operation: CreateMultipart) -> _Built:
-    headers = options.key_headers()
+    headers = options.key_headers() + _claim_headers(operation.claim)
     if options.upload_checksums:
         headers += ["x-amz-checksum-algorithm: CRC32", "x-amz-checksum-type: FULL_OBJECT"]
     return "CREATE", operation.key, "POST", "?uploads=", [*headers, "Content-Type:"], b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import hashlib
+import secrets
 import time
 import weakref
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.config import MIB
-from penstock.errors import ConfigError, PenstockError, StoreError
+from penstock.errors import ConfigError, ObjectExistsError, PenstockError, StoreError
 from penstock.store.base import perform
 from penstock.store.inflight import InFlight
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
@@ -54,12 +55,16 @@ def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_b
         ObjectExistsError: `if_absent`, and there is an object of that key.
         ConfigError: `data` is not contiguous bytes.
 
-    Cost: no copy of `data`; one request, or one per part and two.
+    Cost: no copy of `data`; one request, or one per part and two; one more after a lost answer, with `if_absent`.
     """
     view = bytes_of(data)
     if len(view) <= 2 * part_bytes:
-        completion = perform(core, Put(key, view, if_absent))
-        return completion.info or ObjectInfo(key, len(view))
+        claim = _claim(if_absent=if_absent)
+        try:
+            info = perform(core, Put(key, view, if_absent, claim)).info
+        except ObjectExistsError as error:
+            info = _own(core, key, claim, error)
+        return info or ObjectInfo(key, len(view))
     upload = Upload(core, key, if_absent=if_absent)
     try:
         start = 0
@@ -91,11 +96,30 @@ def bytes_of(data: Buffer) -> memoryview:
 # ── the end of an upload ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def complete(core: Core, operation: CompleteMultipart, size_bytes: int) -> ObjectInfo:
+def _claim(*, if_absent: bool) -> str:
+    """What tells this write's object from all others, where there may be one already."""
+    return secrets.token_hex(16) if if_absent else ""
+
+
+def _own(core: Core, key: Key, claim: str, error: ObjectExistsError) -> ObjectInfo | None:
+    """The object whose existence is `error`, if it is this write's: the answer to an earlier attempt was lost."""
+    if (error.attempts_count or 0) < 2 or not claim:
+        raise error
+    try:
+        found = perform(core, Head(key))
+    except StoreError:
+        raise error from None
+    if found.value != claim:
+        raise error
+    return found.info
+
+
+def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim: str = "") -> ObjectInfo:
     """Commit an upload of `size_bytes` in all.
 
     A commit whose answer was lost is asked for again by ``Retrying``, and then there is no such upload any more: it has
-    become the object. Whether it has is told by the object, for somebody may also have dropped the upload.
+    become the object. Whether it has is told by the object, for somebody may also have dropped the upload. With
+    ``if_absent`` the store may say instead that there is an object: `claim` tells whose.
 
     Raises:
         StoreError: it is not committed, as far as the store can tell.
@@ -105,6 +129,8 @@ def complete(core: Core, operation: CompleteMultipart, size_bytes: int) -> Objec
     key = operation.key
     try:
         info = perform(core, operation).info
+    except ObjectExistsError as error:
+        info = _own(core, key, claim, error)
     except StoreError as error:
         if error.code != "NoSuchUpload" or (error.attempts_count or 0) < 2:
             raise
@@ -146,6 +172,7 @@ class Upload:
         self._core = core
         self._key = key
         self._if_absent = if_absent
+        self._claim = _claim(if_absent=if_absent)
         self._in_flight: InFlight[int] = InFlight(core)
         self._upload_id: str | None = None
         self.begun = False
@@ -175,7 +202,7 @@ class Upload:
             raise ConfigError(f"{self._key!r} needs more than {PARTS_MAX} parts", hint="begin with a larger part_bytes")
         if self._upload_id is None:
             self.begun = True
-            self._in_flight.submit(CreateMultipart(self._key), 0)
+            self._in_flight.submit(CreateMultipart(self._key, self._claim), 0)
             self._collect()
             _watch(self)
         length = len(body)
@@ -217,7 +244,7 @@ class Upload:
         assert self._upload_id is not None
         parts = tuple(self._parts[number] for number in sorted(self._parts))
         operation = CompleteMultipart(self._key, self._upload_id, parts, self._if_absent)
-        info = complete(self._core, operation, sum(self._lengths))
+        info = complete(self._core, operation, sum(self._lengths), claim=self._claim)
         self._ending = self._committed_or_dropped = True
         return info
 
