@@ -183,7 +183,9 @@ class ParquetReader(ShardReader):
             return []
         source = self._arrow.PythonFile(_Parts(self._size_bytes, unit.spans, views), mode="r")
         try:
-            file = self._parquet.ParquetFile(source, metadata=self._metadata, pre_buffer=False)
+            file = self._parquet.ParquetFile(
+                source, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True
+            )
             table = file.read_row_group(unit_index, columns=self._columns, use_threads=False)
         except (self._arrow.ArrowException, OSError) as error:
             why = "; ".join(str(error).splitlines())

@@ -299,12 +299,18 @@ def _renamed(name: str, to: str) -> str:
 
 
 def _recut(sources: list[Entry], source: Shards, pattern: str, bytes_max: int, first: int) -> list[ShardPlan]:
-    """Pieces of the sources, of about `bytes_max` together: ``{"from": start, "to": end}``, in bytes of the source."""
+    """Pieces of the sources: ``{"from": start, "to": end}``, in bytes of the source.
+
+    Equal shards, as few as `bytes_max` allows; where there are sources that cannot be divided, each is filled to it.
+    """
     made: list[list[Entry]] = [[]]
     filled = 0
-    for entry in sources:
+    wholes = [FORMATS[source.format or format_of_name(entry.key) or "tar"].unit == "shard" for entry in sources]
+    if not any(wholes):
+        total = sum(entry.size_bytes for entry in sources)
+        bytes_max = -(-total // max(1, -(-total // bytes_max)))
+    for entry, whole in zip(sources, wholes, strict=True):
         size, start = entry.size_bytes, 0
-        whole = FORMATS[source.format or format_of_name(entry.key) or "tar"].unit == "shard"
         while start < size:
             if filled and (filled >= bytes_max or (whole and filled + size > bytes_max)):
                 made.append([])
@@ -313,6 +319,8 @@ def _recut(sources: list[Entry], source: Shards, pattern: str, bytes_max: int, f
             made[-1].append(entry._replace(values={"from": start, "to": end}))
             filled += end - start
             start = end
+    if not made[0]:
+        raise DataError(f"all {len(sources)} shards are empty", shard=sources[0].key)
     return [
         ShardPlan(pattern % number, tuple(entries), sum(entry.values["to"] - entry.values["from"] for entry in entries))
         for number, entries in enumerate(made, first)
