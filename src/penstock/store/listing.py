@@ -21,7 +21,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from penstock import forks
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
 from penstock.types import ListPage, ObjectInfo
 
@@ -160,6 +160,7 @@ class _Listing:
         self._recursive = recursive
         self._requests_max = requests_max
         self._keys_max = keys_max
+        self._url = core.describe(prefix)
         self._in_flight: InFlight[_Segment] = InFlight(core)
         self._wanted: list[tuple[str, int, _Segment]] = []  # a heap: nearest to the front first
         self._numbers = count()
@@ -235,6 +236,13 @@ class _Listing:
         if segment.dropped:
             return
         page: Page = completion.value
+        if page.next_token is not None and page.next_token == segment.token:  # it would go round for ever
+            raise ProtocolError(
+                f"the listing goes on with the token that it was asked with, {page.next_token[:40]!r}",
+                operation="LIST",
+                url=self._url,
+                hint="this server does not page as S3 does",
+            )
         rest = self._rest_found(segment, page) if segment.finds else self._rest(segment, page)
         if segment.finds is not None and self._recursive:
             segment.objects = []

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from penstock.errors import ConfigError, StoreError, UnavailableError
+from penstock.errors import ConfigError, ProtocolError, StoreError, UnavailableError
 from penstock.store import listing
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
+from penstock.types import Completion, ObjectInfo, Page
 
 
 class Counting:
@@ -93,6 +94,20 @@ def test_an_error_ends_the_listing(call):
         with pytest.raises(StoreError, match="503"):
             found.extend(info.key for info in listing.list_objects(store, "", keys_max=100))
         assert found == keys[: len(found)]
+
+
+def test_a_server_that_goes_round_is_an_error():
+    """A page that goes on with the token it was asked with would be listed for ever."""
+
+    class Round:
+        def submit(self, operation, sink):
+            sink.done(Completion(operation, value=Page([ObjectInfo("a", 1)], [], "token")))
+
+        def describe(self, key):
+            return f"s3://bucket/{key}"
+
+    with pytest.raises(ProtocolError, match="s3://bucket/a.*'token'"):
+        list(listing.list_objects(Round(), "a"))
 
 
 def test_arguments_are_checked_at_the_call():
