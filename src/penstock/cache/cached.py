@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock import forks
 from penstock.cache.asking import WRITES, Question, Writing
-from penstock.cache.claims import Claim, Claims
+from penstock.cache.claims import Claim, Claims, Wanted
 from penstock.cache.config import CacheConfig
 from penstock.cache.entry import digest_of, identity_of
 from penstock.cache.eviction import Evictor
@@ -31,7 +31,7 @@ from penstock.types import Get, Head, ListPage
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.store.threaded import Job
     from penstock.types import Key, Operation, Sink, Transfer
@@ -59,7 +59,7 @@ class Cached(Wrapper):
         self.counts = Counts()
         self.files = Files(self.config, self.counts)
         self.evictor = Evictor(self.files, self.config, self.counts)
-        self.files.make_room = self.evictor.make_room
+        self.files.reserve = self.evictor.reserve
         self._check_key: Callable[[Key], None] = getattr(core_of(inner), "check_key", check_key)
         self._scope, self._prefix = scope_of(inner, self.config.namespace)
         self.metadata = Metadata(self.files, self.config.metadata_ttl_s, self._scope, self._prefix)
@@ -169,19 +169,20 @@ class Cached(Wrapper):
         operation = read.operation
         return digest_of(identity_of(*self._scope, self._prefix + operation.key, str(operation.span), "direct"))
 
-    def claim_block(self, read: Read, index: int, *, patient: bool) -> Claim | bool:
+    def claim_blocks(self, read: Read, indices: Sequence[int], *, patient: bool) -> list[Claim | bool]:
         """See ``Claims.take``."""
-        number = self.lease_number(read, index)
-        return self.claims.take(f"{read.digest}.{index:x}", number, read, index, patient=patient)
+        wanted = [Wanted(f"{read.digest}.{index:x}", self.lease_number(read, index), index) for index in indices]
+        return self.claims.take(wanted, read, patient=patient)
 
     def claim_direct(self, read: Read, *, patient: bool) -> Claim | bool:
         """The claim of a ``Get`` of unknown version."""
         number = self.lease_number(read, DIRECT_INDEX)
-        return self.claims.take(self._direct_digest(read), number, read, DIRECT_INDEX, patient=patient)
+        wanted = Wanted(self._direct_digest(read), number, DIRECT_INDEX)
+        return self.claims.take([wanted], read, patient=patient)[0]
 
     def free(self, claim: Claim) -> None:
         """Release a claim, and have those who waited for it look again."""
-        for waiter, index in self.claims.release(claim):
+        for waiter, index in self.claims.release([claim])[0]:
             waiter.resume((index,), expired=False)
 
 

@@ -26,7 +26,8 @@ from penstock.cache.entry import (
     digest_of,
     entry_name,
 )
-from penstock.cache.files import LAYOUT, TAG, TAG_NAME, Files, folders
+from penstock.cache.files import Files
+from penstock.cache.folder import LAYOUT, TAG, TAG_NAME, folders
 from penstock.cache.statistics import Counts
 from penstock.errors import ConfigError
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock import forks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.cache.leases import Leases
     from penstock.cache.statistics import Counts
 
@@ -39,6 +41,20 @@ class Waiter(Protocol):
 
     def fail(self, error: Exception) -> None:
         """What was waited for cannot be had."""
+
+
+class Wanted(NamedTuple):
+    """What a read would fetch.
+
+    Attributes:
+        token: Its name.
+        number: Of its lease.
+        block: Which block of the read's it is.
+    """
+
+    token: str
+    number: int
+    block: int
 
 
 class Claim:
@@ -101,45 +117,67 @@ class Claims:
         """The parent's claims stay the parent's."""
         self._reset()
 
-    def take(self, token: str, number: int, waiter: Waiter, index: int, *, patient: bool) -> Claim | bool:
-        """Claim what `token` names.
+    def take(self, wanted: Sequence[Wanted], waiter: Waiter, *, patient: bool) -> list[Claim | bool]:
+        """Claim what is to be fetched.
 
         Args:
-            token: Name of what is to be fetched.
-            number: Of its lease.
+            wanted: In the order of their numbers.
             waiter: Who wants it.
-            index: Which block of `waiter`'s it is.
             patient: Whether another process's lease counts.
 
         Returns:
-            The claim; or True where a read of this process has it, and `waiter` will be told; or False where another process
-            has it, see ``watch``.
-        """
-        with self._lock:
-            claim = self._held.get(token)
-            if claim is not None:
-                claim.waiters.append((waiter, index))
-                self._counts.shared_count += 1
-                return True
-            claim = self._held[token] = Claim(token, number)
-        taken = self._leases.try_take(number)
-        if taken is False and patient:
-            for other, other_index in self.release(claim):
-                other.resume((other_index,), expired=False)
-            return False
-        claim.leased = bool(taken)
-        return claim
+            For each the claim; or True where a read of this process has it, and `waiter` will be told; or False where
+            another process has it, see ``watch``.
 
-    def release(self, claim: Claim) -> list[tuple[Waiter, int]]:
-        """Give a claim back, once; those who waited for it."""
+        Cost: one system call for neighbours that nobody has.
+        """
+        found: list[Claim | bool] = []
         with self._lock:
-            if self._held.get(claim.token) is claim:
-                del self._held[claim.token]
-            waiters, claim.waiters = claim.waiters, []
-            leased, claim.leased = claim.leased, False
-        if leased:
-            self._leases.release(claim.number)
-        return waiters
+            for each in wanted:
+                claim = self._held.get(each.token)
+                if claim is not None:
+                    claim.waiters.append((waiter, each.block))
+                    self._counts.shared_count += 1
+                    found.append(True)
+                else:
+                    claim = self._held[each.token] = Claim(each.token, each.number)
+                    found.append(claim)
+        lost: set[Claim] = set()
+        for run in _neighbours([claim for claim in found if isinstance(claim, Claim)]):
+            lost.update(self._lease(run, patient=patient))
+        for waiters in self.release(list(lost)):
+            for other, index in waiters:
+                other.resume((index,), expired=False)
+        return [False if claim in lost else claim for claim in found]
+
+    def _lease(self, run: list[Claim], *, patient: bool) -> list[Claim]:
+        """Take the leases of neighbours, at once where that goes; those that another process has, where that counts."""
+        taken = self._leases.try_take(run[0].number, len(run))
+        if taken is False and len(run) > 1:
+            return [claim for each in run for claim in self._lease([each], patient=patient)]
+        for claim in run:
+            claim.leased = bool(taken)
+        return run if taken is False and patient else []
+
+    def release(self, claims: Sequence[Claim]) -> list[list[tuple[Waiter, int]]]:
+        """Give claims back, in the order of their numbers; for each, those who waited for it.
+
+        Cost: one system call for neighbours.
+        """
+        found: list[list[tuple[Waiter, int]]] = []
+        leased: list[Claim] = []
+        with self._lock:
+            for claim in claims:
+                if self._held.get(claim.token) is claim:
+                    del self._held[claim.token]
+                found.append(claim.waiters)
+                claim.waiters = []
+                if claim.leased:
+                    leased.append(claim)
+                    claim.leased = False
+        for run in _neighbours(leased):
+            self._leases.release(run[0].number, len(run))
+        return found
 
     def watch(self, number: int, waiter: Waiter, indices: tuple[int, ...]) -> None:
         """Resume `waiter` when the lease of `number`, the last of these blocks, is free: the others are free by then."""
@@ -190,3 +228,14 @@ class Claims:
         self._counts.wait_expired_count += late
         watch.waiter.resume(watch.indices, expired=late)
         return True
+
+
+def _neighbours(claims: list[Claim]) -> list[list[Claim]]:
+    """Runs of consecutive numbers."""
+    runs: list[list[Claim]] = []
+    for claim in claims:
+        if runs and claim.number == runs[-1][-1].number + 1:
+            runs[-1].append(claim)
+        else:
+            runs.append([claim])
+    return runs

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.cache.entry import allotted_bytes
-from penstock.cache.files import folders
-from penstock.cache.usage import UNKNOWN
+from penstock.cache.folder import folders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from penstock.cache.config import CacheConfig
     from penstock.cache.entry import Name
-    from penstock.cache.files import Files
+    from penstock.cache.folder import Folder
     from penstock.cache.statistics import Counts
 
 _SAMPLE_COUNT = 2048
@@ -45,7 +44,7 @@ class Evictor:
         counts: Told of what goes.
     """
 
-    def __init__(self, files: Files, config: CacheConfig, counts: Counts) -> None:
+    def __init__(self, files: Folder, config: CacheConfig, counts: Counts) -> None:
         self._files = files
         self._config = config
         self._counts = counts
@@ -65,37 +64,40 @@ class Evictor:
 
     def room_bytes(self) -> int:
         """What may be added now; negative where the cache is over its limits."""
-        numbers = self._files.usage.numbers()
-        if UNKNOWN in numbers:  # the file was lost: count before anything is added
-            self._files.count_unknown()
-            numbers = self._files.usage.numbers()
-        used_bytes = sum(number for number in numbers if number != UNKNOWN)
-        return min(self._config.bytes_max - used_bytes, self._files.free_bytes(self._config.free_ratio_min))
+        free_bytes = self._files.free_bytes(self._config.free_ratio_min)
+        return min(self._config.bytes_max - self._files.usage.total_bytes(), free_bytes)
 
-    def make_room(self, need_bytes: int) -> bool:
-        """Have room for `need_bytes` more; False where there is none to be made.
+    def reserve(self, sizes_bytes: Mapping[int, int]) -> bool:
+        """Have room for entries that are about to be written, and count them; False where there is none to be made.
 
-        Cost: two system calls where there is room.
+        Args:
+            sizes_bytes: By folder.
+
+        Cost: five system calls where there is room.
 
         Raises:
             OSError: the directory cannot be looked at.
         """
         self._recount()
-        room_bytes = self.room_bytes()
-        if need_bytes <= room_bytes:
+        if self._counted(sizes_bytes):
             return True
         with self._lock:
-            room_bytes = self.room_bytes()  # another thread may have made some meanwhile
-            if need_bytes <= room_bytes:
+            self._files.count_unknown()  # where the file was lost
+            if self._counted(sizes_bytes):  # another thread may have made some meanwhile
                 return True
             alone = self._files.leases.try_take(_LEASE)
             try:
                 slack_bytes = self._config.bytes_max // _SLACK if alone else 0
-                self.evict(need_bytes - room_bytes + slack_bytes)
+                self.evict(sum(sizes_bytes.values()) - self.room_bytes() + slack_bytes)
             finally:
                 if alone:
                     self._files.leases.release(_LEASE)
-        return need_bytes <= self.room_bytes()
+        return self._counted(sizes_bytes)
+
+    def _counted(self, sizes_bytes: Mapping[int, int]) -> bool:
+        if sum(sizes_bytes.values()) > self._files.free_bytes(self._config.free_ratio_min):
+            return False
+        return self._files.count(sizes_bytes, self._config.bytes_max)
 
     def evict(self, wanted_bytes: int) -> int:
         """Remove the least recently used entries that take `wanted_bytes` together; bytes that went."""
@@ -107,19 +109,27 @@ class Evictor:
                 if samples_count > 2 or not self._sample():
                     break  # nothing is left, or nothing can be removed
                 continue
+            gone = self._files.remove_all(self._victims(wanted_bytes - freed_bytes))
+            if gone:
+                samples_count = 0
+            self._counts.evicted_count += len(gone)
+            freed_bytes += sum(allotted_bytes(size_bytes) for _, size_bytes in gone)
+        self._counts.evicted_bytes += freed_bytes
+        return freed_bytes
+
+    def _victims(self, wanted_bytes: int) -> list[tuple[Name, int]]:
+        """Candidates that take so much, as far as they last, without those that were used meanwhile or are gone."""
+        found: list[tuple[Name, int]] = []
+        while wanted_bytes > 0 and self._candidates:
             used_s, size_bytes, name = self._candidates.pop()
             try:
                 now = os.stat(self._files.entries + name.path)  # noqa: PTH116
             except OSError:
                 continue  # another process was faster
-            if now.st_mtime != used_s:
-                continue
-            if self._files.remove(name, size_bytes):
-                freed_bytes += allotted_bytes(size_bytes)
-                samples_count = 0
-                self._counts.evicted_count += 1
-        self._counts.evicted_bytes += freed_bytes
-        return freed_bytes
+            if now.st_mtime == used_s:
+                found.append((name, size_bytes))
+                wanted_bytes -= allotted_bytes(size_bytes)
+        return found
 
     def _sample(self) -> bool:
         """Find new candidates; whether there are any."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.buffers import small_buffer
-from penstock.cache.entry import BLOCK, block_name, encode
+from penstock.cache.entry import BLOCK, block_name, encode, header_bytes_of
+from penstock.cache.folder import Entry
 from penstock.cache.metadata import is_version
 from penstock.errors import (
     CancelledOperationError,
@@ -129,23 +131,24 @@ class Fetch:
 
     def _keep(self, body: memoryview) -> None:
         """Store the blocks, and give them to those who wait."""
-        read = self._read
-        cache = read.cache
-        for index, claim in self._claims:
-            block = read.block(index)
-            data = body[block.start - self._span.start : block.end - self._span.start]
-            assert read.info is not None
-            store_block(cache, read.identity, read.digest, index, data, read.info.size_bytes)
-            for other, other_index in cache.claims.release(claim):
-                other.give(other_index, data)
+        read, start = self._read, self._span.start
+        assert read.info is not None
+        spans = [read.block(index) for index, _ in self._claims]
+        pieces = [body[block.start - start : block.end - start] for block in spans]
+        blocks = [(index, data) for (index, _), data in zip(self._claims, pieces, strict=True)]
+        store_blocks(read.cache, read.identity, read.digest, blocks, read.info.size_bytes)
+        waiting = read.cache.claims.release([claim for _, claim in self._claims])
+        for waiters, data in zip(waiting, pieces, strict=True):
+            for other, index in waiters:
+                other.give(index, data)
 
     def _failed(self, error: Exception) -> None:
         """Who waits hears the store's error too; where only this read gave up, they ask for themselves."""
         read = self._read
         read.untrack(self)
         alone = isinstance(error, CancelledOperationError)
-        for _, claim in self._claims:
-            for other, index in read.cache.claims.release(claim):
+        for waiters in read.cache.claims.release([claim for _, claim in self._claims]):
+            for other, index in waiters:
                 if alone or not isinstance(error, StoreError):
                     other.resume((index,), expired=False)
                 else:
@@ -218,15 +221,12 @@ class Direct:
         identity, digest = cache.identity(key, info.etag)
         start = completion.span.start if completion.span is not None else 0
         block_bytes, end = cache.config.block_bytes, start + len(body)
-        index = -(-start // block_bytes)
-        while index * block_bytes < end:
+        blocks: list[tuple[int, memoryview]] = []
+        for index in range(-(-start // block_bytes), -(-end // block_bytes)):
             block_end = min((index + 1) * block_bytes, info.size_bytes)
-            if block_end > end:
-                return
-            if not cache.files.exists(block_name(digest, index)):
-                data = body[index * block_bytes - start : block_end - start]
-                store_block(cache, identity, digest, index, data, info.size_bytes)
-            index += 1
+            if block_end <= end and not cache.files.exists(block_name(digest, index)):
+                blocks.append((index, body[index * block_bytes - start : block_end - start]))
+        store_blocks(cache, identity, digest, blocks, info.size_bytes)
 
     def _end(self) -> None:
         completion, self._completion = self._completion, None
@@ -284,12 +284,24 @@ class Revalidation:
             read.fail(error)
 
 
-def store_block(cache: Cached, identity: bytes, digest: str, index: int, data: memoryview, object_bytes: int) -> None:
-    """Write one block."""
-    header = encode(
-        BLOCK, identity, data, block_index=index, object_bytes=object_bytes, block_bytes=cache.config.block_bytes
-    )
-    cache.files.write(block_name(digest, index), header, data)
+def store_blocks(
+    cache: Cached, identity: bytes, digest: str, blocks: list[tuple[int, memoryview]], object_bytes: int
+) -> None:
+    """Write blocks of one object, each with its number."""
+    entries = []
+    for index, data in blocks:
+        header = partial(
+            encode,
+            BLOCK,
+            identity,
+            data,
+            block_index=index,
+            object_bytes=object_bytes,
+            block_bytes=cache.config.block_bytes,
+        )
+        entries.append(Entry(block_name(digest, index), data, header_bytes_of(identity) + len(data), header))
+    if entries:
+        cache.files.write(entries)
 
 
 def _landing_of(read: Read, span: ByteRange) -> tuple[Landing, bool]:

@@ -104,12 +104,16 @@ class Leases:
                 os.close(fd)
             return True
 
-    def try_take(self, name: int) -> bool | None:
-        """Take the lease of `name`: True, or False where another process has it; None where there are no leases."""
+    def try_take(self, name: int, count: int = 1) -> bool | None:
+        """Take the leases of `name` and the `count` - 1 that follow it, all or none.
+
+        Returns:
+            True; False where another process has one of them; None where there are no leases.
+        """
         if not self.open():
             return None
         try:
-            _set(self._fd, fcntl.F_WRLCK, name % _NAMES)
+            _set(self._fd, fcntl.F_WRLCK, name % _NAMES, count)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -117,11 +121,11 @@ class Leases:
             return None
         return True
 
-    def release(self, name: int) -> None:
-        """Give a lease back."""
+    def release(self, name: int, count: int = 1) -> None:
+        """Give leases back."""
         if self._fd >= 0:
             try:
-                _set(self._fd, fcntl.F_UNLCK, name % _NAMES)
+                _set(self._fd, fcntl.F_UNLCK, name % _NAMES, count)
             except OSError as error:
                 self._troubles.note("lock", error)
 
@@ -139,5 +143,5 @@ class Leases:
         return bool(_FLOCK.unpack(answer[: _FLOCK.size])[0] != fcntl.F_UNLCK)
 
 
-def _set(fd: int, kind: int, offset: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, offset, 1, 0))
+def _set(fd: int, kind: int, offset: int, count: int = 1) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, offset, count, 0))

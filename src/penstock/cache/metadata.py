@@ -16,10 +16,12 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import forks
-from penstock.cache.entry import MISSING, PAGE, STAT, digest_of, encode, entry_name, identity_of
+from penstock.cache.entry import MISSING, PAGE, STAT, digest_of, encode, entry_name, header_bytes_of, identity_of
+from penstock.cache.folder import Entry
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:
@@ -206,7 +208,8 @@ class Metadata:
         name = entry_name(kind, identity)
         self._files.remove(name)  # counted, so that the number of its folder stays right
         wall_s = time.time() - (time.monotonic() - said_s)
-        self._files.write(name, encode(kind, identity, data, said_s=wall_s), memoryview(data))
+        header = partial(encode, kind, identity, data, said_s=wall_s)
+        self._files.write([Entry(name, memoryview(data), header_bytes_of(identity) + len(data), header)])
 
 
 def is_version(etag: str | None) -> bool:

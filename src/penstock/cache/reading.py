@@ -166,11 +166,6 @@ class Read:
         elif not claim:
             self.cache.claims.watch(self.cache.lease_number(self, DIRECT_INDEX), self, (DIRECT_INDEX,))
 
-    def _expect(self) -> None:
-        """One more piece to wait for."""
-        with self._lock:
-            self._pending += 1
-
     def plan(self, info: ObjectInfo) -> None:
         """The version is known: find its blocks, and fetch what is missing."""
         operation, completion = self.operation, self.completion
@@ -230,9 +225,9 @@ class Read:
         """Claim blocks, and ask for those that are ours, neighbours together."""
         mine: list[tuple[int, Claim]] = []
         elsewhere: list[int] = []
-        for index in missing:
-            self._expect()
-            claim = self.cache.claim_block(self, index, patient=self._patient)
+        with self._lock:
+            self._pending += len(missing)
+        for index, claim in zip(missing, self.cache.claim_blocks(self, missing, patient=self._patient), strict=True):
             if claim is False:
                 elsewhere.append(index)
             elif claim is True:

@@ -1,8 +1,8 @@
 """How much a cache holds, counted for all processes in one small file.
 
-``usage`` has an int64 for each of the 256 folders: the bytes that its entries take. Whoever stores or removes an entry adds
-to its folder's number, under that byte's lock; the sum is one read of 2 KiB. A process that is killed between a rename
-and its addition leaves its folder's number wrong by that entry, until the folder is scanned next, which sets the number to
+``usage`` has an int64 for each of the 256 folders: the bytes that its entries take. Whoever stores entries adds to their
+folders' numbers before, unless the sum would pass the limit, all under one lock; who removes some subtracts after. A process
+that is killed in between leaves these folders' numbers too high, until they are scanned next, which sets a number to
 what is there: eviction scans folders all the time, and a process that stores scans one per as many entries as folders hold.
 No lock is waited for longer than a moment: a stopped process must stop nobody, and a number that is off heals.
 """
@@ -18,9 +18,13 @@ import time
 from array import array
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.cache.entry import FOLDERS_COUNT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _NUMBER = struct.Struct("<q")
 _FLOCK = struct.Struct("hhqqi4x")
@@ -102,32 +106,58 @@ class Usage:
         numbers = self.numbers()
         return sum(numbers) + numbers.count(UNKNOWN)
 
-    def add(self, folder: int, delta_bytes: int) -> None:
-        """An entry came or went. An unknown number stays unknown."""
-        self._change(folder, lambda number: number if number == UNKNOWN else max(0, number + delta_bytes))
+    def add(self, deltas_bytes: Mapping[int, int], total_bytes_max: int | None = None) -> bool:
+        """Entries come or go: change the numbers of their folders, all or none. An unknown number stays unknown.
+
+        Args:
+            deltas_bytes: By folder.
+            total_bytes_max: Change nothing where the sum would be more, or is not known.
+
+        Returns:
+            Whether they were changed; also True where they cannot be written, and heal later.
+
+        Cost: four system calls, however many folders.
+        """
+
+        def change(numbers: array[int]) -> bool:
+            if total_bytes_max is not None and (
+                UNKNOWN in numbers or sum(numbers) + sum(deltas_bytes.values()) > total_bytes_max
+            ):
+                return False
+            for folder, delta_bytes in deltas_bytes.items():
+                if numbers[folder] != UNKNOWN:
+                    numbers[folder] = max(0, numbers[folder] + delta_bytes)
+            return True
+
+        return self._change(change)
 
     def set(self, folder: int, size_bytes: int) -> None:
         """A folder was counted."""
-        self._change(folder, lambda _: size_bytes)
 
-    def _change(self, folder: int, change: object) -> None:
-        assert callable(change)
-        if self._fd < 0:
-            return
-        offset = folder * _NUMBER.size
-        with self._lock, suppress(OSError):
-            locked = self._locked(fcntl.F_WRLCK, offset)
+        def change(numbers: array[int]) -> bool:
+            numbers[folder] = size_bytes
+            return True
+
+        self._change(change)
+
+    def _change(self, change: Callable[[array[int]], bool]) -> bool:
+        with self._lock:
+            locked = self._fd >= 0 and self._locked(fcntl.F_WRLCK)
             try:
-                raw = os.pread(self._fd, _NUMBER.size, offset).ljust(_NUMBER.size, b"\0")
-                os.pwrite(self._fd, _NUMBER.pack(change(_NUMBER.unpack(raw)[0])), offset)
+                numbers = self.numbers()
+                if not change(numbers):
+                    return False
+                with suppress(OSError):  # it may only be read, or was closed
+                    os.pwrite(self._fd, numbers.tobytes(), 0)
             finally:
                 if locked:
-                    self._locked(fcntl.F_UNLCK, offset)
+                    self._locked(fcntl.F_UNLCK)
+        return True
 
-    def _locked(self, kind: int, offset: int) -> bool:
+    def _locked(self, kind: int) -> bool:
         for _ in range(_TRIES_MAX):
             try:
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, offset, _NUMBER.size, 0))
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, 0, _BYTES, 0))
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     return False

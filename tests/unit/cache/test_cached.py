@@ -416,7 +416,7 @@ def test_a_cache_that_may_only_be_read(world: World) -> None:
     epoch(world.cache())
     world.memory.write("b", content(9000, 1))
     store = world.cache()
-    store.files.make_room = None
+    store.files.reserve = None
     store.files._write = _refuse  # type: ignore[method-assign]  # root may write to any directory: modes refuse nothing here
     assert epoch(store) == content(9000) + content(9000, 1)
     assert store.statistics().fetched_bytes == 9000

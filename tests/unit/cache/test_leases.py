@@ -55,7 +55,7 @@ def test_usage_adds_up_over_processes(tmp_path: Path) -> None:
     for usage in both:
         usage.open(empty=True)
     threads = [
-        threading.Thread(target=lambda usage=usage: [usage.add(3, 10) for _ in range(200)]) for usage in both * 2
+        threading.Thread(target=lambda usage=usage: [usage.add({3: 10}) for _ in range(200)]) for usage in both * 2
     ]
     for thread in threads:
         thread.start()
@@ -69,10 +69,10 @@ def test_lost_numbers_are_unknown_until_counted(tmp_path: Path) -> None:
     usage = Usage(str(tmp_path / "usage"))
     usage.open(empty=False)
     assert set(usage.numbers()) == {UNKNOWN}
-    usage.add(3, 100)
+    usage.add({3: 100})
     assert usage.total_bytes() == 0
     usage.set(3, 500)
-    usage.add(3, -600)
+    usage.add({3: -600})
     assert usage.total_bytes() == 0
     (tmp_path / "usage").unlink()
     usage.open(empty=False)
