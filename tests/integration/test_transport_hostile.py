@@ -84,6 +84,7 @@ def test_a_request_that_met_a_dead_connection_is_counted() -> None:
             attempts = [perform(store, Get("a")).attempts for _ in range(3)]
             assert [[attempt.resent for attempt in each] for each in attempts] == [[False], [True], [False]]
             assert len(server.heads) == 4
+            assert store.statistics().resent_count == 1
 
 
 @pytest.mark.parametrize(("line", "connections_count"), [(b"Server: old", 3), (b"Connection: keep-alive", 1)])

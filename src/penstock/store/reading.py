@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 from penstock.config import FetchConfig
-from penstock.errors import ConfigError, PenstockError, ProtocolError, SpanError, StoreError
+from penstock.errors import ChecksumError, ConfigError, PenstockError, ProtocolError, SpanError, StoreError
 from penstock.fetch import Chunk, Item, ReadAhead, Request, Slot
 from penstock.store import checksums
 from penstock.types import Blob, ByteRange
@@ -70,8 +70,11 @@ def read_parts(
 class _Blobs:
     """Iterator of blobs over a ``ReadAhead``; dropping it cancels what is in flight."""
 
-    def __init__(self, store: Store, requests: Iterable[Request], *, ordered: bool, raises: bool) -> None:
+    def __init__(
+        self, store: Store, requests: Iterable[Request], *, ordered: bool, raises: bool, again: bool = True
+    ) -> None:
         self._store = store
+        self._again = again  # what does not have its checksum is read once more
         self._budget = store.budget
         self._ordered = ordered
         self._raises = raises
@@ -161,8 +164,25 @@ class _Blobs:
         if received_bytes != span.length_bytes:
             raise ProtocolError(f"the parts have {received_bytes} of {span.length_bytes} bytes")
         data = buffer.view[: span.length_bytes]
-        whole = span.length_bytes == info.size_bytes
-        return data, checksums.verify(info.checksums, data) if whole else "length"
+        if span.length_bytes != info.size_bytes:
+            return data, "length"
+        try:
+            return data, checksums.verify(info.checksums, data)
+        except ChecksumError:
+            if not self._again:
+                raise
+        del data, buffer  # nobody can tell which of the parts is damaged: all of them, into memory used again
+        return self._read_again(item, info)
+
+    def _read_again(self, item: Item, info: ObjectInfo) -> tuple[memoryview, str]:
+        wanted = item.plan._replace(etag=info.etag, size_bytes=info.size_bytes)
+        blobs = _Blobs(self._store, [wanted], ordered=True, raises=True, again=False)
+        try:
+            blob = next(blobs)
+            assert isinstance(blob, Blob)
+            return blob.data, blob.verified
+        finally:
+            blobs.close()
 
     def _cut(self, item: Item, info: ObjectInfo, data: memoryview, index: int, span: ByteRange) -> Blob | StoreError:
         outer = item.plan.span

@@ -31,6 +31,8 @@ class StoreStatistics:
         operations: Finished ones by kind: ``{"Get": 1200, "ListPage": 3}``.
         errors: Failed ones by class of error.
         received_bytes: Of bodies that arrived, retried pieces included.
+        resent_count: Requests sent again at once because the kept-alive connection had died: if many, something on the
+            way closes idle connections.
         in_flight_count: Operations under way now.
         first_byte_p50_s: Median time from sending to the first byte of an answer, of the last 512; nan without any.
         first_byte_p99_s: The 99th percentile: far above the median means that hedging pays.
@@ -42,6 +44,7 @@ class StoreStatistics:
     operations: Mapping[str, int]
     errors: Mapping[str, int]
     received_bytes: int
+    resent_count: int
     in_flight_count: int
     first_byte_p50_s: float
     first_byte_p99_s: float
@@ -57,6 +60,7 @@ class Traced(Wrapper):
         self._operations: Counter[type[Any]] = Counter()
         self._errors: Counter[str] = Counter()
         self._received_bytes = 0
+        self._resent_count = 0
         self._started_count = 0
         self._ended_count = 0
         self._first_byte_s = Recent(512)
@@ -77,6 +81,7 @@ class Traced(Wrapper):
         self._ended_count += 1
         for attempt in completion.attempts:
             self._received_bytes += attempt.received_bytes
+            self._resent_count += attempt.resent
             if attempt.first_byte_s:
                 self._first_byte_s.add(attempt.first_byte_s)
                 body_s = attempt.total_s - attempt.first_byte_s
@@ -100,6 +105,7 @@ class Traced(Wrapper):
             operations={kind.__name__: count for kind, count in self._operations.items()},
             errors=dict(self._errors),
             received_bytes=self._received_bytes,
+            resent_count=self._resent_count,
             in_flight_count=self._started_count - self._ended_count,
             first_byte_p50_s=self._first_byte_s.quantile(0.5),
             first_byte_p99_s=self._first_byte_s.quantile(0.99),

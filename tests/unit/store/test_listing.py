@@ -106,7 +106,7 @@ def test_a_server_that_goes_round_is_an_error():
         def describe(self, key):
             return f"s3://bucket/{key}"
 
-    with pytest.raises(ProtocolError, match="s3://bucket/a.*'token'"):
+    with pytest.raises(ProtocolError, match=r"s3://bucket/a.*'token'"):
         list(listing.list_objects(Round(), "a"))
 
 
