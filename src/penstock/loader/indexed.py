@@ -26,6 +26,7 @@ from penstock.loader.leading import (
 from penstock.loader.mixing import MixedLane
 from penstock.loader.objects import ObjectLane, ObjectsFeed
 from penstock.loader.reading import LaneReader, Segment
+from penstock.loader.selecting import gap_bytes_of, may_pay, wanted_spans
 from penstock.order import Batches, Mix
 
 if TYPE_CHECKING:
@@ -297,27 +298,33 @@ class IndexedJob:
         return opened() if led is None else LedLane(part.lane, led, opened)
 
     def _segment(self, source: int, stored: Stored, index: int) -> Segment:
-        """Where in its shard to read, in bytes where they are known, else from its head."""
+        """Where in its shard to read, in bytes where they are known, else from its head, as its format allows."""
         where = self._sources[source]
         shard_index = stored.shard % len(where.shards)
         shard, row = where.shards[shard_index], where.rows[shard_index]
-        offsets = self._offsets.get((source, shard_index))
+        known = self._offsets.get((source, shard_index))
         first, count = stored.first, stored.samples_count
-        if offsets is not None and offsets.offsets is not None and FORMATS[row.format].unit == "sample":
-            return Segment(
-                shard,
-                index,
-                offset_bytes=int(offsets.offsets[first]) if first else 0,
-                end_bytes=int(offsets.offsets[first + count]) if first + count < row.samples_count else None,
-                first_sample=first,
-                count=count,
-                format_name=row.format,
-                source=source,
-            )
-        return Segment(shard, index, skip_count=first, count=count, format_name=row.format, source=source)
+        # the index knows where samples of its own format lie; what a job says of their content changes nothing in that
+        is_of_index = shard.format is None or shard.format.partition("-")[0] == row.format
+        if known is None or known.offsets is None or not is_of_index or FORMATS[row.format].unit != "sample":
+            return Segment(shard, index, skip_count=first, count=count, format_name=row.format, source=source)
+        fields, spans = self.reading.fields[source], None
+        if fields is not None and may_pay(shard, row, fields):
+            spans = wanted_spans(known, first, count, fields=fields, gap_bytes=gap_bytes_of(shard))
+        return Segment(
+            shard,
+            index,
+            offset_bytes=int(known.offsets[first]) if first else 0,
+            end_bytes=int(known.offsets[first + count]) if first + count < row.samples_count else None,
+            first_sample=first,
+            count=count,
+            spans=spans,
+            format_name=row.format,
+            source=source,
+        )
 
     def _load_offsets(self, parts: Iterable[_Part], *, leading: Iterable[Place] = ()) -> None:
-        """The indexes of the shards of which a lane reads a part or single samples, as far as they are not there."""
+        """The indexes of the shards of which a lane reads a part, single samples or some fields, where they are not there."""
         missing: dict[int, list[int]] = {}
         for place in leading:
             missing.setdefault(place.source, []).append(place.shard % len(self._sources[place.source].shards))
@@ -327,6 +334,7 @@ class IndexedJob:
                 shard = stored.shard % len(source.shards)
                 row = source.rows[shard]
                 is_part = row.has_offsets and stored.samples_count < row.samples_count
+                is_part = is_part or may_pay(source.shards[shard], row, self.reading.fields[part.source])
                 if is_part and (part.source, shard) not in self._offsets:
                     missing.setdefault(part.source, []).append(shard)
         for source_index, shards in missing.items():

@@ -12,10 +12,10 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from penstock.config import FetchConfig
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.fetch import PlanItem, coalesce
 from penstock.formats import FORMATS, format_of_name, ranged_of
+from penstock.loader.selecting import gap_bytes_of
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Head
 
@@ -51,11 +51,7 @@ def is_ranged(segment: Segment) -> bool:
     if name is None or name not in FORMATS or FORMATS[name].ranged is None:
         return False
     shard = segment.shard
-    return shard.size_bytes is None or shard.size_bytes > _config(shard).gap_bytes_max
-
-
-def _config(shard: Shard) -> FetchConfig:
-    return shard.store.fetch_config or FetchConfig()
+    return shard.size_bytes is None or shard.size_bytes > gap_bytes_of(shard)
 
 
 class Look(Generic[T]):
@@ -243,7 +239,7 @@ class RangedShard:
 
     def _requests(self) -> Iterator[PlanItem]:
         shard, sizes = self.segment.shard, self._reading.sizes
-        gap_bytes = _config(shard).gap_bytes_max
+        gap_bytes = gap_bytes_of(shard)
         units = self._reader.units if self._reader is not None else ()
         spans = (span for unit in islice(units, self._unit, self._stop) for span in unit.spans)
         while some := list(islice(spans, COALESCED_COUNT)):
