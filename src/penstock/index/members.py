@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
+from penstock.formats.sample import Sample, decode_name, split_name
 from penstock.formats.tar_header import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 ITEM_BYTES = (1, 2, 4, 8)
+NAME_BYTES = 100
+_PREFIX = 345  # where in a header the first half of a long name begins
 
 
 class Members(NamedTuple):
@@ -58,6 +61,26 @@ class Members(NamedTuple):
         behind = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]  # from the start of each member to the end of its sample
         starts = ends[:, None] - behind
         return np.stack([starts[:, chosen], (starts + blocks)[:, chosen]], axis=-1)
+
+    def cut(self, number: int, extent: memoryview, *, offset_bytes: int) -> Sample | None:
+        """A sample, cut out of its extent without parsing it: a third of the time. Of bytes that have their checksum only.
+
+        Args:
+            number: Of the sample, in the shard.
+            extent: uint8[n], as stored.
+            offset_bytes: Of the extent, in the shard.
+
+        Returns:
+            As the parser gives it; None where only that can: more than one header for a member, or bytes before them.
+        """
+        fields, at = {}, 0
+        for name, size in zip(self.names, self.sizes[number].tolist(), strict=True):
+            at += BLOCK_BYTES
+            fields[name] = extent[at : at + size]
+            at += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+        plain = self.head_bytes == BLOCK_BYTES and at == len(extent) and not extent[_PREFIX]
+        split = split_name(decode_name(bytes(extent[:NAME_BYTES]).split(b"\0", 1)[0])) if plain else None
+        return Sample(split[0], fields, offset_bytes, at) if split is not None else None
 
     def encode(self) -> tuple[bytes, int]:
         """As stored, and bytes per item: a line of JSON, then the sizes, field by field."""

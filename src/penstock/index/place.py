@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreError
-from penstock.index import dataset_index, shard_index
+from penstock.index import dataset_index, passes, shard_index
+from penstock.index.asking import heads, read_at_once
 from penstock.index.dataset_index import DatasetIndex
 from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
-from penstock.types import ByteRange, Get, Head
+from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.index.shard_index import ShardIndex, ShardRow
     from penstock.store import Store
-    from penstock.types import Buffer, Key, ObjectInfo
+    from penstock.types import Buffer, Key
 
 FOLDER = ".penstock/"
 """Of an index beside its shards. Nothing under it is a shard."""
@@ -36,8 +37,6 @@ SUFFIX = ".index"
 DATASET_KEY = f"dataset{SUFFIX}"
 SHARDS_PREFIX = "shards/"
 
-HEADS_IN_FLIGHT_MAX = 64
-READS_IN_FLIGHT_MAX = 128
 READS_BYTES_MAX = 32 << 20
 """Shards' indexes of fewer bytes in all are asked for at once: a job's first batch waits for them."""
 
@@ -135,48 +134,10 @@ def resolve(shards: Iterable[ShardLike], base: str) -> list[Found]:
         if shard.size_bytes is None or shard.etag is None:
             unknown.setdefault(id(shard.store), (shard.store, []))[1].append((index, shard.key))
     for store, keys in unknown.values():
-        for index, info in _heads(store, keys):
+        for index, info in heads(store, keys):
             etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
             found[index] = found[index]._replace(size_bytes=info.size_bytes, etag=etag, if_match=info.etag)
     return found
-
-
-def _read_at_once(store: Store, keys: list[Key]) -> Iterator[tuple[Key, Buffer]]:
-    """Small objects, in order, without a window that has to grow first."""
-    in_flight: InFlight[int] = InFlight(store)
-    here: dict[int, Buffer] = {}
-    sent = 0
-    try:
-        for number, key in enumerate(keys):
-            while number not in here:
-                while sent < len(keys) and len(in_flight) < READS_IN_FLIGHT_MAX:
-                    in_flight.submit(Get(keys[sent]), sent)
-                    sent += 1
-                ended, completion = in_flight.wait()
-                if completion.error is not None:
-                    raise completion.error
-                here[ended] = completion.body
-            yield key, here.pop(number)
-    finally:
-        in_flight.cancel()
-
-
-def _heads(store: Store, keys: list[tuple[int, Key]]) -> Iterator[tuple[int, ObjectInfo]]:
-    in_flight: InFlight[int] = InFlight(store)
-    waiting = iter(keys)
-    try:
-        while True:
-            while len(in_flight) < HEADS_IN_FLIGHT_MAX and (item := next(waiting, None)) is not None:
-                in_flight.submit(Head(item[1]), item[0])
-            if not in_flight:
-                return
-            index, completion = in_flight.wait()
-            if completion.error is not None:
-                raise completion.error
-            assert completion.info is not None
-            yield index, completion.info
-    finally:
-        in_flight.cancel()
 
 
 class IndexPlace:
@@ -192,6 +153,7 @@ class IndexPlace:
         self.store = store
         self.base_url = base
         self._prefix = prefix
+        self._in_pass: dict[ShardRow, tuple[Key, ByteRange]] = {}  # where the index of a shard lies in a pass's file
 
     @property
     def url(self) -> str:
@@ -199,7 +161,38 @@ class IndexPlace:
         return self.store.describe(self._prefix)
 
     def load(self) -> DatasetIndex:
-        """The data set's index; an empty one where there is none, or it is damaged. Cost: one read.
+        """All that is known of the data set; an empty index where there is none, or it is damaged.
+
+        Raises:
+            StoreError: the store cannot be asked.
+
+        Cost: one read, and in a directory of this machine one for each pass that left its own.
+        """
+        index = self.load_saved()
+        if not isinstance(self.store, LocalStore) or self._prefix:
+            return index  # beside the shards nothing is left by a pass
+        root = self.store.root
+        saved_s = _written_s(root / DATASET_KEY)
+        self._in_pass.clear()
+        for path in sorted((root / passes.FOLDER).glob(f"*{SUFFIX}"), key=_written_s):
+            try:
+                found = passes.read(path)
+            except DataError:
+                continue  # what it said is found out again
+            for row, span in found:
+                if row.key not in index.rows or _written_s(path) > saved_s:
+                    index.add(row)
+                    self._in_pass[row] = (passes.FOLDER + path.name, span)
+        return index
+
+    def save_pass(self, indexes: Sequence[ShardIndex]) -> None:
+        """Keep what a pass over some shards found out, beside what is known already."""
+        name, content = passes.encode(indexes)
+        self._make_folder()
+        self.store.write(self._prefix + passes.FOLDER + name, content)
+
+    def load_saved(self) -> DatasetIndex:
+        """The data set's index, without what passes left; an empty one where there is none. Cost: one read.
 
         Raises:
             StoreError: the store cannot be asked.
@@ -223,7 +216,7 @@ class IndexPlace:
 
     def save(self, index: DatasetIndex) -> None:
         """Write the data set's index, with the rows of shards that another process added meanwhile."""
-        merged = self.load()
+        merged = self.load_saved()
         merged.base_url = self.base_url
         for row in index.rows.values():
             merged.add(row)
@@ -247,10 +240,12 @@ class IndexPlace:
             DataError: one is damaged, or of another version than its row.
         """
         rows = list(rows)
-        keys = [self._shard_key(row.key) for row in rows]
+        wanted: list[tuple[Key, ByteRange | None]] = [
+            self._in_pass.get(row) or (self._shard_key(row.key), None) for row in rows
+        ]
         if sum(_SAMPLE_BYTES * row.samples_count for row in rows) <= READS_BYTES_MAX:
-            return self._iter_shards(rows, _read_at_once(self.store, keys))
-        return self._iter_shards(rows, ((blob.key, blob.data) for blob in self.store.read_many(keys)))
+            return self._iter_shards(rows, read_at_once(self.store, wanted))
+        return self._iter_shards(rows, ((blob.key, blob.data) for blob in self.store.read_many(wanted)))
 
     def _iter_shards(self, rows: list[ShardRow], found: Iterator[tuple[Key, Buffer]]) -> Iterator[ShardIndex]:
         for row, (key, data) in zip(rows, found, strict=True):
@@ -359,6 +354,13 @@ def default_directory() -> Path:
     """``$XDG_CACHE_HOME/penstock/index``, or ``~/.cache/penstock/index``."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "penstock" / "index"
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _endpoint(store: Store) -> str:

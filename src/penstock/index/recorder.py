@@ -229,7 +229,7 @@ class IndexBuilder:
 
     def __init__(self, place: IndexPlace, *, index: DatasetIndex | None = None) -> None:
         self.place = place
-        self.index = index if index is not None else place.load()
+        self.index = index if index is not None else place.load_saved()  # a pass's has no keys and checksums
         self._pool = ThreadPoolExecutor(WRITERS_MAX, thread_name_prefix="penstock-index")
         self._writes: list[Future[None]] = []
         self._changed = False
