@@ -49,7 +49,7 @@ class Places(Protocol):
         """Samples."""
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Fetched]]:
-        """Different samples, all of them wanted: (index in `numbers`, sample), in the order in which they arrive.
+        """Different samples, all of them wanted: (index in `numbers`, sample), in the order that reads best.
 
         Raises:
             StoreError, DataError: as the store and the format say.
@@ -103,7 +103,7 @@ class StoredPlaces(ABC):
         held: dict[int, list[Any]] = {}  # of samples in several pieces, those that are here
         for store, pieces in by_store.values():
             reads = merged(pieces, store, self._config, gap_bytes=self._gap_bytes)
-            for blob in store.read_many([read.item for read in reads], ordered=False):
+            for blob in store.read_many([read.item for read in reads]):
                 item, inside = reads[blob.request_index]
                 begin = item.span.start if item.span is not None else 0
                 for row, slot, (_, span, *_) in inside:

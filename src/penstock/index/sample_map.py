@@ -116,7 +116,10 @@ class SampleMap:
             if crc32c(data, 0, CRC_KEEPS_GIL) != known.crc32c[number]:
                 Verifier(known, first_sample=number, url=url).feed(data)  # says what is wrong
             members = known.members
-            if members is not None and (sample := members.cut(number, memoryview(data), offset_bytes=start)) is not None:
+            if (
+                members is not None
+                and (sample := members.cut(number, memoryview(data), offset_bytes=start)) is not None
+            ):
                 return sample
         name = self._rows[shard].format
         parser = parser_of(name, shard=url, start_offset_bytes=start, head=self._heads.get(shard))

@@ -89,3 +89,21 @@ def test_members_come_back_and_damage_is_noticed() -> None:
     for wrong, size in ((data[:-1], item_bytes), (b"{}\n", 1), (b"no", 1), (data, 3)):
         with pytest.raises(DataError, match="members cannot be read"):
             decode(wrong, count=1, item_bytes=size, name="x")
+
+
+def test_a_cut_sample_is_the_parsed_one() -> None:
+    """Out of its extent a sample comes as the parser gives it, or not at all: PAX headers, a folder before it."""
+    data = packed(fraction=False)
+    index = indexed(data)
+    parser = TarParser("x")
+    assert index.members is not None
+    assert index.offsets is not None
+    for number, sample in enumerate(parser.feed(data) + parser.finish()):
+        start, end = index.offsets[number : number + 2].tolist()
+        cut = index.members.cut(number, memoryview(data)[start:end], offset_bytes=start)
+        assert cut == sample
+        assert cut.size_bytes == sample.size_bytes
+        assert index.members.cut(number, memoryview(bytes(512) + data[start:end]), offset_bytes=start) is None
+    with_pax = indexed(packed(fraction=True))
+    assert with_pax.members is not None
+    assert with_pax.members.cut(0, memoryview(packed(fraction=True)), offset_bytes=0) is None
