@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
     from penstock.cache import CacheConfig
     from penstock.cache.warm import Warmed
     from penstock.fetch import PlanItem
+    from penstock.pipeline import Pipeline
     from penstock.store.base import Store
+
+_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 cache = typer.Typer(
     name="cache",
@@ -57,7 +62,13 @@ def stats(path: Directory, *, as_json: AsJson = False) -> None:
 
 @cache.command()
 def warm(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, one object, or a pattern of shards.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="s3://bucket/prefix/, one object, a pattern of shards, or module:attribute of a pipeline.",
+        ),
+    ],
     *,
     at: Annotated[str, typer.Option("--cache", metavar="PATH:SIZE", help="The cache, e.g. /nvme/penstock:200GB.")],
     accesses: Annotated[
@@ -84,6 +95,7 @@ def warm(
 
         penstock cache warm s3://bucket/train/ --cache /nvme/penstock:200GB
         penstock cache warm s3://bucket --cache /nvme/penstock:200GB --accesses epoch.jsonl
+        penstock cache warm train:pipeline --cache /nvme/penstock:200GB
     """
     import dataclasses
 
@@ -174,39 +186,47 @@ def trim(
 
 
 def _warmed(url: str, config: CacheConfig, options: dict[str, Any], accesses: str | None, bar: Bar) -> Warmed:
-    """Fill the cache from an object, a prefix, a pattern, or a profile of accesses."""
+    """Fill the cache from an object, a prefix, a pattern, a pipeline, or a profile of accesses."""
     from penstock.cache.warm import warm as fill
     from penstock.compose import connect, split
 
-    if accesses is None and any(sign in url for sign in "*?[{"):
-        return _warmed_by_pattern(url, config, options, bar)
+    if accesses is None and (pipeline := _pipeline(url, options)) is not None:
+        from penstock.loader.warming import warm_cache
+
+        return warm_cache(pipeline, config, expect=bar.expect, progress=bar.advance)
     root_url, key = split(url)
     with connect(root_url, cache=config, **options) as store:
-        plan = list(_listed(store, key, url) if accesses is None else _accessed(accesses))
-        bar.expect(sum(item.size_bytes or 0 for item in plan) or None)
+        plan = list(_listed(store, key, url) if accesses is None else _accessed(store, accesses))
+        bar.expect(sum(item.span.length_bytes if item.span else item.size_bytes or 0 for item in plan) or None)
         return fill(store, plan, progress=bar.advance)
 
 
-def _warmed_by_pattern(url: str, config: CacheConfig, options: dict[str, Any], bar: Bar) -> Warmed:
-    from penstock.cache.warm import Warmed
-    from penstock.cache.warm import warm as fill
-    from penstock.fetch import PlanItem
-    from penstock.loader.shards import ShardFinder
-    from penstock.pipeline import Shards, shards
+def _pipeline(text: str, options: dict[str, Any]) -> Pipeline | None:
+    """The pipeline of ``module:attribute``, or of a pattern of shards; None where `text` is one object or a prefix.
 
-    source = shards(url, **options).source
-    assert isinstance(source, Shards)
-    finder = ShardFinder(source, fetch=None, cache=config)
+    Raises:
+        ConfigError: there is no such module or attribute, or it is no pipeline.
+    """
+    from penstock.errors import ConfigError
+    from penstock.pipeline import Pipeline, shards
+
+    if any(sign in text for sign in "*?[{"):
+        return shards(text, **options)
+    if _ATTRIBUTE.fullmatch(text) is None:
+        return None
+    name, _, attribute = text.partition(":")
+    sys.path.insert(0, "")  # as `python -m` has it
     try:
-        by_store: dict[Any, list[PlanItem]] = {}
-        for shard in finder.find():
-            item = PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)
-            by_store.setdefault(shard.store, []).append(item)
-        bar.expect(sum(item.size_bytes or 0 for plan in by_store.values() for item in plan) or None)
-        done = [fill(store, plan, progress=bar.advance) for store, plan in by_store.items()]
+        found = getattr(importlib.import_module(name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{text}: {error}", hint="module:attribute, importable from this directory") from error
     finally:
-        finder.close()
-    return Warmed(*map(sum, zip(*done, strict=True)))
+        sys.path.remove("")
+    if not isinstance(found, Pipeline) and callable(found):
+        found = found()
+    if not isinstance(found, Pipeline):
+        raise ConfigError(f"{text} is {type(found).__name__}, not a pipeline", hint="ps.shards(url), or what gives one")
+    return found
 
 
 class Bar:
@@ -261,23 +281,37 @@ def _listed(store: Store, key: str, url: str) -> Iterator[PlanItem]:
         raise ObjectMissingError("nothing there to warm", url=url)
 
 
-def _accessed(file: str) -> Iterator[PlanItem]:
-    """Objects and ranges that a file of JSON lines names."""
+def _accessed(store: Store, file: str) -> Iterator[PlanItem]:
+    """Objects and ranges that a file of JSON lines names, each once.
+
+    Ranges are of the version that is there now: of one that is not known, nothing could be kept.
+    """
     from pathlib import Path
 
     from penstock.errors import ConfigError
     from penstock.fetch import PlanItem
-    from penstock.types import ByteRange
+    from penstock.types import ByteRange, ObjectInfo
 
+    versions: dict[str, ObjectInfo] = {}
+    seen: set[str] = set()
     for number, line in enumerate(Path(file).read_text().splitlines(), 1):
+        if line in seen:
+            continue
+        seen.add(line)
         try:
             row = json.loads(line)
+            key = str(row["key"])
             span = ByteRange(int(row["start"]), int(row["end"])).checked() if "start" in row else None
-            yield PlanItem(str(row["key"]), span, row.get("etag"), row.get("size_bytes"))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{file}:{number}: no access: {error}", hint='{"key": "a.tar", "start": 0, "end": 4096}'
             ) from error
+        if span is None:
+            yield PlanItem(key)
+            continue
+        if key not in versions:
+            versions[key] = store.stat(key)
+        yield PlanItem(key, span, versions[key].etag, versions[key].size_bytes)
 
 
 def _age(seconds: float) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.files import is_there
 from penstock.cli.ls import human_bytes
-from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.options import Anonymous, AsJson, Cache, Connection, EndpointUrl, Place, Profile, Region
 from penstock.cli.transfer import Files, Item, Objects, copy_inside, stream
 from penstock.errors import ConfigError, ObjectMissingError, StoreError
 from penstock.store.local import LocalStore
@@ -31,6 +31,7 @@ def cp(
     *,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy also what is there already.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and copy nothing.")] = False,
+    cache: Cache = None,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
     region: Region = None,
@@ -53,7 +54,7 @@ def cp(
         penstock cp model.pt s3://bucket/models/
         penstock cp --dry-run s3://bucket/a/ s3://other/b/
     """
-    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous, cache=cache)
     report = Report(as_json=as_json, dry_run=dry_run)
     with connection, report:
         plan = Plan(connection.place(source), connection.place(target), report, overwrite=overwrite)

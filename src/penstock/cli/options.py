@@ -22,6 +22,10 @@ EndpointUrl = Annotated[
 Region = Annotated[str | None, typer.Option("--region", help="Region to sign for; default: AWS_REGION, profile.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Profile of ~/.aws/config; default: AWS_PROFILE.")]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Do not sign: public data.")]
+Cache = Annotated[
+    str | None,
+    typer.Option("--cache", metavar="PATH:SIZE", help="Keep what is read on this node's disk, /nvme/penstock:200GB."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
@@ -50,6 +54,7 @@ class Connection:
     region: str | None
     profile: str | None
     anonymous: bool
+    cache: str | None = None
     _stores: dict[str, Store] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -70,6 +75,7 @@ class Connection:
                 region=self.region,
                 profile=self.profile,
                 anonymous=self.anonymous,
+                cache=self.cache,
             )
         return self._stores[root_url]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.cli.files import FATAL, Download
 from penstock.errors import BucketMissingError, ConfigError, CredentialsError, ObjectChangedError, StoreError
+from penstock.fetch import PlanItem
 from penstock.types import Copy, Put
 
 if TYPE_CHECKING:
@@ -115,15 +116,15 @@ class _Todo:
         self.waiting: deque[Item] = deque()
         self.listing_error: StoreError | None = None
 
-    def requests(self) -> Iterator[tuple[Key, ByteRange | None]]:
-        """Keys of what waits, then of what comes; consumed by the store, ahead of delivery."""
+    def requests(self) -> Iterator[PlanItem]:
+        """What waits, then what comes, as it was listed; consumed by the store, ahead of delivery."""
         for item in list(self.waiting):
             if item.info.size_bytes:
-                yield item.info.key, None
+                yield _as_listed(item.info)
         while (more := self._next()) is not None:
             self.waiting.append(more)
             if more.info.size_bytes:
-                yield more.info.key, None
+                yield _as_listed(more.info)
 
     def take_culprit(self, source: Store, error: Exception) -> Item:
         """The item that `error` names, else the one whose turn it was; it waits no longer."""
@@ -138,6 +139,12 @@ class _Todo:
         except StoreError as error:
             self.listing_error = error
             return None
+
+
+def _as_listed(info: ObjectInfo) -> PlanItem:
+    """To be read in the listed version: no request is needed to ask which one it is, and a cache may have it."""
+    pin = info.etag if info.etag is not None and not info.etag.startswith("W/") else None
+    return PlanItem(info.key, etag=pin, size_bytes=info.size_bytes)
 
 
 def _pass(source: Store, todo: _Todo, receiver: Receiver, listener: Listener) -> Iterator[Item | None]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from penstock import ByteRange, CacheConfig, connect
 from penstock.cli.app import run
+from penstock.fetch import PlanItem
 
 
 @pytest.fixture
@@ -55,6 +58,70 @@ def test_warming_by_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert run(["cache", "warm", f"{tmp_path}/data/{pattern}", "--cache", cache, "--json"]) == 0
         done = json.loads(capsys.readouterr().out)
         assert (done["requests_count"], done["fetched_bytes"]) == (count, 1000 * count)
+
+
+def test_warming_a_pipeline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``module:attribute`` names a pipeline, or a function that gives one: all its sources are read, indexes too."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0.tar").write_bytes(bytes(10_240))
+    (tmp_path / "training_of_this_test.py").write_text(
+        "import penstock as ps\n"
+        f"one = ps.shards({str(tmp_path / 'a')!r} + '/')\n"
+        f"def both(): return ps.mix({{one: 1, ps.objects({str(tmp_path / 'b')!r} + '/'): 1}})\n"
+        "neither = 7\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["--cache", f"{tmp_path}/cache:100MB", "--json"]
+    for name, count, fetched_bytes in (("one", 1, 10_240), ("both", 2, 10_240)):
+        assert run(["cache", "warm", f"training_of_this_test:{name}", *command]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["requests_count"], done["fetched_bytes"]) == (count, fetched_bytes)
+    for name, said in (("neither", "not a pipeline"), ("missing", "no attribute"), ("all", "no attribute")):
+        assert run(["cache", "warm", f"training_of_this_test:{name}", *command]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_a_recorded_epoch_warms_another_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What one node recorded, ranges of large objects too, another has in its cache before it reads."""
+    (tmp_path / "data").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).write_bytes(name.encode() * 3_000_000)
+    spans = [("a", ByteRange(1_000_000, 1_000_010)), ("b", ByteRange(2_999_000, 3_000_000)), ("a", ByteRange(5, 10))]
+
+    def read(folder: str, **options: str) -> int:
+        config = CacheConfig(tmp_path / folder, 10**8, free_ratio_min=0.0, **options)  # type: ignore[arg-type]
+        with connect(str(tmp_path / "data"), cache=config) as store:
+            versions = {info.key: info for info in store.list()}
+            plan = [PlanItem(key, span, versions[key].etag, versions[key].size_bytes) for key, span in spans]
+            assert [len(blob) for blob in store.read_many(plan)] == [10, 1000, 5]
+            fetched_bytes: int = store.statistics().fetched_bytes  # type: ignore[attr-defined]
+            return fetched_bytes
+
+    record = str(tmp_path / "epoch.jsonl")
+    assert read("here", record_path=record) > 0
+    command = ["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/there:100MB", "--json"]
+    assert run([*command, "--accesses", record]) == 0
+    assert json.loads(capsys.readouterr().out)["fetched_bytes"] < 6_000_000
+    assert read("there") == 0
+
+
+def test_copying_through_a_cache(tmp_path: Path) -> None:
+    """``cp --cache`` keeps what it reads, and reads what is kept: the second copy asks the source for no bytes."""
+    (tmp_path / "data").mkdir()
+    for name, count in (("a", 10), ("b", 3_000_000), ("c", 0)):
+        (tmp_path / "data" / name).write_bytes(name.encode() * count)
+    for number in (1, 2):
+        command = ["cp", f"{tmp_path}/data/", f"{tmp_path}/copy{number}/", "--cache", f"{tmp_path}/cache:100MB"]
+        assert run(command) == 0
+        for name, count in (("a", 10), ("b", 3_000_000), ("c", 0)):
+            assert (tmp_path / f"copy{number}" / name).read_bytes() == name.encode() * count
+            path = tmp_path / "data" / name
+            status = path.stat()  # other bytes under the same version: the second copy does not see them
+            path.write_bytes(b"#" * count)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_nothing_to_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,61 @@
+"""``warm_cache``: what a pipeline will read, put on this node's disk before a job does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.cache.warm import Warmed, warm
+from penstock.errors import ConfigError
+from penstock.fetch import PlanItem
+from penstock.loader.finding import Finder
+from penstock.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from penstock.cache import CacheConfig
+    from penstock.store import Store
+
+
+def warm_cache(
+    pipeline: Pipeline,
+    cache: CacheConfig | str | os.PathLike[str],
+    *,
+    index_dir: str | os.PathLike[str] | None = None,
+    expect: Callable[[int | None], None] = lambda _: None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Warmed:
+    """Read every shard and object of `pipeline`, and its indexes, into `cache`. What is there already is verified.
+
+    Args:
+        pipeline: With or without its stages: only its sources count, all of them in a mix.
+        cache: As the job's ``Loader`` has it.
+        index_dir: As the job's ``Loader`` has it.
+        expect: Told once how many bytes there are; None where that is not known.
+        progress: Told requests and bytes as they come.
+
+    Raises:
+        ConfigError: `pipeline` is none, or reads nothing from a store.
+        ObjectMissingError: a prefix or pattern has nothing.
+        StoreError: as the store says; what was read before is kept.
+
+    Cost: a listing, and one request per part that is missing.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"warm_cache({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    finder = Finder(pipeline, fetch=None, index_dir=index_dir, cache=cache)
+    try:
+        by_store: dict[Store, list[PlanItem]] = {}
+        for source in finder.find(index="auto").sources:  # reads the indexes, through the cache
+            for shard in source.shards:
+                item = PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)
+                by_store.setdefault(shard.store, []).append(item)
+        if not by_store:
+            raise ConfigError("there is nothing to warm: this pipeline reads no store", hint="ps.shards(url)")
+        sizes = [item.size_bytes for plan in by_store.values() for item in plan]
+        expect(None if None in sizes else sum(size for size in sizes if size is not None))
+        done = [warm(store, plan, progress=progress) for store, plan in by_store.items()]
+    finally:
+        finder.close()
+    return Warmed(*map(sum, zip(*done, strict=True)))
