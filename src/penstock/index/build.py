@@ -305,8 +305,12 @@ def _said(found: Found) -> str | None:
 
 
 def _format_of(found: Found, head: bytes) -> str:
-    """The format, without what a job may say of the records' content: the next job may say otherwise."""
-    return _CONTENT.sub("", _said(found) or detect(found.shard.url, head))  # an empty shard goes by its name
+    return format_kept(_said(found) or detect(found.shard.url, head))  # an empty shard goes by its name
+
+
+def format_kept(name: str) -> str:
+    """A format's name without what a job may say of the records' content: the next job may say otherwise."""
+    return _CONTENT.sub("", name)
 
 
 def _by_footer(found: Found, format_name: str) -> ShardIndex:
