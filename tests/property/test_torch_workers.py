@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
+from penstock.pipeline import Pipeline
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -71,15 +72,20 @@ def epoch_of(datasets: list[Any], seed: int, *, stop: int | None = None, states:
     window=st.sampled_from([None, 1, 8, 64]),
     indexed=st.booleans(),
     cut=st.integers(0, 40),
+    gap_bytes=st.sampled_from([0, 512 * 1024]),
+    drops=st.booleans(),
 )
 def test_workers_together_are_the_loader(
-    sizes: list[int], batch: int, workers: int, window: int | None, indexed: bool, cut: int
+    sizes: list[int], batch: int, workers: int, window: int | None, indexed: bool, cut: int, gap_bytes: int, drops: bool
 ) -> None:
     """In the Loader's order, epoch after epoch; and stopped anywhere and restored, the rest comes as it would have."""
     with tempfile.TemporaryDirectory() as folder:
         write_counted(Path(folder) / "data", sizes)
         made = pipeline(Path(folder) / "data", window=window, batch=batch)
+        if drops:  # also whole batches, which no worker may count
+            made = Pipeline(made.source, made.stages[:-1]).filter(lambda sample: sample["cls"] // 4 % 2).batch(batch)
         options: dict[str, Any] = {"index_dir": Path(folder) / "index", "threads": 1}
+        options["fetch"] = ps.FetchConfig(gap_bytes_max=gap_bytes)  # 0: workers read their own samples' ranges alone
         if indexed:
             index(made, Path(folder) / "index")
         with ps.Loader(made, **options) as loader:

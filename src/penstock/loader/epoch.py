@@ -11,6 +11,7 @@ from penstock.loader.feed import ChosenFeed
 from penstock.loader.filling import MembersFilling, RowsFilling
 from penstock.loader.run import EpochRun, Filling
 from penstock.loader.scattering import Scatter
+from penstock.loader.strided import begin_strided
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
@@ -103,7 +104,13 @@ class Epoch:
             self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
             self._mark = None  # of a batch, once there was one
             return
-        begun = plan.job.begin(number, cursor, batching=self._batching)
+        begun = None
+        if stride[1] > 1 and not plan.carries:
+            begun = begin_strided(
+                plan.job, number, cursor, batching=self._batching, first_batch=first_batch, stride=stride
+            )
+        self._is_chosen = begun is not None  # the feed gives the stride's batches alone
+        begun = begun or plan.job.begin(number, cursor, batching=self._batching)
         self._batches = begun.batches if not plan.carries else None
         self._agree = agree if plan.world_size > 1 and self._batches is None else None
         # where batches are counted, the feed ends where the last of them does
@@ -202,7 +209,7 @@ class Epoch:
         chosen = None
         if self._scatter is not None:
             first, chosen = 0, self._scatter.is_left
-        elif self._stride[1] > 1 and not self._plan.carries:
+        elif self._stride[1] > 1 and not self._plan.carries and not self._is_chosen:
             first, chosen = self._first_batch, self._is_ours
         if chosen is not None:
             feed = ChosenFeed(feed, size=self._plan.rows_count, first_batch=first, chosen=chosen)
@@ -240,6 +247,7 @@ class Epoch:
 
     def _any_row(self) -> dict[str, Any] | None:
         """A sample of this rank, where the epoch was resumed behind its last one: the first one of the epoch."""
+        self._is_chosen = True  # any will do
         run = self._started(self._plan.job.begin(self._number, None, batching=self._batching))
         try:
             while (delivery := run.next_batch()) is not None:

@@ -12,6 +12,7 @@ from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
 from penstock.loader.ranks import rank_and_world_size
+from penstock.loader.samples import Steps
 from penstock.torch.batches import tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 
@@ -30,8 +31,10 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
 
     Each ``iter`` is one whole epoch in the ``Loader``'s order; the next ``iter``, also after ``break``, is the next
     epoch. It decodes in threads of its own and needs no workers. With ``num_workers=n``, worker j yields this rank's
-    batches k with k mod n = j, so that the DataLoader's order is the ``Loader``'s; but every worker then goes through all
-    of the rank's samples, so prefer none, and ``processes=``. fork, forkserver, spawn and persistent workers work alike.
+    batches k with k mod n = j, so that the DataLoader's order is the ``Loader``'s. With an index, and where the gaps
+    between its samples pay, a worker reads its own samples' ranges alone; else it reads all of the rank's, and decodes its
+    own (where samples may be dropped, all): ``explain()`` says how often bytes are read. Prefer none, and
+    ``processes=``. fork, forkserver, spawn and persistent workers work alike.
 
     It is stateful: torchdata's ``StatefulDataLoader`` saves and restores its place, with the same number of workers;
     without workers, ``state_dict()`` here does.
@@ -55,6 +58,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self._current: _Iteration | None = None
         self._pending: dict[str, Any] | None = None
         self._process_id = os.getpid()
+        self._is_strided = False
         Loader(pipeline, **options).close()  # refuses bad arguments here, not at the first batch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -157,7 +161,15 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             options.pop("agree", None)  # a collective of ranks, and a worker is none
             options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // worker.workers_count))
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
+            # a batch of which nothing is left is not given, and nobody knows beforehand which: then all go through all
+            self._is_strided = not options.get("processes") and not _may_drop(self.pipeline)
+            if self._is_strided:
+                options["stride"], options["in_order"] = (worker.number, worker.workers_count), True
         return Loader(self.pipeline, **options)
+
+
+def _may_drop(pipeline: Pipeline) -> bool:
+    return any(Steps(leaf).may_drop for leaf in pipeline.flat().leaves)
 
 
 class _Iteration:
@@ -189,6 +201,8 @@ class _Iteration:
             self._batches = self._begun()
         index, count = (0, 1) if self._worker is None else (self._worker.number, self._worker.workers_count)
         for batch in self._batches:
+            if self._dataset._is_strided:  # it is the next one that is this worker's
+                self.batches_count += (index - self.batches_count) % count
             self.batches_count += 1
             if (self.batches_count - 1) % count == index:
                 made: dict[str, Any] = tensors(batch)
