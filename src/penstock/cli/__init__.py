@@ -7,6 +7,8 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
+EXIT_INTERRUPTED = 130
+
 
 def main() -> NoReturn:
     """Run ``penstock`` with this process's arguments and exit.
@@ -14,6 +16,10 @@ def main() -> NoReturn:
     Exit codes: 0 done; 1 something failed, said in one line on stderr; 2 wrong usage; 130 after Ctrl-C. A closed pipe
     ends it as it ends ``cat``: by SIGPIPE, silently.
     """
-    from penstock.cli.app import run
+    try:
+        from penstock.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # while it was being imported; run() tells of those that come later by itself
+        code = EXIT_INTERRUPTED
+    sys.exit(code)

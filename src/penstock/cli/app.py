@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import penstock
+from penstock.cli import EXIT_INTERRUPTED
 from penstock.cli.cache import cache
 from penstock.cli.cat import cat
 from penstock.cli.convert import convert
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 app = typer.Typer(

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -46,28 +47,41 @@ class Download:
         self.info = info
         digest = hashlib.blake2b(os.fsencode(path.name), digest_size=12).hexdigest()
         self.temporary = path.with_name(f"{TEMPORARY_PREFIX}{digest}{TEMPORARY_SUFFIX}")
-        if path.is_dir():
-            raise StoreError(f"{path} is a directory", hint="keys 'a' and 'a/b' cannot both become files")
+        refuse_special(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise StoreError(
                 f"{path.parent} is, or runs through, a file", hint="keys 'a' and 'a/b' cannot both become files"
             ) from error
-        self._fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._fd, 0)
-        except BlockingIOError as error:
-            os.close(self._fd)
-            raise StoreError(f"{path} is being written by another process") from error
+        self._fd = self._locked()
+        os.ftruncate(self._fd, 0)
         self.size_bytes = 0
+
+    def _locked(self) -> int:
+        """The temporary file, ours alone."""
+        while True:
+            fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(fd), self.temporary.stat()):
+                    return fd
+            except FileNotFoundError:
+                pass
+            except BlockingIOError as error:
+                os.close(fd)
+                raise StoreError(f"{self.path} is being written by another process") from error
+            os.close(fd)  # it was finished, and given its name, between our opening it and the lock
 
     def write(self, data: memoryview) -> None:
         """Append."""
         self.size_bytes += len(data)
-        while data:
-            data = data[os.write(self._fd, data) :]
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            error.filename = str(self.path)  # the system knows but the descriptor
+            raise
 
     def commit(self) -> None:
         """Give it its name.
@@ -89,6 +103,22 @@ class Download:
         """Leave nothing."""
         self.temporary.unlink(missing_ok=True)  # before the lock goes with the descriptor
         os.close(self._fd)
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse a target that is neither nothing nor a file: giving a download its name would do away with a device.
+
+    Raises:
+        StoreError: `path` is a directory, a device, a pipe, ...
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if stat.S_ISDIR(mode):
+        raise StoreError(f"{path} is a directory", hint="keys 'a' and 'a/b' cannot both become files")
+    if not stat.S_ISREG(mode):
+        raise StoreError(f"{path} is no regular file", hint="penstock cat URL > path writes to devices and pipes")
 
 
 def is_there(path: Path, info: ObjectInfo) -> bool:

@@ -191,6 +191,8 @@ class LocalStore(ThreadedStore):
         """Sync the hidden file and give it its name."""
         os.fsync(fd)
         target = self.root / key
+        if target.exists() and not target.is_file() and not target.is_dir():
+            raise StoreError(f"{target} is no regular file: a device, a pipe or a socket is not replaced", status=409)
         try:
             if if_absent:
                 target.hardlink_to(path)

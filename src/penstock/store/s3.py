@@ -250,7 +250,7 @@ class _Exchange(Exchange[S3Store]):
                 hint=EXISTS_HINT,
                 **{name: getattr(error, name) for name in error.FIELDS},
             )
-        if isinstance(error, ProtocolError) and error.hint is None:
+        if isinstance(error, ProtocolError) and error.hint is None and not error.code:
             error.hint = "is this an S3 endpoint?"
         error.operation = self.wire.name
         error.url = self.store.describe(self.wire.key)

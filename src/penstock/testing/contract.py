@@ -14,10 +14,13 @@ attribute of ``Capabilities``; everything else is the same for all.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 _PARTS = ("contract_core", "contract_listing", "contract_reading", "contract_support", "contract_writing")
-pytest.register_assert_rewrite(*(f"penstock.testing.{part}" for part in _PARTS))  # failures show both sides
+_modules = (f"penstock.testing.{part}" for part in _PARTS)
+pytest.register_assert_rewrite(*(name for name in _modules if name not in sys.modules))  # failures show both sides
 
 from penstock.testing.contract_core import CoreContract  # noqa: E402 - after the line above
 from penstock.testing.contract_listing import ListingContract  # noqa: E402

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -10,9 +11,11 @@ import sys
 import tarfile
 import uuid
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from penstock.cli import main
 from penstock.cli.app import run
 from penstock.cli.files import Download, is_there
 from penstock.cli.options import Connection
@@ -324,7 +327,51 @@ def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"file": b"abc"}
 
 
+def test_a_download_never_writes_to_what_another_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened under its temporary name, finished by its writer before our lock: the finished file stays as it is."""
+    first = Download(tmp_path / "file", INFO)
+    first.write(memoryview(b"abc"))
+    lock = fcntl.flock
+
+    def finish_first(fd: int, how: int) -> None:
+        monkeypatch.undo()
+        first.commit()
+        lock(fd, how)
+
+    monkeypatch.setattr("fcntl.flock", finish_first)
+    second = Download(tmp_path / "file", INFO)
+    assert (tmp_path / "file").read_bytes() == b"abc"
+    second.abort()
+    assert tree(tmp_path) == {"file": b"abc"}
+
+
+def test_a_download_replaces_no_device(tmp_path: Path, memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """``cp URL /dev/null`` must not put a file in its place: pipes and devices are refused, and named."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    memory.write("a", b"x")
+    for name in ("pipe", "link"):
+        assert run(["cp", url(memory, "a"), str(tmp_path / name)]) == 1
+        assert f"{name} is no regular file. Hint: penstock cat" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
 # ── around the commands ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ctrl_c_while_it_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C while the command is still being imported is 130 and no traceback, as it is later."""
+
+    class Importing(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "penstock.cli.app", Importing("penstock.cli.app"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_info_without_a_url(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,9 @@ def test_only_regular_files_are_objects(store):
     (store.root / "empty" / "below").mkdir(parents=True)
     with pytest.raises(ObjectMissingError):
         store.read("fifo")
+    with pytest.raises(StoreError, match="no regular file"):
+        store.write("fifo", b"x")
+    assert (store.root / "fifo").is_fifo()
     assert keys(store) == []
     assert keys(store, recursive=False) == []
 
