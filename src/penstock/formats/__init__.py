@@ -7,8 +7,9 @@ reading: at a sample, at a block, or at the shard's head only), and its parser. 
 
 from __future__ import annotations
 
+from penstock.formats.columnar import Samples, as_columns, interleaved, joined, reordered
 from penstock.formats.grouping import ObjectGroup, group_objects
-from penstock.formats.parsing import OnCorrupt, feed_in_pieces
+from penstock.formats.parsing import OnCorrupt, feed_in_columns, feed_in_pieces
 from penstock.formats.ranged import RangedReader, Unit, samples_of
 from penstock.formats.record_writers import JsonLinesWriter, RecordIOWriter, TFRecordWriter
 from penstock.formats.registry import FORMATS, HEAD_BYTES, Format, detect, format_of_name, parser_of, ranged_of
@@ -18,6 +19,7 @@ from penstock.formats.tar_writer import TarWriter
 
 __all__ = [
     "FORMATS", "HEAD_BYTES", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "ObjectGroup", "OnCorrupt", "Parser",
-    "RangedReader", "RecordIOWriter", "Sample", "TFRecordWriter", "TarParser", "TarWriter", "Unit", "detect",
-    "feed_in_pieces", "format_of_name", "group_objects", "parser_of", "ranged_of", "samples_of",
+    "RangedReader", "RecordIOWriter", "Sample", "Samples", "TFRecordWriter", "TarParser", "TarWriter", "Unit",
+    "as_columns", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name", "group_objects", "interleaved",
+    "joined", "parser_of", "ranged_of", "reordered", "samples_of",
 ]  # fmt: skip

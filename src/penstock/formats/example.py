@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.formats.sample import RESERVED_FIELDS
 from penstock.formats.typed import typed, view_of_array
@@ -77,6 +77,46 @@ def parse_example(view: memoryview) -> dict[str, memoryview]:
         fields[name] = value if is_bytes else labels.get(bytes(value)) or integers(value)
         at = stop
     return fields
+
+
+class FeatureHead(NamedTuple):
+    """What an Example says of a feature before its value, a list of one.
+
+    Attributes:
+        key: As stored, under 128 bytes.
+        name: As text.
+        is_bytes: Else int64.
+    """
+
+    key: bytes
+    name: str
+    is_bytes: bool
+
+
+def feature_heads(view: memoryview) -> list[FeatureHead] | None:
+    """Of one Example, in stored order; None where it is anything but lists of one value, each feature once."""
+    try:
+        return _feature_heads(view)
+    except ValueError:
+        return None
+
+
+def _feature_heads(view: memoryview) -> list[FeatureHead] | None:
+    top = _TOP(view)
+    if top is None or top.end() + _size(top[1]) != len(view):
+        return None
+    heads: list[FeatureHead] = []
+    at = top.end()
+    while at < len(view):
+        match = _HEAD(view, at, len(view))
+        known = None if match is None else _learn(match[0])
+        if match is None or known is None:
+            return None
+        _, key_at = _varint(view, at + 1, len(view))
+        key = bytes(view[key_at + 2 : key_at + 2 + view[key_at + 1]])
+        heads.append(FeatureHead(key, known[0], known[2]))
+        at = match.end() + known[1]
+    return heads if len({head.name for head in heads}) == len(heads) else None
 
 
 def _merged(view: memoryview) -> memoryview:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from penstock.errors import ClosedError, ConfigError, CorruptShardError, PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from penstock.formats.columnar import Samples
     from penstock.formats.sample import Parser, Sample
     from penstock.types import Buffer
 
@@ -41,6 +42,14 @@ def feed_in_pieces(parser: Parser, data: Buffer) -> Iterator[list[Sample]]:
     yield parser.feed(data)
     while parser.pending:
         yield parser.feed(b"")
+
+
+def feed_in_columns(parser: Parser, data: Buffer) -> Iterator[Sequence[Sample]]:
+    """As ``feed_in_pieces``, but ``Samples`` where the parser can: their values are copied, the others lie in `data`."""
+    if isinstance(parser, ShardParser) and not parser.pending:
+        yield from parser.feed_columns(data)
+    else:
+        yield from feed_in_pieces(parser, data)
 
 
 class Skipping:
@@ -93,6 +102,7 @@ class ShardParser(Skipping, ABC):
         self._offset_bytes = start_offset_bytes  # in the shard, of the byte after the last chunk
         self._refusal: PenstockError | None = None  # what every further call gets
         self._passing = False  # over the rest of the shard
+        self._groups: list[Sequence[Sample]] | None = None  # where columns are wanted: what was found before the rest
 
     @property
     def offset_bytes(self) -> int:
@@ -124,6 +134,19 @@ class ShardParser(Skipping, ABC):
         self._offset_bytes += len(view)
         return samples
 
+    def feed_columns(self, data: Buffer) -> list[Sequence[Sample]]:
+        """As ``feed``, but stretches of samples that are alike as ``Samples``, where the format has a way to find them.
+
+        Raises:
+            CorruptShardError: As ``feed``.
+        """
+        groups = self._groups = []
+        try:
+            rest = self.feed(data)
+        finally:
+            self._groups = None
+        return [*groups, rest]
+
     def finish(self) -> list[Sample]:
         """The shard ended: give the last samples.
 
@@ -140,6 +163,12 @@ class ShardParser(Skipping, ABC):
                 self._give_up(error, self._offset_bytes)
         self._refusal = ClosedError(f"the parser of {self._shard} is finished")
         return samples
+
+    def _add_columns(self, found: Samples, samples: list[Sample]) -> None:
+        """Keep what was found at once behind what was found one by one."""
+        assert self._groups is not None
+        self._groups += [samples[:], found]
+        samples.clear()
 
     @abstractmethod
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:

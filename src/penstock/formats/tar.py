@@ -1,21 +1,17 @@
 """tar shards: chunks of bytes in, samples out, without a copy.
 
-Why not ``tarfile``: it gives 19 000 two-member samples a second, this parser over 200 000 (README.md), and a loader of
-small samples has to share one core with it. Three things make the difference. Headers are read by one ``struct`` call,
-and what the members of a shard have in common is compared, not parsed. Values are slices of the chunk. The checksum is
-verified with the help of Adler-32, whose low half is a byte sum, at C speed. The hot loop, `_scan`, does only what
-nearly every member needs; whatever is unusual (long names, base 256, directories, the end) goes to `_unusual`, which is
-written to be read. PAX headers count as usual: WebDataset's own writer puts one before every member, for a modification
-time with a fraction.
+Why not ``tarfile``: it gives 19 000 two-member samples a second, this parser over 200 000. Headers are read by one
+``struct`` call; what the members of a shard have in common is compared, not parsed; checksums are verified with the help
+of Adler-32, whose low half is a byte sum. The hot loop, `_scan`, does only what nearly every member needs (PAX headers
+are usual: WebDataset's writer puts one before every member); whatever is unusual goes to `_unusual`, which is written to
+be read. Where columns are wanted, `tar_columns.py` takes what is regular.
 
-What spans two chunks: a header (the tail is kept, under 512 bytes), a value (its pieces are copied out as they come, so
-no chunk is pinned while the next ones arrive: holding them would deadlock a reader whose budget is smaller than the
-value), or bytes to pass over (counted).
+What spans two chunks: a header (the tail is kept, under 512 bytes), a value (its pieces are copied out as they come:
+pinning chunks would deadlock a reader whose budget is smaller than the value), or bytes to pass over (counted).
 
 Errors rather than silence: a nonzero byte after the end-of-archive mark is an error, since ``cat a.tar b.tar`` would
 otherwise lose b, as it does with ``tarfile``; so are sparse members, and a global PAX header that names or sizes every
-later member, because nobody could then start reading in the middle. An end without the mark, at a member's boundary, is
-accepted as all tar readers do.
+later member. An end without the mark, at a member's boundary, is accepted as all tar readers do.
 """
 
 from __future__ import annotations
@@ -48,11 +44,8 @@ if TYPE_CHECKING:
 META_BYTES_MAX = 1 << 20
 """Bytes of one long-name or PAX header; paths end at 4 KiB, so this is generous, and bounds what garbage can claim."""
 
-FIELDS_KNOWN_MAX = 4096
-"""Field names kept decoded; a shard has a handful, one with numbered fields must not grow the table for ever."""
-
-SUMS_KNOWN_MAX = 16384
-"""Checksums kept parsed; those of a shard lie in a few hundred numbers."""
+FIELDS_KNOWN_MAX = 4096  # decoded names; a shard has a handful, one with numbered fields must not grow the table
+SUMS_KNOWN_MAX = 16384  # parsed checksums; those of a shard lie in a few hundred numbers
 
 
 class TarParser(RecoveringParser):
@@ -94,6 +87,8 @@ class TarParser(RecoveringParser):
     def _go_on(self, view: memoryview, at: int, samples: list[Sample]) -> None:
         if not at:
             at = self._resume(view, samples)
+        if not self._ended and self._groups is not None and not self._partial:
+            at = self._scan_columns(view, at, samples)
         if not self._ended:
             at = self._scan(view, at, samples)
         if self._ended:
@@ -122,8 +117,26 @@ class TarParser(RecoveringParser):
         self._member_offset_bytes, self._ended = None, False
         return begin_bytes
 
-    def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> int:  # noqa: C901
-        """Parse from view[at] while headers are whole; where it stopped, past the end where bytes are to be skipped.
+    def _scan_columns(self, view: memoryview, at: int, samples: list[Sample]) -> int:
+        """Parse a long stretch of regular samples at once, if view[at:] begins with one; where the rest begins."""
+        if self._member_offset_bytes is not None:
+            at = self._scan_slowly(view, at, samples)
+        if self._ended or (self._sample is not None and self._key.startswith(b"__")):
+            return at
+        from penstock.formats.tar_columns import find_stretch
+
+        found = find_stretch(view, at, self._prefix)
+        if found is not None and found.begin > at:
+            at = self._scan(view, at, samples, found.begin)  # what is left of the sample that the last chunk began
+        if found is None or at != found.begin or found.first_name.startswith(self._prefix):
+            return at
+        self._close_sample(samples, self._offset_bytes + at)
+        columns, at = found.cut(view, self._offset_bytes)
+        self._add_columns(columns, samples)
+        return at
+
+    def _scan(self, view: memoryview, at: int, samples: list[Sample], until: int | None = None) -> int:  # noqa: C901
+        """Parse from view[at] to `until`, while headers are whole; where it stopped, past the end to skip bytes.
 
         Longer and more branched than the house likes: each call would add a tenth to what a member costs (1 us).
         """
@@ -131,7 +144,7 @@ class TarParser(RecoveringParser):
             at = self._scan_slowly(view, at, samples)
         origin = at  # of the member, the PAX header before it included
         length = len(view)
-        last = length - BLOCK_BYTES
+        last = length - BLOCK_BYTES if until is None else until - BLOCK_BYTES
         known, sums, adler = self._fields_known, self._sums_known, zlib.adler32
         plain, plain_sum = self._rest_plain, self._rest_plain_sum
         fields, prefix, prefix_length = self._fields, self._prefix, len(self._prefix)

@@ -71,6 +71,8 @@ class TFRecordParser(FramedParser):
         self._heads_known: dict[bytes, int] = {}  # as stored: the record's whole size
 
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
+        if self._groups is not None and self._content != "record":
+            at = self._scan_columns(view, at, samples)
         base, length = self._view_offset_bytes, len(view)
         known, content = self._heads_known, self._content
         while at + HEAD_BYTES + FOOT_BYTES <= length:
@@ -98,6 +100,21 @@ class TFRecordParser(FramedParser):
                     self._skip_sample(str(error), offset_bytes, size_bytes, hint=hint)
             at = end
         return at, HEAD_BYTES + FOOT_BYTES
+
+    def _scan_columns(self, view: memoryview, at: int, samples: list[Sample]) -> int:
+        """Take in the records from view[at:] on at once, where they are sound and alike; where the rest begins."""
+        from penstock.formats.tfrecord_columns import read_examples, read_frames
+
+        frames = read_frames(view, at)
+        if frames is not None and self._content == "auto":
+            self._content = content_of(view[int(frames.starts[0]) : int(frames.ends[0])])
+            if self._content == "record":
+                return at
+        found = frames and read_examples(view, frames, self._view_offset_bytes)
+        if frames is None or found is None:
+            return at
+        self._add_columns(found, samples)
+        return int(frames.ends[-1]) + FOOT_BYTES
 
     def _read_head(self, head: bytes, offset_bytes: int) -> int:
         size_bytes, crc = _UNPACK(head)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from penstock.formats import interleaved
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -28,7 +30,7 @@ class Where(Protocol):
         """Number of the source in a mix; 0 where there is one."""
 
 
-Items: TypeAlias = "tuple[list[Sample], list[Where]]"
+Items: TypeAlias = "tuple[Sequence[Sample], list[Where]]"
 """Samples on their way, and where each came from. Two lists and no pairs: the garbage collector visits every object that
 can refer to another, again and again, and a window of 16 384 pairs cost 2 µs per sample."""
 
@@ -187,16 +189,16 @@ class LanesFeed:
             wanted = each + (index < more)
             if lane.prepare(wanted) < wanted:
                 return self._take_singly(count)
-        samples: list[Any] = [None] * count
+        parts: list[Any] = [None] * len(lanes)
         segments: list[Any] = [None] * count
         for index, lane in enumerate(lanes):
-            samples[index::lanes_count], segments[index::lanes_count] = lane.take(each + (index < more))
+            parts[index], segments[index::lanes_count] = lane.take(each + (index < more))
         turns = np.arange(turn, turn + count, dtype=np.int64)
         positions = (self._round_count + turns // lanes_count) * self._lanes_count
         positions += self._numbers[turns % lanes_count]
         rounds, self._turn = divmod(turn + count, lanes_count)
         self._round_count += rounds
-        return Block(samples, segments, positions)
+        return Block(interleaved(parts, count), segments, positions)
 
     def mark(self) -> Mark:
         """See ``Feed``. Cost: 0.3 µs per lane where marks are kept."""

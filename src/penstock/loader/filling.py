@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.config import MIB
 from penstock.errors import DecodeError
+from penstock.formats import Samples
 from penstock.loader.columns import Layout
 from penstock.loader.run import OpenBatch
 from penstock.loader.samples import SampleRandom
@@ -63,20 +64,31 @@ class MembersFilling:
 
     def columns(self, block: Block) -> dict[str, Any]:
         """A block as a batch."""
-        fields = list(map(_FIELDS, block.samples))
+        samples = block.samples
         if self._names is None:
-            self._names = tuple(fields[0])
-            self._typed = {name for name, value in fields[0].items() if is_typed(value)}
-        names = self._names
+            first = samples[0].fields
+            self._names = tuple(first)
+            self._typed = {name for name, value in first.items() if is_typed(value)}
+        if isinstance(samples, Samples) and set(samples.names) == set(self._names):
+            values = {name: samples.array(name) for name in self._names}
+            keys = samples.keys
+        else:
+            values = self._gathered(block, self._names)
+            keys = list(map(_KEY, samples))
+        values["__key__"] = keys
+        values["__shard__"] = list(map(_URL, block.segments))
+        values["__position__"] = block.positions
+        return values
+
+    def _gathered(self, block: Block, names: tuple[str, ...]) -> dict[str, Any]:
+        """The columns of samples that come one by one."""
+        fields = list(map(_FIELDS, block.samples))
         try:
             values: dict[str, Any] = {name: self._column(name, fields, block) for name in names}
         except KeyError:
             raise self._other(block) from None
         if sum(map(len, fields)) != len(fields) * len(names):
             raise self._other(block)
-        values["__key__"] = list(map(_KEY, block.samples))
-        values["__shard__"] = list(map(_URL, block.segments))
-        values["__position__"] = block.positions
         return values
 
     def _column(self, name: str, fields: list[dict[str, memoryview]], block: Block) -> Any:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.formats import Sample
+from penstock.formats import Sample, joined, reordered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.loader.feed import Items, Where
     from penstock.loader.reading import LaneReader, Piece, Segment
 
@@ -97,11 +99,11 @@ class Lane:
         self._skip_count = skip_count
         self._pieces: deque[Piece] = deque()  # parsed, in no run yet
         self._piece_at = 0
-        self._ready: list[Sample] = []
+        self._ready: Sequence[Sample] = []
         self._ready_from: list[Where] = []
         self._ready_at = 0
         self._leaving: deque[_Leaving] = deque()  # runs of which samples are ready, the last one that left at least
-        self._filling: list[Sample] = []
+        self._filling: Sequence[Sample] = []
         self._filling_from: list[Where] = []
         self._filling_bytes = 0
         self._start = start or RunStart(0, None, 0, 0, 0)  # of the run being filled
@@ -166,7 +168,7 @@ class Lane:
             return not self._ended
         if self._runs.shuffled:
             order = self._runs.permute_run(self.number, self._start.run_index, len(run))
-            run, run_from = [run[index] for index in order], [run_from[index] for index in order]
+            run, run_from = reordered(run, order), [run_from[index] for index in order]
         self._settled_count += len(run)
         self._leaving.append(_Leaving(self._start, self._settled_count, self._filling_bytes))
         self._filling_bytes = 0
@@ -174,7 +176,7 @@ class Lane:
         self._start = RunStart(run_index, None, 0, 0, self._settled_count)
         self._run_length = self._runs.run_length(self.number, run_index)
         self._ready, self._ready_from = (
-            self._ready[self._ready_at :] + run,
+            joined(self._ready[self._ready_at :], run),
             self._ready_from[self._ready_at :] + run_from,
         )
         self._ready_at = min(self._skip_count, len(self._ready))  # 0, but after a state was loaded
@@ -206,10 +208,10 @@ class Lane:
                 self._piece_at = 0
             if self._runs.shuffled:
                 samples = self._pinned(samples, piece.sample_bytes)
-            self._filling += samples
+            self._filling = joined(self._filling, samples)
             self._filling_from += [piece.segment] * len(samples)
 
-    def _pinned(self, samples: list[Sample], sample_bytes: int) -> list[Sample]:
+    def _pinned(self, samples: Sequence[Sample], sample_bytes: int) -> Sequence[Sample]:
         """`samples`, to wait in a run: as they are, or copied out where too many bytes wait already."""
         bytes_count = len(samples) * sample_bytes
         if self._pins.held_bytes + bytes_count <= self._pins.bytes_max:

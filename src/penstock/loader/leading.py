@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import KIB, MIB
 from penstock.errors import ClosedError
-from penstock.formats import FORMATS, parser_of
+from penstock.formats import FORMATS, joined, parser_of
 from penstock.index import Verifier
 from penstock.loader.reading import Segment
 from penstock.store.inflight import InFlight
@@ -177,7 +177,7 @@ class LedLane:
         segments, self._segments = self._segments[:count], self._segments[count:]
         if len(samples) < count:
             more, more_from = self._rest().take(count - len(samples))
-            return samples + more, segments + more_from
+            return joined(samples, more), segments + more_from
         return samples, segments
 
     def mark(self) -> tuple[RunStart, int]:

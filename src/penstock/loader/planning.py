@@ -223,7 +223,7 @@ def _reading(pipeline: Pipeline, readers_count: int, options: Options, meter: Me
     return Reading(
         sizes=read_ahead(readers_count, options.fetch),
         pinned_bytes_max=budget_bytes // 8,
-        copies=is_plain(pipeline) and pipeline.stage(Shuffle) is not None,
+        copies=is_plain(pipeline),
         on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
         fields=tuple(map(wanted_fields, pipeline.flat().leaves)),
         meter=meter,

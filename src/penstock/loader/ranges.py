@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.fetch import PlanItem, coalesce
-from penstock.formats import FORMATS, format_of_name, ranged_of
+from penstock.formats import FORMATS, format_of_name, joined, ranged_of
 from penstock.loader.selecting import gap_bytes_of
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Head
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Sequence
 
     from penstock.fetch import Chunk
     from penstock.formats import RangedReader, Sample
@@ -40,7 +40,7 @@ COALESCED_COUNT = 1024
 class Run(NamedTuple):
     """Consecutive samples that arrived together; `first_sample`: number in the shard of the first of them."""
 
-    samples: list[Sample]
+    samples: Sequence[Sample]
     first_sample: int
     size_bytes: int
 
@@ -293,8 +293,9 @@ class RangedShard:
         self._given_count += len(samples)
         last = self._runs[-1] if self._runs else None
         if last is not None and last.first_sample + len(last.samples) == first:
-            last.samples.extend(samples)
-            self._runs[-1] = last._replace(size_bytes=last.size_bytes + size_bytes)
+            self._runs[-1] = last._replace(
+                samples=joined(last.samples, samples), size_bytes=last.size_bytes + size_bytes
+            )
         else:
             self._runs.append(Run(samples, first, size_bytes))
 

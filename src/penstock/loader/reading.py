@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.fetch import PlanItem
+from penstock.formats import as_columns
 from penstock.loader.ranges import RangedShard, is_ranged
 from penstock.loader.streamed import Streamed
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
@@ -120,7 +121,7 @@ class Piece(NamedTuple):
         sample_bytes: Of the part that each of them keeps from being reused, on average.
     """
 
-    samples: list[Sample]
+    samples: Sequence[Sample]
     segment: Segment
     first_sample: int
     sample_bytes: int
@@ -258,10 +259,6 @@ class LaneReader:
 
 
 def _copied(piece: Piece) -> Piece:
-    """`piece`, its members copied out of the parts; as it is where they are more than bytes."""
-    if any(value.format != "B" for value in piece.samples[0].fields.values()):
-        return piece
-    for sample in piece.samples:
-        fields = sample.fields
-        sample.fields = dict(zip(fields, map(bytes, fields.values()), strict=True))  # type: ignore[arg-type]
-    return piece._replace(sample_bytes=0)
+    """`piece`, its members copied out of the parts, in columns; as it is where they are more than bytes and numbers."""
+    columns = as_columns(piece.samples)
+    return piece if columns is None else piece._replace(samples=columns, sample_bytes=0)

@@ -7,10 +7,12 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from penstock.errors import CorruptShardError
-from penstock.formats import FORMATS, detect, feed_in_pieces, parser_of
+from penstock.formats import FORMATS, HEAD_BYTES, detect, feed_in_columns, feed_in_pieces, format_of_name, parser_of
 from penstock.loader.ranges import Look, Run, is_ranged, too_few
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.fetch import Chunk, PlanItem
     from penstock.formats import Parser, Sample
     from penstock.loader.reading import Reading, Segment
@@ -35,6 +37,7 @@ class Streamed:
         self._segments = segments
         self._meter = reading.meter
         self._on_corrupt = reading.on_corrupt
+        self._copies = reading.copies
         self.segment = segments[0]
         self._parser: Parser | None = None
         self._places: list[tuple[int, int]] = []  # of the segment's chunks, as the parser counts bytes and in the shard
@@ -94,7 +97,7 @@ class Streamed:
         if shard.etag is None:
             shard.etag = chunk.etag  # later epochs read this version, or fail
         if segment.format is None:
-            segment.format = detect(segment.url, bytes(chunk.data[:512]))
+            segment.format = self._detected(segment, chunk.data)
             if not chunk.last and is_ranged(segment):
                 self.unread = self._segments[index:]
                 return False
@@ -111,14 +114,25 @@ class Streamed:
         self._read_count = 0
         return True
 
+    def _detected(self, segment: Segment, data: memoryview) -> str:
+        """The format of a shard that begins with `data`; where that is garbage its name says what is passed over."""
+        try:
+            return detect(segment.url, data[:HEAD_BYTES])
+        except CorruptShardError:
+            named = format_of_name(segment.shard.key)
+            if named is None or self._on_corrupt[segment.source] == "raise":
+                raise
+            return named
+
     def _feed(self, chunk: Chunk, runs: list[Run]) -> None:
         parser = self._parser
         assert parser is not None
         if self.segment.spans is not None:
             self._places.append((parser.offset_bytes, chunk.offset_bytes))
         size_bytes = len(chunk.data)
+        feed = feed_in_columns if self._copies and self.segment.spans is None else feed_in_pieces
         try:
-            for samples in feed_in_pieces(parser, chunk.data):
+            for samples in feed(parser, chunk.data):
                 self._add(samples, size_bytes, runs)
                 size_bytes = 0
         except CorruptShardError as error:
@@ -146,7 +160,7 @@ class Streamed:
             extent_bytes = (segment.end_bytes or segment.shard.size_bytes or 0) - segment.offset_bytes
             self._meter.saved_bytes += extent_bytes - sum(span.length_bytes for span in segment.spans)
 
-    def _add(self, samples: list[Sample], data_bytes: int, runs: list[Run]) -> None:
+    def _add(self, samples: Sequence[Sample], data_bytes: int, runs: list[Run]) -> None:
         """Make a piece of what is wanted of `samples`."""
         data_bytes += self._unsaid_bytes
         if not samples:

@@ -1,0 +1,228 @@
+"""Many tar members at once: those of a stretch in which all headers are alike, by numpy.
+
+`TarParser` asks for this where its caller wants columns. What it finds is exactly what the member-by-member parser would:
+every checksum is verified, every size followed to the next header, every name taken apart. Whatever is not as regular as
+what ``tarfile``, WebDataset or GNU tar write for a folder of pairs (other kinds of members, long names, sizes in base 256,
+a sample that lacks a member, a damaged header) is not found here, and left to the other parser, which knows what to say.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from operator import eq
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.formats.columnar import Samples
+from penstock.formats.sample import RESERVED_FIELDS, decode_name
+from penstock.formats.tar_header import BLOCK_BYTES, byte_sum
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+STRETCH_BYTES_MIN = 64 << 10
+"""Below, numpy's calls cost more than the loop that they replace."""
+
+FIRST_BYTES_MAX = 64 << 10
+"""Of the first member: with large ones, looking at every block of the chunk costs more than a loop over few headers."""
+
+_MARK = slice(256, 264)  # the magic, with the bytes around it that make it eight
+_PAX_KIND = ord("x")
+_REGULAR_KIND = ord("0")
+_PREFIX = 189  # its first byte, counted from the kind of the member
+_POWERS = 8 ** np.arange(10, -1, -1)  # of the digits of a size
+_SUM_POWERS = 8 ** np.arange(5, -1, -1)
+_DOT_IN_BASENAME = re.compile(rb"\.[^/\n]*\n").search
+_BAD_IN_KEYS = (b"\n__", b"\n\n", b"/\n", b"\0")  # of metadata, empty, without a basename; keys between line ends
+
+
+class Heads(NamedTuple):
+    """Headers of regular members that follow each other.
+
+    Attributes:
+        names: As stored.
+        origins: int64[n]: where each begins, its PAX header included.
+        starts: int64[n]: where its value does.
+        ends: int64[n]: where that ends.
+    """
+
+    names: list[bytes]
+    origins: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def read_heads(view: memoryview, at: int) -> Heads | None:
+    """The members from view[at] on, where a header begins; the last one's value may be cut off. None: not regular."""
+    count = (len(view) - at) // BLOCK_BYTES
+    if count * BLOCK_BYTES < STRETCH_BYTES_MIN or bytes(view[at + 257 : at + 262]) != b"ustar":
+        return None
+    blocks = np.frombuffer(view, np.uint8, count * BLOCK_BYTES, at).reshape(count, BLOCK_BYTES)
+    if _sizes(blocks[:1])[0] > FIRST_BYTES_MAX:
+        return None
+    marks = blocks[:, _MARK].view(np.uint64)[:, 0]
+    rows = np.flatnonzero(marks == marks[0])  # blocks that look like headers, data that does so included
+    heads = blocks.take(rows, axis=0)
+    sizes = _sizes(heads)
+    follow = rows + 1 + ((sizes + BLOCK_BYTES - 1) >> 9)
+    broken = np.flatnonzero(follow[:-1] != rows[1:])  # the chain from header to header holds up to there
+    if len(broken):
+        kept = int(broken[0]) + 1
+        rows, heads, sizes = rows[:kept], heads[:kept], sizes[:kept]
+    is_pax = heads[:, 156] == _PAX_KIND
+    if is_pax[-1]:  # describes a member that is not here
+        rows, heads, sizes, is_pax = rows[:-1], heads[:-1], sizes[:-1], is_pax[:-1]
+    if len(rows) < 2 or not _are_sound(heads, is_pax) or not _are_harmless(blocks, rows, sizes, is_pax):
+        return None
+    members = np.flatnonzero(~is_pax)
+    names = np.ascontiguousarray(heads[members, :100]).view("S100")[:, 0].tolist()
+    origins = rows[members] - is_pax[members - 1] * (members > 0) * 2  # a PAX header of one block, and its records
+    starts = at + BLOCK_BYTES * (rows[members] + 1)
+    return Heads(names, at + BLOCK_BYTES * origins, starts, starts + sizes[members])
+
+
+def _sizes(heads: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """int64[n]: what they say, nonsense where it is not in octal digits: see `_are_sound`."""
+    found: NDArray[np.int64] = (heads[:, 124:135] ^ 0x30).astype(np.int64) @ _POWERS
+    return found
+
+
+def _are_sound(heads: NDArray[np.uint8], is_pax: NDArray[np.bool_]) -> bool:
+    """Whether all are headers of regular members without a prefix, or PAX headers, and have their checksums."""
+    if ((heads[:, 124:135] ^ 0x30) > 7).any() or (heads[:, 135] & 0xDF).any():
+        return False
+    if ((heads[:, 148:154] ^ 0x30) > 7).any() or heads[:, 154].any() or (heads[:, 155] != 0x20).any():
+        return False
+    stored = (heads[:, 148:154] ^ 0x30).astype(np.int64) @ _SUM_POWERS
+    found = heads[:, :148].sum(axis=1, dtype=np.uint16) + np.int64(8 * 0x20)
+    for pax in (False, True):
+        chosen = is_pax == pax
+        if not chosen.any():
+            if not pax:
+                return False
+            continue
+        rests = heads[:, 156:] if chosen.all() else heads[chosen, 156:]
+        rest = bytes(rests[0])
+        if not pax and (rest[0] != _REGULAR_KIND or rest[_PREFIX]):
+            return False
+        if not (rests == rests[0]).all():
+            return False
+        found[chosen] += byte_sum(rest)
+    return bool((found == stored).all())
+
+
+def _are_harmless(
+    blocks: NDArray[np.uint8], rows: NDArray[np.int64], sizes: NDArray[np.int64], is_pax: NDArray[np.bool_]
+) -> bool:
+    """Whether the PAX headers' records change neither name nor size, as ``is_harmless``; each is followed by a member."""
+    described = np.flatnonzero(is_pax)
+    if not len(described):
+        return True
+    lengths = sizes[described]
+    if is_pax[described + 1].any() or lengths.min() < 1 or lengths.max() > BLOCK_BYTES:
+        return False
+    records = blocks[rows[described] + 1, : int(lengths.max())]
+    if (records[np.arange(len(records)), lengths - 1] != 0x0A).any():
+        return False
+    text = records.tobytes()
+    return b"path=" not in text and b"size=" not in text
+
+
+class Stretch(NamedTuple):
+    """Samples of which all have the same fields, one behind the other.
+
+    Attributes:
+        heads: Of all members that were looked at.
+        first: Number of the one with which the samples begin.
+        names: Of the fields.
+        keys: Of the samples.
+    """
+
+    heads: Heads
+    first: int
+    names: tuple[str, ...]
+    keys: list[str]
+
+    @property
+    def begin(self) -> int:
+        """Where in the chunk they begin."""
+        return int(self.heads.origins[self.first])
+
+    @property
+    def first_name(self) -> bytes:
+        """Of their first member."""
+        return self.heads.names[self.first]
+
+    def cut(self, view: memoryview, base_bytes: int) -> tuple[Samples, int]:
+        """The samples, their values copied out of `view`, and where in it they end; it begins at `base_bytes`."""
+        each, first = len(self.names), self.first
+        end = first + each * len(self.keys)
+        bounds = self.heads.origins[first : end + 1 : each]
+        columns: list[list[Any]] = [self.keys, (bounds[:-1] + base_bytes).tolist(), np.diff(bounds).tolist()]
+        for number in range(each):
+            starts, ends = (part[first + number : end : each].tolist() for part in (self.heads.starts, self.heads.ends))
+            columns.append([view[start:stop].tobytes() for start, stop in zip(starts, ends, strict=True)])
+        return Samples(self.names, columns), int(bounds[-1])
+
+
+def find_stretch(view: memoryview, at: int, prefix: bytes) -> Stretch | None:
+    """The whole samples from view[at] on, where a header begins, but those that are of the sample with this prefix.
+
+    The last one is left out: it may have more members. None: not regular.
+    """
+    heads = read_heads(view, at)
+    if heads is None:
+        return None
+    names, first = heads.names, 0
+    while first < len(names) and names[first].startswith(prefix):
+        first += 1
+    if first == len(names):
+        return None
+    name = names[first]
+    dot = name.find(b".", name.rfind(b"/") + 1)
+    each = 1
+    while first + each < len(names) and names[first + each].startswith(name[: dot + 1]):
+        each += 1
+    suffixes = [other[dot:] for other in names[first : first + each]]
+    fields, keys = _field_names(suffixes), _keys(names, first, suffixes)
+    texts = None if keys is None else _texts(keys)
+    return None if dot <= 0 or fields is None or texts is None else Stretch(heads, first, fields, texts)
+
+
+def _keys(names: list[bytes], first: int, suffixes: list[bytes]) -> list[bytes] | None:
+    """Of the samples from the first member on, where all have members with these suffixes."""
+    each = len(suffixes)
+    end = first + (len(names) - first - 1) // each * each
+    firsts = names[first:end:each]
+    if not firsts:
+        return None
+    length = len(suffixes[0])
+    keys = [name[:-length] for name in firsts]
+    for number, suffix in enumerate(suffixes):
+        if [key + suffix for key in keys] != (names[first + number : end : each] if number else firsts):
+            return None
+    following = names[end]
+    slash = following.rfind(b"/") + 1
+    if following.find(b".", slash) <= slash or following.startswith((b"__", keys[-1] + b".")):
+        return None  # bytes that belong to no sample count as the one's before them
+    return None if any(map(eq, keys, islice(keys, 1, None))) else keys
+
+
+def _texts(keys: list[bytes]) -> list[str] | None:
+    """Keys as text; None where one of them is no sample's, or has a dot in its basename."""
+    text = b"\n".join([b"", *keys, b""])
+    if text.count(b"\n") != len(keys) + 1 or any(bad in text for bad in _BAD_IN_KEYS):
+        return None
+    if b"." in text and _DOT_IN_BASENAME(text):
+        return None
+    return decode_name(text[1:-1]).split("\n")
+
+
+def _field_names(suffixes: list[bytes]) -> tuple[str, ...] | None:
+    """Of the fields, from suffixes with their dot; None where the other parser has something to say of them."""
+    fields = tuple(decode_name(suffix[1:]).lower() for suffix in suffixes)
+    if any(b"/" in suffix or b"\0" in suffix for suffix in suffixes) or len(set(fields)) < len(fields):
+        return None
+    return fields if RESERVED_FIELDS.isdisjoint(fields) else None
