@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, CorruptShardError, DataError
 from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
 from penstock.formats.jsonl import JsonLinesParser, is_jsonl
 from penstock.formats.magic import look
@@ -168,6 +168,7 @@ def detect(name: str, head: Buffer = b"") -> str:
         A key of ``FORMATS``.
 
     Raises:
+        CorruptShardError: It is called a shard of one, but does not begin as any.
         DataError: It is of no supported format; says what it seems to be.
     """
     start = bytes(head[:HEAD_BYTES])
@@ -179,6 +180,8 @@ def detect(name: str, head: Buffer = b"") -> str:
     what = f"it seems to be {seems}, which is not supported" if seems else "its format is not known"
     if seems in {"gzip", "zstd"}:
         what = f"it is {seems}, and neither its name nor its first bytes say of what"
+    if format_of_name(name) is not None:
+        raise CorruptShardError(what, hint=f"supported: {supported}", shard=name, offset_bytes=0)
     raise DataError(what, hint=f"supported: {supported}", shard=name)
 
 
