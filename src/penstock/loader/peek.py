@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from penstock.config import FetchConfig
 from penstock.errors import ConfigError
+from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 PEEK_MAX = 10_000
+_FIELDS = "fields"
 _SMALL = FetchConfig(part_bytes=256 * 1024, requests_min=1, requests_max=2)  # a look should not read a gigabyte ahead
 
 
@@ -43,22 +44,25 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
 
 def _first(pipeline: Pipeline, n: int) -> list[dict[str, Any]]:
     stages = [stage for stage in pipeline.stages if not isinstance(stage, Shuffle | Evaluate | Batch | BatchBySize)]
-    single = Pipeline(pipeline.source, tuple(stages)).batch(1, collate=_listed)
+    single = Pipeline(pipeline.source, tuple(stages)).map(_together).batch(1)
     samples: list[dict[str, Any]] = []
     with Loader(single, lanes=1, threads=1, prefetch_batches=1, rank=0, world_size=1, fetch=_SMALL) as loader:
         for batch in loader:
-            samples += _rows(batch)
+            (fields,) = batch[_FIELDS]
+            added = {name: values[0] for name, values in batch.items() if name != _FIELDS}
+            samples.append({**fields, **added})
             if len(samples) >= n:
                 break
     return samples[:n]
 
 
-def _listed(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A batch as the samples that it is made of."""
-    return samples
+def _together(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample's fields as one: to look at them, those of one sample need not be those of another."""
+    return {_FIELDS: {name: _copied(value) for name, value in sample.items() if name not in RESERVED_FIELDS}}
 
 
-def _rows(batch: list[dict[str, Any]] | Mapping[str, Any]) -> list[dict[str, Any]]:
-    if isinstance(batch, list):
-        return batch
-    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+def _copied(value: Any) -> Any:
+    """`value`, not a slice of what was read."""
+    if not isinstance(value, memoryview):
+        return value
+    return bytes(value) if value.format == "B" else np.array(value)

@@ -43,6 +43,19 @@ def test_samples_as_a_table(shard: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "[b]ü <i>" in out
 
 
+def test_samples_of_differing_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is shown with what it has."""
+    out = io.BytesIO()
+    writer = TarWriter(out.write)
+    for sample in ({"txt": "a"}, {"cls": "3", "txt": "b"}, {"json": "{}"}):
+        writer.add({"__key__": f"k{len(sample)}{next(iter(sample))}", **sample})
+    writer.finish()
+    (tmp_path / "x.tar").write_bytes(out.getvalue())
+    assert run(["peek", f"{tmp_path}/x.tar", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [sorted(line["fields"]) for line in lines] == [["txt"], ["cls", "txt"], ["json"]]
+
+
 def test_samples_for_machines(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One object per line, with sizes; numbers of an Example are numbers."""
     assert run(["peek", str(shard), "-n", "1", "--json"]) == 0
