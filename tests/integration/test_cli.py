@@ -121,6 +121,23 @@ def test_copy_inside_and_between_buckets(
         assert penstock("cat", url + "large", url + "one").stdout == LARGE + b"one"
 
 
+def test_copy_from_another_store(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], tmp_path: Path
+) -> None:
+    """The source may be another endpoint's, also under the same bucket and key, or a signed URL, which names no file."""
+    with FaultyServer({"d/a": b"there", "d/large": LARGE}) as other:
+        faulty.objects["d/a"] = b"here, longer"
+        copied = at_faulty("cp", "s3://bucket/d/", "s3://bucket/d/", "--source-endpoint-url", other.endpoint_url)
+        assert copied.returncode == 0, copied.stderr
+        assert (faulty.objects["d/a"], faulty.objects["d/large"]) == (b"there", LARGE)
+        signed = f"{other.endpoint_url}/bucket/d/a?X-Amz-Signature=s3cr3t/x"
+        down = at_faulty("cp", signed, f"{tmp_path}/")
+        missing = at_faulty("cp", signed.replace("/a?", "/b?"), f"{tmp_path}/")
+    assert tree(tmp_path) == {"a": b"there"}
+    assert (down.returncode, missing.returncode) == (0, 1)
+    assert b"s3cr3t" not in down.stderr + missing.stderr
+
+
 def test_info_probes_without_secrets(
     penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, s3_endpoint: Any, bucket: str
 ) -> None:

@@ -37,6 +37,15 @@ def cp(
     region: Region = None,
     profile: Profile = None,
     anonymous: Anonymous = False,
+    source_endpoint_url: Annotated[
+        str | None, typer.Option("--source-endpoint-url", metavar="URL", help="Of SRC, where it is another store's.")
+    ] = None,
+    source_profile: Annotated[
+        str | None, typer.Option("--source-profile", help="Of SRC, where others may read it.")
+    ] = None,
+    source_anonymous: Annotated[
+        bool, typer.Option("--source-anonymous", help="Do not sign what is read: SRC is public.")
+    ] = False,
 ) -> None:
     """Copy a file or everything below a folder; run it again to finish what was interrupted.
 
@@ -53,11 +62,21 @@ def cp(
         penstock cp s3://bucket/train/ /data/train/
         penstock cp model.pt s3://bucket/models/
         penstock cp --dry-run s3://bucket/a/ s3://other/b/
+        penstock cp --source-anonymous s3://public/set/ s3://mine/set/
     """
-    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous, cache=cache)
+    there = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous, cache=cache)
+    here = there
+    if source_endpoint_url or source_profile or source_anonymous:
+        here = Connection(
+            endpoint_url=source_endpoint_url or endpoint_url,
+            region=None if source_endpoint_url or source_profile else region,
+            profile=None if source_anonymous else source_profile or profile,
+            anonymous=source_anonymous or (anonymous and not source_profile),
+            cache=cache,
+        )
     report = Report(as_json=as_json, dry_run=dry_run)
-    with connection, report:
-        plan = Plan(connection.place(source), connection.place(target), report, overwrite=overwrite)
+    with here, there, report:
+        plan = Plan(here.place(source), there.place(target), report, overwrite=overwrite)
         report.follow(plan)
         plan.run(dry_run=dry_run)
     report.end()
@@ -120,9 +139,9 @@ class Plan:
         if source.path is not None and target.path is not None:  # one directory has many names: links, .., its parent
             if self.only is None:
                 return target.path.resolve().is_relative_to(source.path.resolve())
-            into = target.path / source.path.name if target.is_folder else target.path
+            into = target.path / source.name if target.is_folder else target.path
             return into.resolve() == source.path.resolve()
-        if source.root_url != target.root_url:
+        if source.store is not target.store:
             return False
         if self.only is None:
             return self.target_prefix.startswith(self.prefix)
@@ -138,7 +157,7 @@ class Plan:
         """Where in the target's store `key` goes."""
         if self.only is None:
             return self.target_prefix + key[len(self.prefix) :]
-        return self.target.key + key.rpartition("/")[2] if self.target.is_folder else self.target.key
+        return self.target.key + self.source.name if self.target.is_folder else self.target.key
 
     def run(self, *, dry_run: bool) -> None:
         """Copy."""
@@ -149,7 +168,7 @@ class Plan:
                 self.report.would_move(item)
         elif self.target.path is not None:
             stream(self.source.store, items, Files(self.report), self.report)
-        elif self.source.root_url == self.target.root_url:
+        elif self.source.store is self.target.store:
             copy_inside(target, items, self.report)
         else:
             objects = Objects(target, self.report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Self
+from urllib.parse import unquote
 
 import typer
 
@@ -34,6 +35,7 @@ class Place:
     """A URL: a store, and a key or prefix in it."""
 
     url: str
+    """For people: without a query, which may be a signature."""
     root_url: str
     key: Key
     store: Store
@@ -44,6 +46,13 @@ class Place:
     def is_folder(self) -> bool:
         """Whether the URL says that it means everything below: it ends with a slash, or is a directory here."""
         return self.key.endswith("/") or not self.key
+
+    @property
+    def name(self) -> str:
+        """What a copy of the object is called, in a folder: of a signed URL, without its signature."""
+        if not self.url.startswith(("http://", "https://")):
+            return self.key.rpartition("/")[2]
+        return unquote(self.store.describe(self.key).rpartition("/")[2])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,4 +100,5 @@ class Connection:
             raise ConfigError(f"{url!r} is neither a URL nor a path", hint="s3://bucket/key, or a path")
         root_url, key = split(url)
         path = local_path(url) if "://" not in url or url.startswith("file:") else None
-        return Place(url, root_url, key, self.store(root_url), path)
+        shown = url.partition("?")[0] if url.startswith(("http://", "https://")) else url
+        return Place(shown, root_url, key, self.store(root_url), path)
