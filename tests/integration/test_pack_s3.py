@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +93,75 @@ def test_killed_at_any_request_it_ends_with_the_same_bytes(faulty: FaultyServer,
     before = len(faulty.requests)
     subprocess.run(command(faulty), check=True, capture_output=True, timeout=60)
     assert written(faulty, before) == []
+
+
+def _packed(server: FaultyServer, **options: Any) -> None:
+    pack(f"{server.url}/src/", f"{server.url}/dst/", samples_max=2, jobs=2, **options)
+
+
+def _recut(server: FaultyServer, **options: Any) -> None:
+    convert(f"{server.url}/tars/", f"{server.url}/dst/", to="tar", bytes_max=9_000, jobs=2, **options)
+
+
+def _converted(server: FaultyServer, **options: Any) -> None:
+    convert(f"{server.url}/tars/", f"{server.url}/dst/", to="mds.zst", allow_loss=True, jobs=2, **options)
+
+
+@pytest.mark.parametrize("make", [_packed, partial(_packed, format="mds"), _recut, _converted])
+def test_cut_off_at_every_request_it_ends_with_the_same_bytes(faulty: FaultyServer, make: Callable[..., None]) -> None:
+    """The store hears nothing after the first request, the second, ...: what a killed run leaves, the next one completes."""
+    options = {"endpoint_url": faulty.endpoint_url, "anonymous": True}
+    for number in range(6):
+        faulty.objects[f"src/{number:03d}.bin"] = bytes([number]) * (900 + 13 * number)
+    pack(f"{faulty.url}/src/", f"{faulty.url}/tars/", samples_max=3, **options)
+    begin = len(faulty.requests)
+    make(faulty, **options)
+    requests_count = len(faulty.requests) - begin
+    whole = shards(faulty)
+    assert len(whole) >= 2
+    for passed in range(requests_count):
+        for key in [key for key in faulty.objects if key.startswith("dst/")]:
+            del faulty.objects[key]
+        counter = itertools.count()
+        faulty.fail("403", times=None, match=lambda _, passed=passed, counter=counter: next(counter) >= passed)
+        with contextlib.suppress(AccessDeniedError):  # the last requests only tidy up
+            make(faulty, **options)
+        faulty.heal()
+        assert shards(faulty).items() <= whole.items()
+        make(faulty, **options)
+        assert shards(faulty) == whole
+
+
+def test_parts_of_a_killed_run_are_dropped(faulty: FaultyServer) -> None:
+    """Killed between the last part and the commit, its upload is dropped by the next run, and nobody else's is."""
+    for number in range(3):
+        faulty.objects[f"src/{number}.bin"] = bytes([number]) * 4_000_000
+    where = ["--endpoint-url", faulty.endpoint_url, "--anonymous"]
+    words = [*COMMAND, "pack", f"{faulty.url}/src/", f"{faulty.url}/dst/", *where]
+    with ps.connect(faulty.url, endpoint_url=faulty.endpoint_url, anonymous=True) as store:
+        foreign = store.writer("dst/shard-000000.tar", part_bytes=5 << 20)
+        foreign.write(bytes(6 << 20))
+        faulty.fail(
+            "stall_head",
+            times=None,
+            seconds=60,
+            match=lambda request: request.method == "POST" and "uploadId" in request.path,
+        )
+        begin = len(faulty.requests)
+        child = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        while child.poll() is None and not any(
+            request.method == "POST" and "uploadId" in request.path for request in faulty.requests[begin:]
+        ):
+            pass
+        child.kill()
+        child.wait()
+        faulty.heal()
+        assert len(faulty.uploads) == 2
+        subprocess.run(words, check=True, capture_output=True, timeout=60)
+        assert list(faulty.uploads) == [foreign.upload_id]
+        assert len(faulty.objects["dst/shard-000000.tar"]) > 12_000_000
+        assert not [key for key in faulty.objects if "/uploads/" in key]
+        foreign.abort()
 
 
 def test_ctrl_c_leaves_nothing_half_done(faulty: FaultyServer, whole: dict[str, bytes]) -> None:
