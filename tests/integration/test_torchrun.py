@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +18,9 @@ from pages import write_pictures
 from penstock.index import beside, build
 from penstock.loader.shards import ShardFinder
 
+if TYPE_CHECKING:
+    from servers.faulty import FaultyServer
+
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.server, pytest.mark.torch]
 
@@ -25,10 +29,17 @@ EXAMPLE = HERE.parents[1] / "examples" / "tensor_parallel.py"
 SIZES = (9, 4, 7, 5, 6)
 
 
-def torchrun(processes: int, script: Path, *arguments: str) -> str:
+def torchrun(processes: int, script: Path, *arguments: str, environment: dict[str, str] | None = None) -> str:
     """Run `script` in that many processes; what they printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        [*command, str(script), *arguments],
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -79,6 +90,32 @@ def test_ranks_through_a_dataloader(tmp_path: Path, door: str) -> None:
     total = write_counted(tmp_path / "data", SIZES)
     index(tmp_path / "data")
     check_exact(epochs_of(tmp_path, 2, tensor_parallel=1, door=door), total)
+
+
+@pytest.mark.parametrize(("door", "processes"), [("loader", 2), ("workers", 1)])
+def test_a_job_lists_once(tmp_path: Path, faulty: FaultyServer, door: str, processes: int) -> None:
+    """Of two ranks, and of a rank's two DataLoader workers, one lists the data set, and both read it, every epoch."""
+    total = write_counted(tmp_path / "data", SIZES)
+    for path in (tmp_path / "data").iterdir():
+        faulty.objects[f"data/{path.name}"] = path.read_bytes()
+    (tmp_path / "out").mkdir()
+    torchrun(
+        processes,
+        HERE / "torchrun_scenario.py",
+        f"s3://{faulty.bucket}/data/",
+        str(tmp_path / "out"),
+        "1",
+        door,
+        environment={
+            "AWS_ENDPOINT_URL": faulty.endpoint_url,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "XDG_CACHE_HOME": str(tmp_path),
+        },
+    )
+    assert sum(each.is_list for each in faulty.requests) == 1
+    check_exact([json.loads((tmp_path / "out" / f"{rank}.json").read_text()) for rank in range(processes)], total)
 
 
 def test_the_example_trains_one_network_in_two_halves(tmp_path: Path) -> None:

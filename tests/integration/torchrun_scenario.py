@@ -32,7 +32,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*use of fork.*")
     data, out, tensor_parallel, door = sys.argv[1:]
     pipeline = ps.shards(data).shuffle(window=16, seed=3).decode(ps.Integer("cls")).batch(3)
-    kept: dict[str, Any] = {"agree": ps.torch.agree, "lanes": 4, "threads": 1}
+    kept: dict[str, Any] = {"agree": ps.torch.agree, "share": ps.torch.share, "lanes": 4, "threads": 1}
     dataset = None
     if door != "loader":  # made before there is a group: ranks are read when an iteration begins
         dataset = ps.torch.IterableDataset(pipeline, **kept)

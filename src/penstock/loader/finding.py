@@ -12,7 +12,7 @@ from penstock.pipeline import Mix, Objects, Shards
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
@@ -66,6 +66,7 @@ class Finder:
         fetch: For the stores.
         index_dir: Where an index may lie besides its data set.
         cache: For the stores.
+        share: See ``Loader``.
     """
 
     def __init__(
@@ -75,13 +76,14 @@ class Finder:
         fetch: FetchConfig | None,
         index_dir: str | os.PathLike[str] | None,
         cache: CacheConfig | str | os.PathLike[str] | None = None,
+        share: Callable[[Callable[[], bytes]], bytes] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._index_dir = index_dir
         self._sources: list[tuple[Shards | Objects, ShardFinder]] = []
         for leaf in pipeline.flat().leaves:
             assert not isinstance(leaf.source, Mix)
-            self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch, cache=cache)))
+            self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch, cache=cache, share=share)))
 
     def find(self, *, index: str) -> Found:
         """Look.

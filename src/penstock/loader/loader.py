@@ -54,6 +54,9 @@ class Loader:
         agree: ``fn(n) -> int``, the smallest `n` of all ranks (an all-reduce). Called on the iterating thread, as often by
             every rank, one batch ahead. Needed for several ranks without an index, which then end together: with
             ``drop_last=True`` when the first runs out, else when the last does, the others' batches masked.
+        share: ``fn(make) -> bytes``: calls ``make()`` on one rank and gives all ranks what that gave, so that the data set is
+            listed once per job: ``penstock.torch.share``. Called when the first rank's iteration, or ``len()``, looks at the
+            data: all ranks have to do so.
         prefetch_batches: Complete or nearly complete batches that may wait for the training loop.
         index: ``"auto"`` reads by an index where there is one of all shards, beside them or in `index_dir`, and streams
             whole shards where there is none; ``"require"`` refuses to, ``"stream"`` does not look. A log line says which.
@@ -88,6 +91,7 @@ class Loader:
         world_size: int | None = None,
         mesh: Any = None,
         agree: Callable[[int], int] | None = None,
+        share: Callable[[Callable[[], bytes]], bytes] | None = None,
         prefetch_batches: int = 2,
         index: Literal["auto", "require", "stream"] = "auto",
         index_dir: str | os.PathLike[str] | None = None,
@@ -111,6 +115,7 @@ class Loader:
             world_size=world_size,
             mesh=mesh,
             agree=agree,
+            share=share,
             prefetch_batches=prefetch_batches,
             index=index,
             index_dir=index_dir,

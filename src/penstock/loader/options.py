@@ -35,6 +35,7 @@ class LoaderOptions(TypedDict, total=False):
     world_size: int | None
     mesh: Any
     agree: Callable[[int], int] | None
+    share: Callable[[Callable[[], bytes]], bytes] | None
     prefetch_batches: int
     index: Literal["auto", "require", "stream"]
     index_dir: str | os.PathLike[str] | None
@@ -58,6 +59,7 @@ class Options:
     world_size: int | None = None
     mesh: Any = None
     agree: Callable[[int], int] | None = None
+    share: Callable[[Callable[[], bytes]], bytes] | None = None
     prefetch_batches: int = 2
     index: Literal["auto", "require", "stream"] = "auto"
     index_dir: str | os.PathLike[str] | None = None
@@ -93,6 +95,8 @@ class Options:
             raise ConfigError("stride= is for workers of a DataLoader, which need no processes= of their own")
         if self.agree is not None and not callable(self.agree):
             raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
+        if self.share is not None and not callable(self.share):
+            raise ConfigError(f"share={self.share!r} must be a function that calls its argument on one rank")
 
     def values(self) -> dict[str, Any]:
         """All of them by name."""

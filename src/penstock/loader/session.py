@@ -67,7 +67,11 @@ class Session:
         self.pipeline = pipeline
         self.steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
         self._finder = Finder(
-            pipeline, fetch=self.options.fetch, index_dir=self.options.index_dir, cache=self.options.cache
+            pipeline,
+            fetch=self.options.fetch,
+            index_dir=self.options.index_dir,
+            cache=self.options.cache,
+            share=self.options.share,
         )
         self._plan = None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import compose
 from penstock.errors import ObjectMissingError
@@ -47,6 +48,17 @@ class Shard:
         self.size_bytes = self.listed_size_bytes = size_bytes
 
 
+class _Listing(NamedTuple):
+    """What was found: roots of stores, and of each shard the number of its root, its key there, its ETag and size."""
+
+    roots: list[str]
+    entries: list[tuple[int, Key, str | None, int | None]]
+
+
+def _decoded(data: bytes) -> _Listing:
+    return _Listing(*json.loads(data))
+
+
 class ShardFinder:
     """Connects once per root and lists. The stores stay open until ``close()``.
 
@@ -54,6 +66,7 @@ class ShardFinder:
         source: Shards; or objects, of which none is left out for its name.
         fetch: For the stores.
         cache: See there.
+        share: See ``Loader``: one of the job lists, and all get what it found.
     """
 
     def __init__(
@@ -62,15 +75,18 @@ class ShardFinder:
         *,
         fetch: FetchConfig | None,
         cache: CacheConfig | str | os.PathLike[str] | None = None,
+        share: Callable[[Callable[[], bytes]], bytes] | None = None,
     ) -> None:
         self._cache = cache
+        self._share = share
+        self._listing: _Listing | None = None
         self._source = source
         self._takes_all = isinstance(source, Objects)
         self._fetch = fetch
         self._stores: dict[str, Store] = {}
 
     def find(self) -> list[Shard]:
-        """All shards, or objects, of the source.
+        """All shards, or objects, of the source; looked for the first time only.
 
         Raises:
             ObjectMissingError: a prefix or pattern has no shard.
@@ -80,14 +96,30 @@ class ShardFinder:
         Cost: one listing per prefix or pattern (one request per 1 000 keys); one read of a manifest; none for shards
         given by name.
         """
+        listing = self._listing
+        if listing is None:
+            listing = self._looked() if self._share is None else _decoded(self._share(self._encoded))
+        shards = [
+            Shard(self._store(listing.roots[root]), key, etag=etag, size_bytes=size_bytes)
+            for root, key, etag, size_bytes in listing.entries
+        ]
+        if isinstance(self._source, Shards):
+            self._listing = listing  # millions of objects are not kept twice
+            for shard in shards:
+                shard.format = self._source.format
+        return shards
+
+    def _looked(self) -> _Listing:
         shards: list[Shard] = self._manifested()
         for url in self._source.urls:
             for each in [url] if self._source.is_list else braces_unfolded(url):
                 shards.extend(self._of(each))
-        if isinstance(self._source, Shards):
-            for shard in shards:
-                shard.format = self._source.format
-        return shards
+        roots = {id(store): number for number, store in enumerate(self._stores.values())}
+        entries = [(roots[id(shard.store)], shard.key, shard.etag, shard.size_bytes) for shard in shards]
+        return _Listing(list(self._stores), entries)
+
+    def _encoded(self) -> bytes:
+        return json.dumps(self._looked()).encode()
 
     def early_index(self) -> EarlyIndex | None:
         """Ask for the index beside what ``find`` is going to list; None where that is more or less than one folder."""

@@ -5,7 +5,7 @@ try:
     from penstock.torch.datasets import IterableDataset
     from penstock.torch.device import Normalise, Prefetch
     from penstock.torch.map_dataset import MapDataset
-    from penstock.torch.ranks import agree, rank_and_world_size
+    from penstock.torch.ranks import agree, rank_and_world_size, share
     from penstock.torch.writing import CheckpointWriter, writer
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -15,5 +15,5 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Prefetch", "Tensors", "agree", "rank_and_world_size",
-    "tensors", "writer",
+    "share", "tensors", "writer",
 ]  # fmt: skip

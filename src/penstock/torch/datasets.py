@@ -15,6 +15,7 @@ from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.samples import Steps
 from penstock.torch.batches import tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
+from penstock.torch.once import Once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +55,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self.pipeline = pipeline
         self._options = options
         self._epochs = EpochTable()
+        self._listing = Once()
         self._loader: Loader | None = None
         self._current: _Iteration | None = None
         self._pending: dict[str, Any] | None = None
@@ -159,6 +161,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                     hint="num_workers=0, or a ps.Loader",
                 )
             options.pop("agree", None)  # a collective of ranks, and a worker is none
+            options["share"] = self._listing.get
             options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // worker.workers_count))
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
             # a batch of which nothing is left is not given, and nobody knows beforehand which: then all go through all
