@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.loader.carrying import CarryFilling, CarryMark
 from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
 from penstock.loader.feed import ChosenFeed
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import Meter
     from penstock.loader.workers import Workers
     from penstock.order import Batches
+
+
+T = TypeVar("T")
+
+_FAILED = -1
+"""Said instead of whether there is a next batch; smaller than what any other rank says."""
 
 
 class Found(NamedTuple):
@@ -77,6 +84,7 @@ class Epoch:
         self._stride = stride
         self._batch_number = first_batch - 1  # of the last one that came
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
+        self._has_failed = False  # some rank, and all know
         self._skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
         self._layout: Layout | None = None
         # what comes out fills batches, not what goes in: then nothing is left out beforehand
@@ -145,11 +153,15 @@ class Epoch:
                 if self._plan.is_masked or not delivery.is_empty:
                     return self._found(delivery, self._plan.rows_count, delivery.mark)
             return None
+        return self._next_agreed()
+
+    def _next_agreed(self) -> Found | None:
+        """The next batch, if all ranks have one; asked one batch ahead."""
         if self._goes_on is None:
             self._goes_on = self._asked()
         if not self._goes_on:
             return None
-        delivery = self._run.next_batch()
+        delivery = self._told(self._run.next_batch)
         self._batch_number += 1
         self._mark = delivery.mark if delivery is not None else self._mark
         # batches by size are as long as they come out
@@ -225,8 +237,25 @@ class Epoch:
     def _asked(self) -> bool:
         """Whether there is one more batch for all: until the first rank runs out, or the last one where batches are masked."""
         assert self._agree is not None
-        has_next = self._run.has_next()
-        return self._agree(int(not has_next)) == 0 if self._plan.is_masked else self._agree(int(has_next)) > 0
+        if self._has_failed:
+            raise _elsewhere()
+        has_next = self._told(self._run.has_next)
+        agreed = self._agree(int(has_next if not self._plan.is_masked else not has_next))
+        if agreed == _FAILED:
+            self._has_failed, self._goes_on = True, None
+            raise _elsewhere()
+        return agreed == 0 if self._plan.is_masked else agreed > 0
+
+    def _told(self, fn: Callable[[], T]) -> T:
+        """What `fn` gives. If it fails, the other ranks hear of it where they ask next, and wait for nobody."""
+        try:
+            return fn()
+        except Exception:
+            if not self._has_failed and self._agree is not None:
+                self._has_failed = True
+                with contextlib.suppress(Exception):  # a rank may be gone: what failed here is to be said
+                    self._agree(_FAILED)
+            raise
 
     def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> Found:
         if delivery is not None:
@@ -257,3 +286,7 @@ class Epoch:
         finally:
             run.close()
         return None
+
+
+def _elsewhere() -> PenstockError:
+    return PenstockError("another rank failed", hint="its own error says why; restart() on all ranks")
