@@ -1,9 +1,10 @@
 """What does the node's cache cost when it is cold, what is it worth when it is warm, and who fetches what?
 
-Everything runs in processes of its own, whose memory is warmed by an uncounted pass over local files. `readinto` is the
-floor: as many threads as the cache has, each reading 8 MiB of a file at a time into one buffer that it keeps. `from the disk`
-drops the page cache of files and entries before each turn; `from memory` does not, and is a race of one memory copy against
-a copy and a checksum. Bytes and requests are counted where they leave the cache, below it, by every process.
+First shards as bytes, in processes of their own, whose memory is warmed by an uncounted pass over local files. `readinto`
+is the floor: as many threads as the cache has, each reading 8 MiB of a file at a time into one buffer that it keeps. `from
+the disk` drops the page cache of files and entries before each turn; `from memory` does not, and is a race of one memory copy
+against a copy and a checksum, so `readinto and CRC-32C` is beside it. `decoding` is a ``Loader`` that decodes photographs.
+What eight processes fetch is counted by the server. Then samples: the second epoch of libraries that keep a copy on disk.
 """
 
 from __future__ import annotations
@@ -20,21 +21,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+import epochs
+from clients import BUCKET, BenchError
 from harness import Row, arguments, objects, print_report, surroundings
-from origin.origin import Origin
+from origin.origin import Origin, ends_with_us
 from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 
 MIB = 1 << 20
 THREADS = 8
 PART_BYTES = 8 * MIB
-CONSUMER_BYTES_PER_S = 150e6  # of the decoding load: two cores of 224 x 224 JPEG take about 60 MB/s
+PROCESSES = 8
+CACHE_BYTES = 1 << 40
+MOUNTED_S_MAX = 20.0
 
 
 # ── in a process of its own ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def readinto(folder: Path) -> int:
-    """Bytes of all files, read by threads into buffers that they keep."""
+def readinto(folder: Path, *, verified: bool) -> int:
+    """Bytes of all files, read by threads into buffers that they keep; `verified`: and their checksums."""
+    from crc32c import crc32c
+
     parts = [(path, start) for path in sorted(folder.iterdir()) for start in range(0, path.stat().st_size, PART_BYTES)]
     todo, lock, sizes = iter(parts), threading.Lock(), []
 
@@ -47,7 +54,10 @@ def readinto(folder: Path) -> int:
                 break
             with part[0].open("rb", buffering=0) as file:
                 file.seek(part[1])
-                size_bytes += file.readinto(buffer) or 0
+                count = file.readinto(buffer) or 0
+            if verified:
+                crc32c(memoryview(buffer)[:count])
+            size_bytes += count
         sizes.append(size_bytes)
 
     threads = [threading.Thread(target=work) for _ in range(THREADS)]
@@ -58,47 +68,55 @@ def readinto(folder: Path) -> int:
     return sum(sizes)
 
 
-def epoch(store: Any, consumer_bytes_per_s: float = 0.0) -> int:
-    """Bytes of everything in the store, streamed as a loader does, to a consumer of this rate."""
+def streamed(store: Any, prefix: str = "") -> int:
+    """Bytes of everything below `prefix`, streamed as a loader does."""
     from penstock.fetch import PlanItem
 
-    items = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list()]
-    size_bytes, begun_s = 0, time.perf_counter()
-    for chunk in store.read_parts(items, part_bytes=PART_BYTES):
-        size_bytes += len(chunk.data)
-        ahead_s = size_bytes / consumer_bytes_per_s - (time.perf_counter() - begun_s) if consumer_bytes_per_s else 0.0
-        if ahead_s > 0:
-            time.sleep(ahead_s)
-    return size_bytes
+    items = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list(prefix)]
+    return sum(len(chunk.data) for chunk in store.read_parts(items, part_bytes=PART_BYTES))
+
+
+def decoded(pipeline: Any, cache: Any) -> int:
+    """Photographs, decoded."""
+    import penstock as ps
+
+    with ps.Loader(pipeline, cache=cache) as loader:
+        return sum(len(batch["jpg"]) for batch in loader)
 
 
 def work(task: dict[str, Any]) -> dict[str, Any]:
-    """One measurement."""
+    """One measurement: {"count", "seconds"}, and of a store what it was asked."""
     import penstock as ps
     from penstock.cache import CacheConfig
     from penstock.store.local import LocalStore
 
     files = Path(task["files"])
-    epoch(LocalStore(files))
-    readinto(files)
+    streamed(LocalStore(files))
+    readinto(files, verified=False)
     if task["drop"]:
         for folder in (files, Path(task["cache"])):
             drop_pages(folder)
     if task["do"] == "readinto":
         begun_s = time.perf_counter()
-        return {"bytes": readinto(files), "seconds": time.perf_counter() - begun_s}
-    cache = CacheConfig(task["cache"], 1 << 40, free_ratio_min=0.0, threads_max=THREADS) if task["cached"] else None
+        return {
+            "count": readinto(files, verified=task.get("verified", False)),
+            "seconds": time.perf_counter() - begun_s,
+        }
+    cache = CacheConfig(task["cache"], CACHE_BYTES, free_ratio_min=0.0, threads_max=THREADS) if task["cached"] else None
     credentials = ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
-    with ps.connect(
-        "s3://bench", endpoint_url=task["url"], credentials=credentials, region=REGION, cache=cache
-    ) as store:
+    connection: dict[str, Any] = {"endpoint_url": task["url"], "region": REGION, "credentials": credentials}
+    if task["do"] == "decode":
+        shards = ps.shards(f"s3://{BUCKET}/tar/", **connection)
+        pipeline = shards.decode(ps.Image("jpg", height=224, width=224), ps.Integer("cls")).batch(128)
         begun_s = time.perf_counter()
-        size_bytes = epoch(store, task.get("consumer_bytes_per_s", 0.0))
+        return {"count": decoded(pipeline, cache), "seconds": time.perf_counter() - begun_s}
+    with ps.connect(f"s3://{BUCKET}", cache=cache, **connection) as store:
+        begun_s = time.perf_counter()
+        count = streamed(store, "big/")
         seconds = time.perf_counter() - begun_s
         record: Any = store.statistics()
-    asked = record.inner if cache is not None else record
-    answer = {"bytes": size_bytes, "seconds": seconds, "received_bytes": asked.received_bytes}  # listings too
-    return {**answer, "operations": dict(asked.operations), "troubles": dict(record.troubles) if cache else {}}
+    operations = dict(record.inner.operations if cache is not None else record.operations)
+    return {"count": count, "seconds": seconds, "requests": sum(operations.values())}
 
 
 def drop_pages(folder: Path) -> None:
@@ -113,20 +131,27 @@ def drop_pages(folder: Path) -> None:
                 os.close(fd)
 
 
-# ── the benchmark ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── shards as bytes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Bench:
-    """Runs tasks, and keeps their rates in MB/s by name, turn by turn."""
+    """Runs tasks, and keeps their rates by name, turn by turn: MB/s of bytes, samples/s of photographs."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        self.files, self.cache, self.url = folder / "files", folder / "cache", url
+        self.folder, self.files, self.url = folder, folder / "files", url
         self.rates: dict[str, list[float]] = {}
+        self._caches_count = 0
+        self.new_cache()
+
+    def new_cache(self) -> None:
+        """The next turns begin cold. The last ones' is removed at the end only: ext4 is slow to use its inodes again."""
+        self._caches_count += 1
+        self.cache = self.folder / f"cache-{self._caches_count}"
 
     def start(self, do: str, **options: Any) -> subprocess.Popen[str]:
         task = {"do": do, "files": str(self.files), "cache": str(self.cache), "url": self.url, "drop": False, **options}
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-        command = [sys.executable, __file__, "--work", json.dumps(task)]
+        command = [*ends_with_us("KILL"), sys.executable, __file__, "--work", json.dumps(task)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
     def end(self, process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -137,12 +162,18 @@ class Bench:
 
     def measure(self, name: str, do: str, **options: Any) -> dict[str, Any]:
         answer = self.end(self.start(do, **options))
-        self.rates.setdefault(name, []).append(answer["bytes"] / answer["seconds"] / 1e6)
-        print(f"cache: {name}: {self.rates[name][-1]:.0f} MB/s", file=sys.stderr)
+        rate = answer["count"] / answer["seconds"]
+        self.rates.setdefault(name, []).append(rate if do == "decode" else rate / 1e6)
+        print(f"cache: {name}: {self.rates[name][-1]:.0f}", file=sys.stderr)
         return answer
 
     def ratios(self, name: str, base: str) -> list[float]:
         return [a / b for a, b in zip(self.rates[name], self.rates[base], strict=True)]
+
+    def together(self, *, cached: bool) -> float:
+        """The slowest's seconds of processes that begin one data set at the same time."""
+        running = [self.start("stream", cached=cached) for _ in range(PROCESSES)]
+        return max(float(self.end(process)["seconds"]) for process in running)
 
 
 def write_rate(folder: Path, size_bytes: int) -> float:
@@ -158,11 +189,123 @@ def write_rate(folder: Path, size_bytes: int) -> float:
     return size_bytes / seconds / 1e6
 
 
-def together(bench: Bench, processes_count: int, data_bytes: int, *, cached: bool) -> tuple[float, float]:
-    """Processes on one cold data set at the same time: data sets received by all together, and the slowest's seconds."""
-    running = [bench.start("epoch", cached=cached) for _ in range(processes_count)]
-    answers = [bench.end(process) for process in running]
-    return sum(answer["received_bytes"] for answer in answers) / data_bytes, max(a["seconds"] for a in answers)
+def sent(log: Path) -> int:
+    """Bytes of objects that an origin sent, by its own log; a listing is not one of them."""
+    rows = [line.split() for line in log.read_text().splitlines()]
+    return sum(int(size_bytes) for method, status, size_bytes in rows if method == "GET" and int(size_bytes) > 65536)
+
+
+def shards_as_bytes(root: Path, folder: Path, data_bytes: int, turns: int) -> tuple[list[Row], list[list[str]], Any]:
+    """All turns: rows, table, record."""
+    disk = [write_rate(folder, data_bytes) for _ in range(2)]
+    fetched, waits, requests = [], [], []
+    with Origin(root) as origin:
+        bench = Bench(folder, origin.url)
+        for turn in range(turns):
+            for name, do in (("decoding", "decode"), ("raw", "stream")):
+                bench.new_cache()
+                bench.measure(f"cold, {name}", do, cached=True)
+                bench.measure(f"no cache, {name}", do, cached=False)
+            for where, drop in (("the disk", True), ("memory", False)):
+                warm = bench.measure(f"warm, from {where}", "stream", cached=True, drop=drop)
+                bench.measure(f"readinto, from {where}", "readinto", drop=drop)
+                requests.append(float(warm["requests"]))
+            bench.measure("readinto and CRC-32C, from memory", "readinto", verified=True)
+            log = folder / f"sent-{turn}"
+            with Origin(root, log=log) as counted:
+                bench.new_cache()
+                bench.url = counted.url
+                shared_s = bench.together(cached=True)
+            fetched.append(sent(log) / data_bytes)
+            bench.url = origin.url
+            waits.append(bench.together(cached=False) / shared_s)
+    ratios = bench.ratios
+    rows = [
+        Row("warm : readinto, from the disk", ratios("warm, from the disk", "readinto, from the disk"), 0.8, 0.88),
+        Row("warm : readinto, from memory", ratios("warm, from memory", "readinto, from memory"), 0.8, 0.88),
+        Row(
+            "warm : readinto and CRC-32C, from memory",
+            ratios("warm, from memory", "readinto and CRC-32C, from memory"),
+            0.8,
+            0.88,
+        ),
+        Row("requests of a warm epoch", requests, 1, 1, less=True),
+        Row("cold : no cache, raw", ratios("cold, raw", "no cache, raw"), 0.6, 0.8),
+        Row("cold : no cache, decoding", ratios("cold, decoding", "no cache, decoding"), 0.9, 0.97),
+        Row(f"{PROCESSES} cold processes: data sets sent by the server", fetched, 1.001, 1.001, less=True),
+        Row(f"{PROCESSES} cold processes: speed : without", waits, 1, 1.5),
+    ]
+    spread = {
+        name: {"median": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
+        for name, rates in bench.rates.items()
+    }
+    table = [["MB/s; decoding: samples/s", "median (min..max)"]]
+    table += [[name, f"{s['median']} ({s['min']}..{s['max']})"] for name, s in spread.items()]
+    table.append(["disk, written and synced", f"{statistics.median(disk):.0f}"])
+    return rows, table, {"data_bytes": data_bytes, "disk_write_mb_per_s": disk, "rates": spread}
+
+
+# ── second epochs of samples ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Mounted(epochs.Loads):
+    """penstock without its cache, reading what ``rclone mount --vfs-cache-mode full`` shows and keeps."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.folder, self.mount = folder, folder / "mount"
+        super().__init__(name, "penstock", mount=str(self.mount))
+        self._rclone: subprocess.Popen[bytes] | None = None
+
+    def start(self, origin: Origin) -> None:
+        self.mount.mkdir(parents=True)
+        remote = {
+            "TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": origin.url, "ACCESS_KEY_ID": ACCESS_KEY,
+            "SECRET_ACCESS_KEY": SECRET_KEY, "REGION": REGION, "FORCE_PATH_STYLE": "true", "LIST_VERSION": "2",
+        }  # fmt: skip
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        environment |= {f"RCLONE_CONFIG_BENCH_{key}": value for key, value in remote.items()}
+        command = ["rclone", "mount", f"bench:{BUCKET}", str(self.mount), "--vfs-cache-mode", "full", "--read-only"]
+        command += ["--cache-dir", str(self.folder / "kept"), "--config", os.devnull]
+        self._rclone = subprocess.Popen([*ends_with_us("TERM"), *command], env=environment, stderr=subprocess.DEVNULL)
+        deadline_s = time.monotonic() + MOUNTED_S_MAX
+        while not os.path.ismount(self.mount):
+            if self._rclone.poll() is not None or time.monotonic() > deadline_s:
+                raise BenchError(f"rclone did not mount: status {self._rclone.poll()}")
+            time.sleep(0.05)
+        super().start(origin)
+
+    def close(self) -> None:
+        super().close()
+        rclone, self._rclone = self._rclone, None
+        if rclone is not None:
+            subprocess.run(["fusermount3", "-u", str(self.mount)], check=False)
+            rclone.terminate()
+            rclone.wait(10)
+
+
+def second_epochs(root: Path, folder: Path, samples: epochs.Samples, options: Any) -> Any:
+    """Each library keeps what its first epoch fetched, which is not counted; the same samples in each one's format."""
+    scratch = root / "scratch"
+    scratch.rmdir()
+    scratch.symlink_to(folder)  # copies are kept on the disk, not in memory
+    clients = options.select(
+        [
+            epochs.Loads("penstock", "penstock", cache=f"{folder / 'cache'}:{CACHE_BYTES}"),
+            Mounted("rclone mount", folder / "rclone"),
+            epochs.Loads("litdata 8", "litdata", workers=8, keep=True),
+            epochs.Loads("litdata best", "litdata", workers=2, keep=True),
+            epochs.Loads("mosaicml 8", "mosaicml", workers=8, keep=True),
+            epochs.Loads("mosaicml best", "mosaicml", workers=3, keep=True),
+        ]
+    )
+    if not shutil.which("rclone") or not shutil.which("fusermount3"):
+        print("cache: rclone mount sits out: apt-get install rclone fuse3", file=sys.stderr)
+        clients = [client for client in clients if not isinstance(client, Mounted)]
+    for driver in {client.driver for client in clients} - {"penstock"}:
+        epochs.pack(root, driver, root / BUCKET / "tar", root / BUCKET / driver)
+    job = {"prefix": "tar", "litdata": "litdata", "mosaicml": "mosaicml"}
+    question = f"the second epoch of {len(samples)} JPEGs of {samples.image_bytes // 1000} KB, undecoded"
+    return epochs.compare(question, root, clients, samples, job, options.turns(5, 1))
 
 
 def main() -> None:
@@ -170,53 +313,30 @@ def main() -> None:
         print(json.dumps(work(json.loads(sys.argv[2]))))
         return
     options = arguments(__doc__ or "", at={"help": "a folder on the disk to be measured; default: the temporary one"})
-    count, size_bytes = (4, 16 * MIB) if options.quick else (8, 64 * MIB)
+    count, size_bytes, photographs = (4, 16 * MIB, 1024) if options.quick else (8, 64 * MIB, 4096)
     with objects({"big": (count, size_bytes)}) as root, tempfile.TemporaryDirectory(dir=options.at) as name:
         folder = Path(name)
-        shutil.copytree(root / "bench" / "big", folder / "files")
-        with Origin(root) as origin:
-            run(Bench(folder, origin.url), folder, count * size_bytes, options.turns(5, 1))
-
-
-def run(bench: Bench, folder: Path, data_bytes: int, turns: int) -> None:
-    """All turns, and the report."""
-    disk = [write_rate(folder, data_bytes) for _ in range(2)]
-    received, waits, requests = [], [], []
-    load = {"consumer_bytes_per_s": CONSUMER_BYTES_PER_S}
-    for _ in range(turns):
-        for name, more in (("raw", {}), ("under load", load)):
-            shutil.rmtree(bench.cache, ignore_errors=True)
-            bench.measure(f"cold, {name}", "epoch", cached=True, **more)
-            bench.measure(f"no cache, {name}", "epoch", cached=False, **more)
-        for where, drop in (("the disk", True), ("memory", False)):
-            warm = bench.measure(f"warm, from {where}", "epoch", cached=True, drop=drop)
-            bench.measure(f"readinto, from {where}", "readinto", drop=drop)
-            requests.append(sum(warm["operations"].values()))
-        shutil.rmtree(bench.cache, ignore_errors=True)
-        shared, shared_s = together(bench, 8, data_bytes, cached=True)
-        _, alone_s = together(bench, 8, data_bytes, cached=False)
-        received.append(shared)
-        waits.append(alone_s / shared_s)
-    rows = [
-        Row(
-            "warm : readinto, from the disk", bench.ratios("warm, from the disk", "readinto, from the disk"), 0.8, 0.88
-        ),
-        Row("warm : readinto, from memory", bench.ratios("warm, from memory", "readinto, from memory"), 0.8, 0.88),
-        Row("requests of a warm epoch", [float(value) for value in requests], 1, 1, less=True),
-        Row("cold : no cache, raw", bench.ratios("cold, raw", "no cache, raw"), 0.6, 0.8),
-        Row("cold : no cache, under load", bench.ratios("cold, under load", "no cache, under load"), 0.9, 0.97),
-        Row("8 cold processes: data sets fetched", received, 1.001, 1.001, less=True),
-        Row("8 cold processes: speed : without", waits, 1, 1.5),
-    ]
-    spread = {
-        name: {"median": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
-        for name, rates in bench.rates.items()
-    }
-    table = [["MB/s", "median (min..max)"]]
-    table += [[name, f"{s['median']} ({s['min']}..{s['max']})"] for name, s in spread.items()]
-    table.append(["disk, written and synced", f"{statistics.median(disk):.0f}"])
-    record = {"bench": "cache", "data_bytes": data_bytes, "disk_write_mb_per_s": disk, **surroundings(), "MB/s": spread}
-    print_report("cache", table, rows, record)
+        (root / "scratch").mkdir()
+        shutil.copytree(root / BUCKET / "big", folder / "files")
+        samples = epochs.Samples(epochs.photographs(40 if options.quick else epochs.PICTURES))
+        each = max(1, (16 if options.quick else 64) * MIB // samples.image_bytes)
+        counts = [min(each, photographs - begun) for begun in range(0, photographs, each)]
+        samples.write_tars(root / BUCKET / "tar", counts, "jpg")
+        if not options.only:
+            rows, table, record = shards_as_bytes(root, folder, count * size_bytes, options.turns(5, 1))
+            print_report("cache: shards as bytes", table, rows, {"bench": "cache", **record, **surroundings()})
+        run = second_epochs(root, folder, samples, options)
+        peers = {
+            "LitData": run.best("samples/s", "litdata 8", "litdata best"),
+            "MosaicML Streaming": run.best("samples/s", "mosaicml 8", "mosaicml best"),
+            "rclone mount": "rclone mount",
+        }
+        run.report(
+            [
+                Row(f"samples/s : {name}", run.ratios("samples/s", "penstock", best), 1, 1.5)
+                for name, best in peers.items()
+            ]
+        )
 
 
 if __name__ == "__main__":

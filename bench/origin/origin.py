@@ -63,6 +63,7 @@ class Origin:
         rate_bytes_per_s: Bandwidth of each connection, paced by the kernel; 0 is unlimited.
         error_503: Share of requests that are answered 503 SlowDown.
         tls: Serve https with a certificate of its own authority, `ca_path`.
+        log: A file to which every answer is appended as "METHOD STATUS BODY-BYTES"; complete when the origin has ended.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class Origin:
         rate_bytes_per_s: int = 0,
         error_503: float = 0.0,
         tls: bool = False,
+        log: Path | None = None,
     ) -> None:
         self.root = root
         self.listed = listed or {}
         self.ttfb_ms, self.ttfb_sigma = ttfb_ms, ttfb_sigma
         self.rate_bytes_per_s, self.error_503, self.tls = rate_bytes_per_s, error_503, tls
+        self.log = log
         self.port = 0
         self.ca_path: Path | None = None
         self._run: Path | None = None
@@ -183,6 +186,9 @@ class Origin:
             root=self.root,
             here=HERE,
             port=self.port,
+            access_log=f"log_format counted '$request_method $status $body_bytes_sent'; access_log {self.log} counted;"
+            if self.log
+            else "access_log off;",
             user="user root;" if os.geteuid() == 0 else "",
             ssl="ssl" if self.tls else "",
             certificate=certificate if self.tls else "",

@@ -21,14 +21,15 @@ def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
 
 
 class Mosaic:
-    """`workers` of the DataLoader."""
+    """`workers` of the DataLoader; `keep`: what it has copied stays, so that later epochs are warm."""
 
     packages = ("mosaicml-streaming", "torch")
 
-    def __init__(self, *, url: str, bucket: str, workers: int = 8, **dataset: Any) -> None:
+    def __init__(self, *, url: str, bucket: str, workers: int = 8, keep: bool = False, **dataset: Any) -> None:
         os.environ["S3_ENDPOINT_URL"] = url
         self.bucket, self.workers, self.dataset = bucket, workers, dataset
         self.local: str | None = None
+        self.keep = keep
 
     def pack(self, source: str, target: str) -> None:
         """64 MiB a shard, its usual size; or as many bytes as `target`'s name says."""
@@ -40,6 +41,8 @@ class Mosaic:
 
     def prepare(self, job: dict[str, Any]) -> None:
         clean_stale_shared_memory()
+        if self.keep and self.local:
+            return
         self.local = tempfile.mkdtemp(prefix="penstock-mosaic-", dir=job["scratch"])
 
     def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
@@ -50,7 +53,8 @@ class Mosaic:
         yield from DataLoader(dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists)
 
     def finish(self) -> None:
-        shutil.rmtree(self.local, ignore_errors=True)
+        if not self.keep:
+            shutil.rmtree(self.local, ignore_errors=True)
         for left in Path("/dev/shm").glob(
             "[0-9][0-9][0-9][0-9][0-9][0-9]_*"
         ):  # it leaves them where workers were ended
