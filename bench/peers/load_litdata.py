@@ -10,6 +10,7 @@ from typing import Any
 
 import _loading
 import litdata
+import torch
 from litdata.streaming import downloader
 
 
@@ -18,14 +19,31 @@ def as_lists(samples: list[dict[str, Any]]) -> tuple[Any, Any]:
     return [bytes(sample["image"]) for sample in samples], [sample["label"] for sample in samples]
 
 
+WORKER_BATCH = 16  # a worker reads one sample after the other: smaller pieces keep all of them busy
+
+
+class ByNumber(torch.utils.data.Dataset[Any]):
+    """What a DataLoader shuffles by a sampler: each sample by ``dataset[i]``, a range of its chunk."""
+
+    def __init__(self, dataset: litdata.StreamingDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
 class LitData:
-    """`workers` of its StreamingDataLoader."""
+    """`workers` of its StreamingDataLoader; `by_number`, of a DataLoader that shuffles and asks for ``dataset[i]``."""
 
     packages = ("litdata", "torch")
 
-    def __init__(self, *, url: str, bucket: str, workers: int = 8, **dataset: Any) -> None:
+    def __init__(self, *, url: str, bucket: str, workers: int = 8, by_number: bool = False, **dataset: Any) -> None:
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no option for it, and a plain URL hangs
         self.url, self.bucket, self.workers, self.dataset = url, bucket, workers, dataset
+        self.by_number = by_number
         self.cache: str | None = None
 
     def pack(self, source: str, target: str) -> None:
@@ -47,6 +65,13 @@ class LitData:
             f"s3://{self.bucket}/{job['litdata']}", cache_dir=self.cache, shuffle=bool(job.get("shuffle")),
             storage_options={"endpoint_url": self.url}, drop_last=False, **self.dataset,
         )  # fmt: skip
+        if self.by_number:
+            loader = torch.utils.data.DataLoader(
+                ByNumber(dataset), batch_size=WORKER_BATCH, shuffle=True, num_workers=self.workers, collate_fn=as_lists
+            )
+            samples = (sample for images, labels in loader for sample in zip(images, labels, strict=True))
+            yield from _loading.batched(samples, job["batch"])
+            return
         yield from litdata.StreamingDataLoader(
             dataset, batch_size=job["batch"], num_workers=self.workers, collate_fn=as_lists
         )

@@ -30,7 +30,7 @@ AHEAD_BYTES = 64 << 20
 
 class Penstock:
     """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards;
-    ``bare``: one batch in memory again and again.
+    ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one.
     """
 
     packages = ("penstock", "numpy")
@@ -54,6 +54,8 @@ class Penstock:
             return itertools.repeat(([b"image"], [b"0"]), job["batches_max"])
         if self.mode == "decode":
             return self._decode(job)
+        if self.mode in ("stream", "batches"):
+            return self._by_number(job)
         return self._load(job)
 
     def pipeline(self, job: dict[str, Any]) -> Any:
@@ -80,6 +82,24 @@ class Penstock:
                     Path(job["state"]).write_text(json.dumps(loader.state_dict()))
                 yield batch[name], _named(batch["__key__"]) if job.get("objects") else batch[job["label"]]
                 del batch
+
+    def _by_number(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
+        """A permutation of all samples, by ranges of their own; shards by the index that the job has."""
+        import numpy as np
+
+        source = ps.objects if job.get("objects") else ps.shards
+        made = source(f"s3://{self.bucket}/{job['prefix']}/", **self.connection)
+        with made.open(index="require", index_dir=job.get("index"), **self.loader) as dataset:
+            order = np.random.default_rng(job.get("seed", 0)).permutation(len(dataset))
+            samples = dataset.iter_samples(order)
+            for start in range(0, len(order), job["batch"]):
+                numbers = order[start : start + job["batch"]]
+                batch = dataset[numbers] if self.mode == "batches" else list(itertools.islice(samples, len(numbers)))
+                images = [sample[job["image"]] for sample in batch]
+                if job.get("objects"):
+                    yield images, _named([sample["__key__"] for sample in batch])
+                else:
+                    yield images, [sample[job["label"]] for sample in batch]
 
     def _raw(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
         """Parts instead of samples, in order: no parser, no batch, no order."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.store")
 
-BODY_BYTES_MIN = 32 * KIB
-"""Of a body whose rate is worth noting: smaller ones arrive with their head."""
+BODY_BYTES_MIN = 256 * KIB
+"""Of a body whose rate is worth noting: much of a smaller one lies in buffers when its head is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class StoreStatistics:
         in_flight_count: Operations under way now.
         first_byte_p50_s: Median time from sending to the first byte of an answer, of the last 512; nan without any.
         first_byte_p99_s: The 99th percentile: far above the median means that hedging pays.
-        body_p50_bytes_per_s: Median rate of bodies of 32 KiB and more once they have begun, of one connection; nan
+        body_p50_bytes_per_s: Median rate of bodies of 256 KiB and more once they have begun, of one connection; nan
             without any.
         inner: Statistics of the store inside.
     """

@@ -94,7 +94,7 @@ def test_break_even_is_measured_per_store() -> None:
     assert break_even_bytes(MemoryStore()) == BREAK_EVEN_BYTES
     for _ in range(5):
         answered(near, first_byte_s=0.001, received_bytes=10**6, body_s=0.01)
-        answered(near, first_byte_s=0.001, received_bytes=100, body_s=10.0)  # says nothing of a rate
+        answered(near, first_byte_s=0.001, received_bytes=200_000, body_s=10.0)  # says nothing of a rate
         answered(far, first_byte_s=0.03, received_bytes=9 * 10**6, body_s=0.1)
     assert break_even_bytes(near) == pytest.approx(10**5)
     assert break_even_bytes(far) == pytest.approx(2.7 * 10**6)
