@@ -33,7 +33,7 @@ def test_missing_bucket(connect_s3: Callable[..., Store]) -> None:
     """``BucketMissingError``, for reading and for listing, naming the URL."""
     store = connect_s3("s3://no-such-bucket-anywhere")
     message(lambda: store.read("key"), ps.BucketMissingError, "s3://no-such-bucket-anywhere/key", "404")
-    message(lambda: list(store.list()), ps.BucketMissingError, "s3://no-such-bucket-anywhere", "404")
+    message(lambda: list(store.list("a/b")), ps.BucketMissingError, "LIST s3://no-such-bucket-anywhere/a/b:", "404")
     assert issubclass(ps.BucketMissingError, FileNotFoundError)
 
 

@@ -167,7 +167,7 @@ def _list(site: Site, _options: S3Options, operation: ListPage) -> _Built:
     ):
         if value:
             query.append(f"{name}={quote(value, safe='-_.~')}")
-    return "LIST", "", "GET", "&".join(query), [], None
+    return "LIST", operation.prefix, "GET", "&".join(query), [], None
 
 
 def _checksum_headers(options: S3Options, body: Buffer) -> list[str]:
