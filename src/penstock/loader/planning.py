@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.config import default_budget_bytes
 from penstock.errors import ConfigError
+from penstock.index import in_directory
 from penstock.loader.feed import Batching
 from penstock.loader.indexed import IndexedJob, IndexedSource
 from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.reading import Reading, read_ahead, wanted_fields
+from penstock.loader.recording import Recording
 from penstock.loader.state import data_digest
 from penstock.loader.streaming import StreamJob
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.loader.feed import Begun
     from penstock.loader.finding import Finder, Found
     from penstock.loader.options import Options
+    from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
 
@@ -129,7 +132,8 @@ def plan_of(
     rank, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
     shuffle, take = pipeline.stage(Shuffle), pipeline.stage(Take)
     batching = _batching(pipeline, world_size, take.count if take is not None else None)
-    saved, mode = ({}, options.index) if state is None or state["cursor"] is None else (state["job"], state["mode"])
+    saved = {} if state is None or state["cursor"] is None else state["job"]
+    mode = options.index if state is None else state["mode"] or options.index
     lanes = saved.get("lanes") if options.lanes is None else options.lanes
     asked = _Order(
         seed=shuffle.seed if shuffle else 0,
@@ -247,7 +251,17 @@ def _streamed(found: Found, asked: _Order, options: Options, meter: Meter) -> St
     shards = found.sources[0].shards
     order = StreamOrder(shards_count=len(shards), **asked._asdict())
     reading = _reading(found.pipeline, len(order.lanes_owned), options, meter)
+    if options.index == "auto":
+        reading = reading._replace(recording=_recording(shards, options))
     return StreamJob(shards, order=order, reading=reading)
+
+
+def _recording(shards: Sequence[Shard], options: Options) -> Recording | None:
+    """What keeps an index of a streamed epoch; None where it could have no place."""
+    try:
+        return Recording(in_directory(shards, options.index_dir))
+    except ConfigError:  # shards of several buckets
+        return None
 
 
 def _indexed(

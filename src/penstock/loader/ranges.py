@@ -114,6 +114,7 @@ class RangedShard:
         self.left_bytes = 0
         self._reading = reading
         self._meter = reading.meter
+        self._recording = reading.recording
         self._fields = reading.fields[segment.source]
         self._reader: RangedReader | None = None
         self._look: Look[None] | None = None
@@ -308,6 +309,11 @@ class RangedShard:
         if segment.count is not None and self._given_count < segment.count:
             skipped = 0 if reader is None else reader.skipped_samples
             raise too_few(segment, min(self._sample, self._wanted.stop) - skipped)
+        if self._recording is not None:
+            noted = None if reader is None or reader.skipped_error is not None else self._recording.started(segment)
+            if noted is not None:
+                noted.count = self._given_count
+            self._recording.ended(segment, noted)
 
 
 def too_few(segment: Segment, there_count: int) -> CorruptShardError:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.formats import OnCorrupt, Sample
+    from penstock.loader.recording import Recording
     from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
@@ -138,6 +139,7 @@ class Reading(NamedTuple):
         copies: Whether samples are copied out of the parts as they arrive: where nobody decodes them, their members are
             copied once in any case, now they are in the processor's cache, and nothing waits as a slice of a part.
         meter: Told of bytes, store and parse time.
+        recording: Keeps what is found out about whole shards; None: an index knows it, or nobody wants it.
     """
 
     sizes: ReadAhead
@@ -146,6 +148,7 @@ class Reading(NamedTuple):
     fields: Sequence[frozenset[str] | None]
     copies: bool
     meter: Meter
+    recording: Recording | None = None
 
 
 class ReadAhead(NamedTuple):

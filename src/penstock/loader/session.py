@@ -133,6 +133,9 @@ class Session:
         """End the threads and the stores' use; idempotent."""
         self._closed = True
         self._close_epoch()
+        recording = self._plan.job.reading.recording if self._plan is not None else None
+        if recording is not None:
+            recording.close()
         if self._workers is not None:
             self._workers.close()
         self._finder.close()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.fetch import Chunk, PlanItem
     from penstock.formats import Parser, Sample
     from penstock.loader.reading import Reading, Segment
+    from penstock.loader.recording import ShardPass
     from penstock.types import Buffer
 
 _FAR = 1 << 62
@@ -38,6 +39,8 @@ class Streamed:
         self._meter = reading.meter
         self._on_corrupt = reading.on_corrupt
         self._copies = reading.copies
+        self._recording = reading.recording
+        self._noted: ShardPass | None = None  # of the segment that is being read
         self.segment = segments[0]
         self._parser: Parser | None = None
         self._places: list[tuple[int, int]] = []  # of the segment's chunks, as the parser counts bytes and in the shard
@@ -110,6 +113,7 @@ class Streamed:
             head=look.finish() if look is not None else None,
         )
         self.segment = segment
+        self._noted = self._recording.started(segment) if self._recording is not None else None
         self._places = []
         self._read_count = 0
         return True
@@ -156,6 +160,8 @@ class Streamed:
             raise too_few(segment, segment.first_sample + self._read_count)
         if parser.skipped_error is not None:
             self._meter.skipped(segment.url, parser)
+        if self._recording is not None:
+            self._recording.ended(segment, self._noted if parser.skipped_error is None else None)
         if segment.spans is not None:
             extent_bytes = (segment.end_bytes or segment.shard.size_bytes or 0) - segment.offset_bytes
             self._meter.saved_bytes += extent_bytes - sum(span.length_bytes for span in segment.spans)
@@ -167,6 +173,8 @@ class Streamed:
             self._unsaid_bytes = data_bytes
             return
         self._unsaid_bytes = 0
+        if self._noted is not None:
+            self._noted.add(samples)
         segment = self.segment
         sample_bytes = data_bytes / len(samples)
         first = self._read_count

@@ -44,15 +44,18 @@ class StreamJob:
         order = self.order.at_epoch(epoch)
         pins = Pins(self.reading.pinned_bytes_max)
         lanes: list[Lane] = []
+        read: list[Segment] = []
         try:
             for number in order.lanes_owned:
                 if cursor is None or str(number) in cursor["lanes"]:
                     entry = cursor["lanes"][str(number)] if cursor is not None else None
-                    lanes.append(self._lane(number, order, pins, entry))
+                    lanes.append(self._lane(number, order, pins, entry, read))
         except BaseException:
             for lane in lanes:
                 lane.close()
             raise
+        if self.reading.recording is not None:
+            self.reading.recording.begin(segment.shard for segment in read)
         round_count, turn = (cursor["round"], cursor["turn"]) if cursor is not None else (0, 0)
         left_count = cursor["left"] if cursor is not None else batching.take
         feed = LanesFeed(lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn, count=left_count)
@@ -66,7 +69,10 @@ class StreamJob:
         lanes = {str(number): _entry(start, emitted) for number, (start, emitted) in mark.lanes.items()}
         return {"round": mark.round_count, "turn": mark.turn, "left": mark.left_count, "lanes": lanes}
 
-    def _lane(self, number: int, order: StreamOrder, pins: Pins, entry: Mapping[str, Any] | None) -> Lane:
+    def _lane(
+        self, number: int, order: StreamOrder, pins: Pins, entry: Mapping[str, Any] | None, read: list[Segment]
+    ) -> Lane:
+        """A lane; `read` grows by what it reads."""
         segments = [Segment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
         start, emitted = None, 0
         if entry is not None:
@@ -74,6 +80,7 @@ class StreamJob:
             segments = [first, *segments[first.index + 1 :]]
             start = RunStart(entry["run"], first, entry["offset_bytes"], entry["sample"], entry["before"])
             emitted = entry["emitted"]
+        read += segments
         reader = LaneReader(segments, reading=self.reading)
         return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=emitted)
 
