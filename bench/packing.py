@@ -1,27 +1,38 @@
 """How many files of 20 KB a second are packed from S3 to S3, into four tars?
 
-A store with 30 ms to the first byte, whose writes are read and dropped. webdataset's ShardWriter is fed by boto3 in
-threads, in order, writes its tars to memory, and boto3 uploads each when it is complete. The clock runs from the first
-request of the listing to the last shard's commit; what was imported before is not counted.
+A store with 30 ms to the first byte, whose writes are read and dropped. All list the source with boto3, or with what
+they have, and the clock runs from the first request of that to the last shard's commit; imports are not counted.
 
-The peer's interpreter needs webdataset and boto3 (bench/peers/webdataset.txt and boto3.txt); --peer-python names it.
+- webdataset's ShardWriter is fed by boto3 in threads, in order, writes its tars to memory, and boto3 uploads each when
+  it is complete.
+- MosaicML's MDSWriter is fed the same way, and uploads by itself.
+- litdata.optimize has one process per core; each takes batches of 64 keys and reads them with 32 boto3 threads. It
+  writes to memory, and boto3 uploads what it wrote, four files at a time: its own upload reads back from the store what
+  this one drops.
+
+Each peer has its interpreter in bench/.venvs (bench/setup.sh).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ACCESS_KEY, SECRET_KEY, REGION = "AKBENCHBENCHBENCH000", "bench/secret/bench/secret/bench/secret00", "us-east-1"
 SHARDS = 4
-FILES = 12_000
-"""The origin keeps every file open that it served, and may open 16 384: the issue's 50 000 need a larger limit there."""
+FILES = 50_000
+QUICK_FILES = 4_000
 
 
 def shard_bytes(count: int) -> int:
@@ -50,52 +61,64 @@ def run_penstock(endpoint_url: str, bucket: str, count: int, threads: int) -> di
     return {"seconds": seconds, "samples": packed.samples_count, "versions": {"penstock": ps.__version__}}
 
 
-def run_webdataset(endpoint_url: str, bucket: str, count: int, threads: int) -> dict[str, Any]:
-    import tempfile
-    from collections import deque
-    from concurrent.futures import Future, ThreadPoolExecutor
-
+def _client(endpoint_url: str, threads: int) -> Any:
     import boto3
-    import webdataset
     from botocore.config import Config
 
-    config = Config(max_pool_connections=threads + 8, s3={"addressing_style": "path"})
-    client = boto3.client(
+    return boto3.client(
         "s3",
         endpoint_url=endpoint_url,
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
         region_name=REGION,
-        config=config,
+        config=Config(max_pool_connections=threads + 8, s3={"addressing_style": "path"}),
     )
+
+
+def _keys(client: Any, bucket: str) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix="src/")
+    return [item["Key"] for page in pages for item in page["Contents"]]
+
+
+def _read_in_order(client: Any, bucket: str, keys: list[str], threads: int) -> Iterator[tuple[str, bytes]]:
+    """Each object in the order of the keys, so many threads reading ahead."""
+    from collections import deque
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    def read(key: str) -> bytes:
+        return client.get_object(Bucket=bucket, Key=key)["Body"].read()  # type: ignore[no-any-return]
+
+    waiting: deque[tuple[str, Future[bytes]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        todo = iter(keys)
+        while True:
+            while len(waiting) < 4 * threads and (key := next(todo, None)) is not None:
+                waiting.append((key, pool.submit(read, key)))
+            if not waiting:
+                return
+            key, future = waiting.popleft()
+            yield key.removeprefix("src/").partition(".")[0], future.result()
+
+
+def run_webdataset(endpoint_url: str, bucket: str, count: int, threads: int) -> dict[str, Any]:
+    import boto3
+    import webdataset
+
+    client = _client(endpoint_url, threads)
     folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
 
     def upload(path: str) -> None:
         client.upload_file(path, bucket, f"dst/{Path(path).name}")
         Path(path).unlink()
 
-    def read(key: str) -> bytes:
-        return client.get_object(Bucket=bucket, Key=key)["Body"].read()  # type: ignore[no-any-return]
-
     start_s = time.monotonic()
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix="src/")
-    keys = [item["Key"] for page in pages for item in page["Contents"]]
+    keys = _keys(client, bucket)
     samples = 0
-    waiting: deque[tuple[str, Future[bytes]]] = deque()
-    with (
-        ThreadPoolExecutor(threads) as pool,
-        webdataset.ShardWriter(
-            str(folder / "train-%06d.tar"), maxsize=shard_bytes(count), maxcount=count + 1, post=upload, verbose=0
-        ) as sink,
-    ):
-        todo = iter(keys)
-        while True:
-            while len(waiting) < 4 * threads and (key := next(todo, None)) is not None:
-                waiting.append((key, pool.submit(read, key)))
-            if not waiting:
-                break
-            key, future = waiting.popleft()
-            sink.write({"__key__": key.removeprefix("src/").partition(".")[0], "bin": future.result()})
+    with webdataset.ShardWriter(
+        str(folder / "train-%06d.tar"), maxsize=shard_bytes(count), maxcount=count + 1, post=upload, verbose=0
+    ) as sink:
+        for key, data in _read_in_order(client, bucket, keys, threads):
+            sink.write({"__key__": key, "bin": data})
             samples += 1
     seconds = time.monotonic() - start_s
     folder.rmdir()
@@ -103,13 +126,82 @@ def run_webdataset(endpoint_url: str, bucket: str, count: int, threads: int) -> 
     return {"seconds": seconds, "samples": samples, "versions": versions}
 
 
-CLIENTS = {"penstock": run_penstock, "webdataset": run_webdataset}
+def run_mosaicml(endpoint_url: str, bucket: str, count: int, threads: int) -> dict[str, Any]:
+    sys.path.insert(0, str(HERE / "peers"))
+    import _without_torchvision  # noqa: F401 - before streaming
+    import boto3
+    import streaming
+
+    os.environ |= {
+        "S3_ENDPOINT_URL": endpoint_url,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    }
+    os.environ["AWS_DEFAULT_REGION"] = REGION
+    client = _client(endpoint_url, threads)
+    folder = tempfile.mkdtemp(dir="/dev/shm")
+    start_s = time.monotonic()
+    keys = _keys(client, bucket)
+    samples = 0
+    with streaming.MDSWriter(
+        out=(folder, f"s3://{bucket}/dst"), columns={"bin": "bytes"}, size_limit=shard_bytes(count), progress_bar=False
+    ) as out:
+        for _, data in _read_in_order(client, bucket, keys, threads):
+            out.write({"bin": data})
+            samples += 1
+    seconds = time.monotonic() - start_s
+    shutil.rmtree(folder, ignore_errors=True)
+    versions = {"mosaicml-streaming": streaming.__version__, "boto3": boto3.__version__}
+    return {"seconds": seconds, "samples": samples, "versions": versions}
+
+
+_litdata_clients: dict[str, Any] = {}
+
+
+def _litdata_read(keys: list[str], *, endpoint_url: str, bucket: str, threads: int) -> Iterator[dict[str, bytes]]:
+    """What litdata's workers call, each with a client of its own."""
+    if endpoint_url not in _litdata_clients:
+        _litdata_clients[endpoint_url] = _client(endpoint_url, threads)
+    for _, data in _read_in_order(_litdata_clients[endpoint_url], bucket, keys, threads):
+        yield {"bin": data}
+
+
+def run_litdata(endpoint_url: str, bucket: str, count: int, threads: int) -> dict[str, Any]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import boto3
+    import litdata
+
+    client = _client(endpoint_url, threads)
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    start_s = time.monotonic()
+    keys = _keys(client, bucket)
+    litdata.optimize(
+        fn=partial(_litdata_read, endpoint_url=endpoint_url, bucket=bucket, threads=threads),
+        inputs=[keys[first : first + 64] for first in range(0, len(keys), 64)],
+        output_dir=str(folder),
+        chunk_bytes=shard_bytes(count),
+        num_workers=os.cpu_count(),
+        keep_data_ordered=False,
+        verbose=False,
+    )
+    with ThreadPoolExecutor(SHARDS) as pool:
+        list(pool.map(lambda path: client.upload_file(str(path), bucket, f"dst/{path.name}"), folder.iterdir()))
+    seconds = time.monotonic() - start_s
+    samples = sum(chunk["chunk_size"] for chunk in json.loads((folder / "index.json").read_text())["chunks"])
+    shutil.rmtree(folder, ignore_errors=True)
+    versions = {"litdata": litdata.__version__, "boto3": boto3.__version__}
+    return {"seconds": seconds, "samples": samples, "versions": versions}
+
+
+CLIENTS = {"penstock": run_penstock, "webdataset": run_webdataset, "mosaicml": run_mosaicml, "litdata": run_litdata}
 
 
 def be_client(name: str, endpoint_url: str, bucket: str, count: str, threads: str) -> None:
     answer = CLIENTS[name](endpoint_url, bucket, int(count), int(threads))
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    answer |= {"cpu_s": used.ru_utime + used.ru_stime, "memory_bytes": used.ru_maxrss * 1024}
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    answer["cpu_s"] = sum(each.ru_utime + each.ru_stime for each in used)
+    answer["memory_bytes"] = max(each.ru_maxrss for each in used) * 1024
     print(json.dumps(answer))
 
 
@@ -119,8 +211,9 @@ def be_client(name: str, endpoint_url: str, bucket: str, count: str, threads: st
 class Packs:
     """One client: a new process each turn."""
 
-    def __init__(self, name: str, kind: str, python: str, count: int, **options: Any) -> None:
-        self.name, self.kind, self.python, self.count, self.options = name, kind, python, count, options
+    def __init__(self, name: str, kind: str, count: int, *, threads: int = 0) -> None:
+        self.name, self.kind, self.count, self.options = name, kind, count, {"threads": threads}
+        self.python = sys.executable if kind == "penstock" else str(HERE / f".venvs/{kind}/bin/python")
         self.versions: dict[str, str] = {}
         self._origin: Any = None
 
@@ -133,7 +226,7 @@ class Packs:
     def measure(self) -> dict[str, Any]:
         from clients import BUCKET, BenchError
 
-        words = [self.kind, self._origin.url, BUCKET, str(self.count), str(self.options.get("threads", 0))]
+        words = [self.kind, self._origin.url, BUCKET, str(self.count), str(self.options["threads"])]
         ended = subprocess.run(
             [self.python, str(HERE / "packing.py"), "--client", *words], capture_output=True, text=True, timeout=1800
         )
@@ -153,11 +246,10 @@ def main() -> None:
 
     options = arguments(
         __doc__ or "",
-        count={"type": int, "default": None, "help": "files; default 12 000, quick 4 000"},
+        count={"type": int, "default": None, "help": f"files; default {FILES}, quick {QUICK_FILES}"},
         ttfb_ms={"type": float, "default": 30.0, "help": "milliseconds to the first byte"},
-        peer_python={"default": str(HERE / ".venvs/webdataset/bin/python"), "help": "with webdataset and boto3"},
     )
-    count = options.count or (4_000 if options.quick else FILES)
+    count = options.count or (QUICK_FILES if options.quick else FILES)
     with memory_folder() as root:
         folder = root / BUCKET / "src"
         folder.mkdir(parents=True)
@@ -165,9 +257,11 @@ def main() -> None:
         for number in range(count):
             (folder / f"{number:06d}.bin").write_bytes(b"%016d" % number + block[16:])
         clients = [
-            Packs("penstock", "penstock", sys.executable, count),
-            Packs("webdataset, 16 threads", "webdataset", options.peer_python, count, threads=16),
-            Packs("webdataset, 64 threads", "webdataset", options.peer_python, count, threads=64),
+            Packs("penstock", "penstock", count),
+            Packs("webdataset, 16 threads", "webdataset", count, threads=16),
+            Packs("webdataset, 64 threads", "webdataset", count, threads=64),
+            Packs("MDSWriter, 64 threads", "mosaicml", count, threads=64),
+            Packs("litdata.optimize, 32 threads each", "litdata", count, threads=32),
         ]
         metrics = {
             "files/s": lambda answer: answer["samples"] / answer["seconds"],
@@ -179,10 +273,12 @@ def main() -> None:
             run = Run(question, origin, options.select(clients), metrics, options.turns(3, 1))
             with run:
                 run.turns(lambda client: client.measure())
-            peers = ("webdataset, 16 threads", "webdataset, 64 threads")
-            best = run.best("files/s", *peers)
-            ratios = run.ratios("files/s", "penstock", best)
-            run.report([Row(f"files/s : {best}", ratios, 3, 6)], ttfb_ms=options.ttfb_ms)
+            best = run.best("files/s", *[client.name for client in clients if client.kind == "webdataset"])
+            rows = [Row(f"files/s : {best}", run.ratios("files/s", "penstock", best), 3, 6)]
+            for client in clients[3:]:
+                if ratios := run.ratios("files/s", "penstock", client.name):
+                    rows.append(Row(f"files/s : {client.name}", ratios, 1, 3))
+            run.report(rows, ttfb_ms=options.ttfb_ms)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def uploads(folder: Path) -> list[Path]:
 
 
 def test_the_bytes_are_those_of_one_machine(cluster: Cluster, source: Path, tmp_path: Path) -> None:
-    """Packed, converted and cut anew by tasks on three nodes, every shard is equal to that of threads; then nothing is left to do."""
+    """Packed, converted and cut anew by tasks on three nodes, every shard is equal to that of threads; then all is done."""
     pack(source, tmp_path / "here", samples_max=4)
     packed = pack(source, tmp_path / "there", samples_max=4, executor="ray", verify=True)
     assert (packed.samples_count, packed.shards_written) == (SAMPLES, 6)
