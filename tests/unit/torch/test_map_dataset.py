@@ -159,6 +159,23 @@ def test_samples_of_indexed_shards(tmp_path: Path) -> None:
     assert copy[13]["txt"] == "sample 13"
 
 
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.server)])
+def test_indexed_shards_in_a_dataloader(tmp_path: Path, method: str) -> None:
+    """Workers read ranges of shards in any sampler's order; what each started with is what was found here."""
+    total = write_counted(tmp_path / "data", (9, 4, 7))
+    made = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls"))
+    dataset = ps.torch.MapDataset(made, index="auto", index_dir=tmp_path / "index")
+    assert dataset["s00011"]["cls"] == 11
+    assert [sample["cls"] for sample in dataset[3:6]] == [3, 4, 5]
+    order = np.random.default_rng(1).permutation(total).tolist()
+    batches = torch.utils.data.DataLoader(
+        dataset, batch_size=6, sampler=order, num_workers=2, multiprocessing_context=method
+    )
+    assert [int(number) for batch in batches for number in batch["cls"]] == order
+    dataset.close()
+    assert dataset[-1]["cls"] == total - 1
+
+
 def test_shards_without_an_index_are_refused(tmp_path: Path) -> None:
     """Random access needs an index: the error says how to make one."""
     write_counted(tmp_path / "data", (9,))

@@ -1,0 +1,71 @@
+"""Random access on a real S3 server: one engine for all threads, children that go on, versions that are held."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from loading import counted, shard
+from penstock.access import Dataset
+from penstock.errors import ObjectChangedError
+from penstock.store import Store
+
+pytestmark = pytest.mark.server
+SAMPLES = 40
+
+
+@pytest.fixture
+def dataset(s3_store: Store, bucket: str, s3_endpoint: Any, tmp_path: Path) -> Iterator[Dataset]:
+    """Counted samples in four shards."""
+    for number in range(4):
+        s3_store.write(f"train/s-{number:03d}.tar", shard(counted(range(number * 10, number * 10 + 10))))
+    keys = ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key)
+    where = {"endpoint_url": s3_endpoint.endpoint_url, "region": s3_endpoint.region, "credentials": keys}
+    made = ps.shards(f"s3://{bucket}/train/", **where).decode(ps.Integer("cls"))
+    with made.open(index_dir=tmp_path) as opened:
+        yield opened
+
+
+def numbers(samples: Any) -> list[int]:
+    return [int(sample["cls"]) for sample in samples]
+
+
+def test_threads_share_one_engine(dataset: Dataset) -> None:
+    """Whatever number of threads ask for batches, no thread is added to the process's one loop."""
+    dataset[0]
+    before = {thread.name for thread in threading.enumerate()}
+    orders = [np.random.default_rng(seed).permutation(SAMPLES).tolist() for seed in range(8)]
+    with ThreadPoolExecutor(8, "asking") as pool:
+        assert list(pool.map(lambda order: numbers(dataset[order]), orders)) == orders
+        added = {thread.name for thread in threading.enumerate()} - before
+    assert all(name.startswith("asking") for name in added)
+
+
+def test_a_forked_child_goes_on(dataset: Dataset) -> None:
+    """A child uses the data set with connections of its own while its parent reads, and does not disturb it."""
+    batches = dataset.iter_samples(range(SAMPLES))
+    assert next(batches)["cls"] == 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if numbers(dataset[[33, 2]]) == [33, 2] and dataset["s00007"]["cls"] == 7 else 1)
+    assert numbers(batches) == list(range(1, SAMPLES))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_replaced_shard_is_an_error(dataset: Dataset, s3_store: Store) -> None:
+    """By the ETag that was indexed: nothing of another version is given, also where its size is the same."""
+    s3_store.write("train/s-002.tar", shard(counted(range(50, 60))))
+    with pytest.raises(ObjectChangedError, match=r"s-002\.tar"):
+        dataset[[0, 25]]
+    assert numbers(dataset[[0, 39]]) == [0, 39]
