@@ -299,7 +299,7 @@ def store_blocks(
             object_bytes=object_bytes,
             block_bytes=cache.config.block_bytes,
         )
-        entries.append(Entry(block_name(digest, index), data, header_bytes_of(identity) + len(data), header))
+        entries.append(Entry(block_name(digest, index), data, header_bytes_of(identity, len(data)) + len(data), header))
     if entries:
         cache.files.write(entries)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.buffers import small_buffer
 from penstock.cache.entry import (
-    FIXED_BYTES,
+    ROUND_BYTES,
     CorruptEntryError,
     Header,
     Name,
@@ -67,7 +67,7 @@ class Files(Folder):
             return False
         try:
             seen_s = self._seen.get(name.file)
-            header_bytes = header_bytes_of(identity)
+            header_bytes = header_bytes_of(identity, size_bytes)
             if seen_s is None:
                 self._read_first(fd, (identity, block_index), view, start, size_bytes)
                 self.counts.verified_count += 1
@@ -90,7 +90,7 @@ class Files(Folder):
 
     def _read_first(self, fd: int, block: tuple[bytes, int], view: memoryview, start: int, size_bytes: int) -> None:
         """Read the whole block, hold it against its checksums, and give the part asked for."""
-        head = bytearray(header_bytes_of(block[0]))
+        head = bytearray(header_bytes_of(block[0], size_bytes))
         whole = view if len(view) == size_bytes else small_buffer(size_bytes)[:size_bytes]
         count = _read_all(fd, [memoryview(head), whole], 0)
         header = decode(head)
@@ -145,7 +145,7 @@ class Files(Folder):
         except OSError:
             return None
         try:
-            header = decode(os.pread(fd, max(header_bytes_of(identity), FIXED_BYTES), 0))
+            header = decode(os.pread(fd, max(header_bytes_of(identity, 0), ROUND_BYTES), 0))
         except (OSError, CorruptEntryError):
             return None  # read_block will say what is wrong
         finally:

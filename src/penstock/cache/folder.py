@@ -16,8 +16,10 @@ nobody: they are counted, said once, and taken for a miss.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
+import mmap
 import os
 import threading
 from collections import Counter
@@ -25,7 +27,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import forks
-from penstock.cache.entry import FOLDERS_COUNT, Name, allotted_bytes
+from penstock.cache.entry import FOLDERS_COUNT, ROUND_BYTES, Name, allotted_bytes, takes_direct_writes
 from penstock.cache.leases import Leases
 from penstock.cache.troubles import Troubles
 from penstock.cache.usage import Usage
@@ -82,6 +84,8 @@ class Folder:
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # what is there and what is counted change together
         self._reserved_bytes: Counter[int] = Counter()  # by folder: counted, and not yet there
+        self._pages = threading.local()
+        self._writes_directly = True  # until the file system refuses
 
     def after_fork_in_child(self) -> None:
         """Names of temporary files begin anew: the token is another one. What is being written is the parent's."""
@@ -165,12 +169,8 @@ class Folder:
 
     def _write(self, entry: Entry) -> None:
         temporary = f"{self.root}/temporary/{self.leases.token}-{next(self._numbers)}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                _write_all(fd, entry.header(), entry.data)
-            finally:
-                os.close(fd)
+            self._write_file(temporary, entry.header(), entry.data)
             with self._lock:
                 self._place(temporary, entry.name)
                 self._reserved_bytes[entry.name.folder] -= allotted_bytes(entry.file_bytes)
@@ -180,6 +180,37 @@ class Folder:
             raise
         self.counts.stored_count += 1
         self.counts.stored_bytes += entry.file_bytes
+
+    def _write_file(self, path: str, header: bytes, data: memoryview) -> None:
+        """Write a new file; whole pages past the page cache, where memory and file system allow.
+
+        Pages of that cache cost a copy, and are dirty until the disk has them, at the expense of the job's memory.
+        """
+        page = (
+            self._page(header)
+            if self._writes_directly and is_aligned(data) and takes_direct_writes(len(data))
+            else None
+        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | (os.O_DIRECT if page is not None else 0)
+        try:
+            fd = os.open(path, flags, 0o600)
+            try:
+                _write_all(fd, page if page is not None else header, data)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if page is None or error.errno != errno.EINVAL:
+                raise
+            self._writes_directly = False  # this file system does not
+            self._write_file(path, header, data)
+
+    def _page(self, header: bytes) -> memoryview:
+        """`header` in whole pages of memory, this thread's own."""
+        page: memoryview | None = getattr(self._pages, "page", None)
+        if page is None or len(page) != len(header):
+            page = self._pages.page = memoryview(mmap.mmap(-1, len(header)))
+        page[:] = header
+        return page
 
     def _place(self, temporary: str, name: Name) -> None:
         path = self.entries + name.path
@@ -281,7 +312,15 @@ def folders() -> range:
     return range(FOLDERS_COUNT)
 
 
-def _write_all(fd: int, header: bytes, data: memoryview) -> None:
+def is_aligned(data: memoryview) -> bool:
+    """Whether `data` begins where a page of memory does."""
+    try:
+        return ctypes.addressof(ctypes.c_ubyte.from_buffer(data)) % ROUND_BYTES == 0
+    except (TypeError, ValueError):  # it may only be read, or is empty
+        return False
+
+
+def _write_all(fd: int, header: bytes | memoryview, data: memoryview) -> None:
     done = os.writev(fd, [header, data])
     if done < len(header):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -209,7 +209,7 @@ class Metadata:
         self._files.remove(name)  # counted, so that the number of its folder stays right
         wall_s = time.time() - (time.monotonic() - said_s)
         header = partial(encode, kind, identity, data, said_s=wall_s)
-        self._files.write([Entry(name, memoryview(data), header_bytes_of(identity) + len(data), header)])
+        self._files.write([Entry(name, memoryview(data), header_bytes_of(identity, len(data)) + len(data), header)])
 
 
 def is_version(etag: str | None) -> bool:

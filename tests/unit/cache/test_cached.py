@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import math
@@ -22,6 +23,7 @@ import pytest
 from penstock.cache import CacheConfig, Cached
 from penstock.cache.care import clear, opened, survey, trim, verify
 from penstock.cache.warm import warm
+from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, UnavailableError
 from penstock.fetch import PlanItem
 from penstock.store.faulty import Faulty
@@ -272,6 +274,51 @@ def test_nothing_is_copied_on_the_way(world: World) -> None:
     assert completion.landing is landing
     assert bytes(buffer) == b"#" * 1000 + data[3000:9000] + b"#" * 13_000
     assert completion.verified == "crc32c"
+
+
+class _Opened:
+    """Counts how entries are opened for writing; `refuses` as a file system that knows no direct writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refuses: bool) -> None:
+        self.direct_count = self.buffered_count = 0
+        self._refuses = refuses
+        self._open = os.open
+        monkeypatch.setattr(os, "open", self)
+
+    def __call__(self, path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & os.O_DIRECT:
+            self.direct_count += 1
+            if self._refuses:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        elif "/temporary/" in str(path):
+            self.buffered_count += 1
+        return self._open(path, flags, *rest, **options)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_whole_blocks_go_past_the_page_cache(world: World, monkeypatch: pytest.MonkeyPatch, refuses: bool) -> None:
+    """Aligned blocks are written directly, the odd end is not; where the file system refuses, nothing is, after one try."""
+    data = content(3 * MIB + 5)
+    world.memory.write("k", data)
+    opened = _Opened(monkeypatch, refuses=refuses)
+    store = world.cache(block_bytes=MIB, threads_max=1)
+    items = listed(store)
+    parts = [bytes(chunk.data) for chunk in store.read_parts(items, part_bytes=4 * MIB)]
+    assert b"".join(parts) == data
+    assert (opened.direct_count, opened.buffered_count) == ((1, 4) if refuses else (3, 1))
+    assert store.statistics().troubles == {}
+    other = world.cache(block_bytes=MIB)
+    assert epoch(other) == data
+    assert (other.statistics().hit_count > 3, other.statistics().fetched_bytes) == (True, 0)
+
+
+def test_a_block_is_written_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the first of its folder: nothing is written again for a folder that is not there yet."""
+    world.memory.write("k", content(64 * BLOCK_BYTES))
+    opened = _Opened(monkeypatch, refuses=False)
+    store = world.cache()
+    epoch(store)
+    assert opened.buffered_count == store.statistics().stored_count == 64
 
 
 class _Weak(MemoryStore):
