@@ -36,15 +36,21 @@ class ByNumber(torch.utils.data.Dataset[Any]):
 
 
 class LitData:
-    """`workers` of its StreamingDataLoader; `by_number`, of a DataLoader that shuffles and asks for ``dataset[i]``."""
+    """`workers` of its StreamingDataLoader; `by_number`, of a DataLoader that shuffles and asks for ``dataset[i]``.
+
+    `keep`: what it has copied stays, so that later epochs are warm.
+    """
 
     packages = ("litdata", "torch")
 
-    def __init__(self, *, url: str, bucket: str, workers: int = 8, by_number: bool = False, **dataset: Any) -> None:
+    def __init__(
+        self, *, url: str, bucket: str, workers: int = 8, by_number: bool = False, keep: bool = False, **dataset: Any
+    ) -> None:
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # there is no option for it, and a plain URL hangs
         self.url, self.bucket, self.workers, self.dataset = url, bucket, workers, dataset
         self.by_number = by_number
         self.cache: str | None = None
+        self.keep = keep
 
     def pack(self, source: str, target: str) -> None:
         """64 MB a chunk, its usual size; or `target` says how many samples."""
@@ -58,6 +64,8 @@ class LitData:
         cache.merge()
 
     def prepare(self, job: dict[str, Any]) -> None:
+        if self.keep and self.cache:
+            return
         self.cache = tempfile.mkdtemp(prefix="penstock-litdata-", dir=job["scratch"])
 
     def epoch(self, job: dict[str, Any]) -> Iterator[_loading.Batch]:
@@ -77,7 +85,8 @@ class LitData:
         )
 
     def finish(self) -> None:
-        shutil.rmtree(self.cache, ignore_errors=True)
+        if not self.keep:
+            shutil.rmtree(self.cache, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -31,14 +31,16 @@ AHEAD_BYTES = 64 << 20
 class Penstock:
     """`mode` ``loader``; ``raw``: the shards' bytes, unparsed; ``decode``: from memory, beside a client that discards;
     ``bare``: one batch in memory again and again; by number in random order: ``stream``, or ``batches`` one by one.
+    `mount`: a folder to read instead of the bucket.
     """
 
     packages = ("penstock", "numpy")
 
-    def __init__(self, *, url: str, bucket: str, mode: str = "loader", **loader: Any) -> None:
+    def __init__(self, *, url: str, bucket: str, mode: str = "loader", mount: str = "", **loader: Any) -> None:
         self.url, self.bucket, self.mode, self.loader = url, bucket, mode, loader
         self.cache = ""
-        self.connection = {"endpoint_url": url, "region": REGION}
+        self.connection = {} if mount else {"endpoint_url": url, "region": REGION}
+        self.root = mount or f"s3://{bucket}"
 
     def prepare(self, job: dict[str, Any]) -> None:
         """An index that an earlier epoch left is not found, unless the job says where one is."""
@@ -61,7 +63,7 @@ class Penstock:
     def pipeline(self, job: dict[str, Any]) -> Any:
         """Images and labels; where objects hold no label, the key's number is it."""
         name = job["image"]
-        urls = f"s3://{self.bucket}/{job['prefix']}/"
+        urls = f"{self.root}/{job['prefix']}/"
         source = ps.objects if job.get("objects") else ps.shards
         pipeline = source(urls, **self.connection)
         if job.get("shuffle"):
