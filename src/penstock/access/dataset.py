@@ -100,7 +100,7 @@ class Dataset:
             self._places = ObjectPlaces(source, shards, config)
         else:
             known = _indexed(source, shards, index=index, index_dir=index_dir)
-            self._places = ShardPlaces(known, config, gap_bytes=gap_bytes)
+            self._places = ShardPlaces(known, config, fields=pipeline.members(), gap_bytes=gap_bytes)
 
     def __len__(self) -> int:
         return len(self._places)

@@ -19,6 +19,7 @@ from penstock.access.names import Names
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.index import SampleMap
+from penstock.loader.selecting import gap_bytes_of, may_pay, wanted_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.loader.shards import Shard
     from penstock.pipeline import Objects
     from penstock.store import Store
+    from penstock.types import ByteRange
 
 _Place: TypeAlias = "tuple[int, tuple[Store, list[PlanItem]]]"
 
@@ -251,6 +253,7 @@ class ShardPlaces(StoredPlaces):
 
     Args:
         known: What the index says; complete.
+        fields: Members that are wanted; None: all.
         config: See ``StoredPlaces``.
         gap_bytes: See there.
 
@@ -258,17 +261,20 @@ class ShardPlaces(StoredPlaces):
         ConfigError: a shard is not indexed, or of a format that cannot be entered at a sample.
     """
 
-    def __init__(self, known: Lookup, config: FetchConfig, *, gap_bytes: int | None) -> None:
+    def __init__(
+        self, known: Lookup, config: FetchConfig, *, fields: frozenset[str] | None, gap_bytes: int | None
+    ) -> None:
         super().__init__(config, gap_bytes=gap_bytes)
         self._known = known
+        self._fields = fields
         self._map = SampleMap(known)
 
-    def __getstate__(self) -> Any:
-        return self._known, self._config, self._gap_bytes
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_map": None}
 
-    def __setstate__(self, state: Any) -> None:
-        known, config, gap_bytes = state
-        self.__init__(known, config, gap_bytes=gap_bytes)  # type: ignore[misc]  # the shards' indexes are read again
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map = SampleMap(self._known)  # shards' own indexes are read again, those that are needed
 
     def __len__(self) -> int:
         return len(self._map)
@@ -287,15 +293,28 @@ class ShardPlaces(StoredPlaces):
         spans = self._map.spans(numbers)
         for number in {number for number, _ in spans}:
             self._need_head(number)
-        found = self._known.found
-        return [
-            (each.shard.store, [PlanItem(each.shard.key, span, each.if_match, each.size_bytes)])
-            for each, span in ((found[number], span) for number, span in spans)
-        ]
+        located = []
+        for index, (number, span) in zip(numbers, spans, strict=True):
+            shard, _, size_bytes, _, if_match = self._known.found[number]
+            wanted = self._wanted(index, number) or [span]
+            located.append((shard.store, [PlanItem(shard.key, each, if_match, size_bytes) for each in wanted]))
+        return located
+
+    def _wanted(self, index: int, number: int) -> list[ByteRange] | None:
+        """What of a sample to read where leaving members out pays; None: all of it."""
+        row = self._known.rows[number]
+        shard: Any = self._known.found[number].shard
+        if self._fields is None or row is None or not may_pay(shard, row, self._fields):
+            return None
+        sample = self._map.locate(index)[1]
+        known = self._map.index_of(number)
+        return wanted_spans(known, sample, 1, fields=self._fields, gap_bytes=gap_bytes_of(shard))
 
     def _made(self, number: int, data: Sequence[memoryview]) -> Fetched:
-        shard, _ = self._map.locate(number)
-        return Fetched(self._map.parse(number, data[0]), self._known.found[shard].shard.url)
+        shard, extent = self._map.spans([number])[0]
+        is_all = self._fields is None or (len(data) == 1 and len(data[0]) == extent.length_bytes)
+        sample = self._map.parse(number, data[0]) if is_all else self._map.parse_some(number, data)
+        return Fetched(sample, self._known.found[shard].shard.url)
 
     def _need_head(self, number: int) -> None:
         """Read what of the shard every sample's parser needs, once; nothing for most formats."""

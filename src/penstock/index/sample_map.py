@@ -130,6 +130,29 @@ class SampleMap:
             raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=start)
         return samples[0]
 
+    def parse_some(self, index: int, pieces: Sequence[Buffer]) -> Sample:
+        """A sample of which some members were read, of a tar; there is no checksum to hold them against.
+
+        Args:
+            index: Number of the sample.
+            pieces: uint8[n] each, its members in stored order, with their headers.
+
+        Raises:
+            CorruptShardError: they are not members of one sample.
+        """
+        shard, number = self.locate(index)
+        url, start = self._known.found[shard].shard.url, self._span(shard, number).start
+        parser = parser_of(self._rows[shard].format, shard=url, start_offset_bytes=start)
+        samples = [sample for piece in pieces for sample in parser.feed(piece)] + parser.finish()
+        if len(samples) != 1:
+            raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=start)
+        return samples[0]
+
+    def index_of(self, shard: int) -> ShardIndex:
+        """Where a shard's samples lie. Cost: one read, where it was not asked for before."""
+        self._load([shard])
+        return self._indexes[shard]
+
     def find(self, key: str) -> int | None:
         """Number of the first sample with this key; None: there is none. Cost: all keys are read and kept, once.
 

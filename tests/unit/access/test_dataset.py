@@ -43,6 +43,16 @@ def requests_count(dataset: Dataset) -> int:
     return sum(store.statistics().operations.get("Get", 0) for store in places.stores if isinstance(store, Traced))
 
 
+def received_bytes(dataset: Dataset) -> int:
+    """Of samples so far."""
+    places: Any = dataset._places
+    return sum(store.statistics().received_bytes for store in places.stores if isinstance(store, Traced))
+
+
+def stored(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
 def test_by_number(dataset: Dataset) -> None:
     """A number, negative or NumPy's, is one sample; a slice, a list, a range or an array is a list, in that order."""
     assert len(dataset) == TOTAL
@@ -139,6 +149,27 @@ def test_neighbours_are_one_request(tmp_path: Path) -> None:
     before = requests_count(dataset)
     assert numbers(dataset[[30, 2, 17, 9]]) == [30, 2, 17, 9]
     assert requests_count(dataset) - before == 1
+
+
+def test_members_nobody_wants_are_not_read(tmp_path: Path) -> None:
+    """Where it pays, only the wanted members' ranges are asked for, in one piece or several; the samples are the same."""
+    big = bytes(300_000)
+    (tmp_path / "data").mkdir()
+    members = [{"__key__": f"s{n}", "a": str(n), "b": big, "c": str(n) * 2, "d": big} for n in range(6)]
+    (tmp_path / "data/s-000.tar").write_bytes(shard(members))
+    source = ps.shards(f"{tmp_path}/data/")
+    order = [4, 0, 4, 5]
+    for fields in (["a"], ["a", "c"], ["c", "d"], ["b"]):
+        dataset = source.select(fields).open(index_dir=tmp_path / "index")
+        before = received_bytes(dataset)
+        found = dataset[order]
+        wanted = [{name: value for name, value in members[n].items() if name in ("__key__", *fields)} for n in order]
+        assert [{name: each[name] for name in ("__key__", *fields)} for each in found] == [
+            {name: value if name == "__key__" else stored(value) for name, value in each.items()} for each in wanted
+        ]
+        large = sum(name in ("b", "d") for name in fields)
+        assert received_bytes(dataset) - before < 3 * (large * 300_000 + 10_000)
+        assert [each["__key__"] for each in dataset.iter_samples(order)] == ["s4", "s0", "s4", "s5"]
 
 
 def test_an_index_is_made_or_required(tmp_path: Path) -> None:
