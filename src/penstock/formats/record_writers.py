@@ -13,17 +13,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crc32c import crc32c
+
 from penstock.errors import ConfigError
 from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE
 from penstock.formats.sample import RESERVED_FIELDS
 from penstock.formats.tar_writer import bytes_of
-from penstock.formats.tfrecord import masked_crc
+from penstock.formats.tfrecord import masked, masked_crc
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.types import Buffer
+
+_LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
+
+_PIECE_BYTES = 16 << 10
+"""Values from this size on are written by themselves: a call costs as much as copying so many."""
 
 _FIND_MAGIC = re.compile(re.escape(MAGIC)).finditer
 
@@ -85,14 +92,17 @@ class TFRecordWriter(RecordWriter):
 
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
         fields = {name: value for name, value in sample.items() if name not in RESERVED_FIELDS}
-        if set(fields) == {"record"}:
-            record = bytes_of("record", fields["record"])
+        if fields.keys() == {"record"}:
+            pieces = [bytes_of("record", fields["record"])]
         elif fields:
-            record = encode_example(fields)
+            pieces = _example(fields)
         else:
             raise ConfigError("a sample has no field")
-        head = struct.pack("<Q", len(record))
-        return [head + struct.pack("<I", masked_crc(head)), record, struct.pack("<I", masked_crc(record))]
+        head = _LENGTH.pack(sum(map(len, pieces)))
+        crc = 0
+        for piece in pieces:
+            crc = crc32c(piece, crc)
+        return [head + _CRC.pack(masked_crc(head)), *pieces, _CRC.pack(masked(crc))]
 
 
 class RecordIOWriter(RecordWriter):
@@ -148,32 +158,62 @@ def encode_example(fields: Mapping[str, Any]) -> bytes:
     Raises:
         ConfigError: A value is of a type that it cannot hold.
     """
-    entries = []
+    return b"".join(_example(fields))
+
+
+def _example(fields: Mapping[str, Any]) -> list[Buffer]:
+    """The same in pieces: large values are not copied, as each message around them would have it."""
+    pieces: list[Buffer] = []
+    small = bytearray()  # since the last large piece
+    size = 0
     for name in sorted(fields):
         try:
-            feature = _feature(name, fields[name])
-            entries.append(_message(1, _message(1, name.encode("utf-8")) + _message(2, feature)))
+            head, data = _feature(name, fields[name])
+            length = len(data)
+            key = name.encode("utf-8")
+            entry = b"%c%b%b\x12%b" % (10, _varint(len(key)), key, _varint(len(head) + length))
         except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
             raise ConfigError(f"field {name!r} cannot be a feature: {error}") from None
-    return _message(1, b"".join(entries))
+        inside = len(entry) + len(head) + length
+        start = b"\n" + _varint(inside)
+        size += len(start) + inside
+        small += start + entry + head
+        if length < _PIECE_BYTES:
+            small += data
+            continue
+        pieces += [small, data]
+        small = bytearray()
+    if small:
+        pieces.append(small)
+    return [b"\n" + _varint(size), *pieces]
 
 
-def _feature(name: str, value: Any) -> bytes:
+def _feature(name: str, value: Any) -> tuple[bytes, Buffer]:
+    """A ``Feature``: all but the last bytes of it, and these, which are the value where it is bytes."""
+    if isinstance(value, str | bytes | bytearray):
+        return _bytes_feature(name, value)
     if isinstance(value, int | float):
         value = [value]
     elif hasattr(value, "dtype"):
         value = value.reshape(-1).tolist()
-    elif isinstance(value, memoryview) and value.format not in {"B", "c", "b"}:
+    elif isinstance(value, memoryview):
+        if value.format in {"B", "c", "b"}:
+            return _bytes_feature(name, value)
         value = _flat(value.tolist())
-    if isinstance(value, str | bytes | bytearray | memoryview):
-        return _message(1, _message(1, bytes(bytes_of(name, value))))
     if not isinstance(value, Sequence):
         raise ConfigError(f"field {name!r} must be bytes, str or numbers, not {type(value).__name__}")
     if all(isinstance(item, int) for item in value):
-        return _message(3, _message(1, b"".join(_varint(item & 0xFFFF_FFFF_FFFF_FFFF) for item in map(_int64, value))))
+        packed = b"".join(_varint(item & 0xFFFF_FFFF_FFFF_FFFF) for item in map(_int64, value))
+        return b"", _message(3, _message(1, packed))
     if all(isinstance(item, int | float) for item in value):
-        return _message(2, _message(1, struct.pack(f"<{len(value)}f", *value)))
-    return _message(1, b"".join(_message(1, bytes(bytes_of(name, item))) for item in value))
+        return b"", _message(2, _message(1, struct.pack(f"<{len(value)}f", *value)))
+    return b"", _message(1, b"".join(_message(1, bytes(bytes_of(name, item))) for item in value))
+
+
+def _bytes_feature(name: str, value: Any) -> tuple[bytes, Buffer]:
+    data = bytes_of(name, value)
+    inner = b"\n" + _varint(len(data))
+    return b"\n" + _varint(len(inner) + len(data)) + inner, data
 
 
 def _flat(values: Any) -> list[Any]:

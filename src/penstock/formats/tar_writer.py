@@ -27,6 +27,8 @@ _SIZE_BYTES_MAX = 8**11 - 1  # 11 octal digits
 
 _HEAD = b"%-100b0000644\0" + b"0000000\0" * 2 + b"%011o\0" + b"%011o\0" % 0
 _TAIL = b"%b" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2 + bytes(167)
+_TAILS = {kind: (_TAIL % kind, sum(_TAIL % kind) + 8 * 0x20) for kind in (b"0", b"x")}
+"""By the kind of a member, what stands behind the checksum, and its part of that."""
 
 
 class TarWriter:
@@ -115,8 +117,8 @@ def headers(name: str, size_bytes: int) -> bytes:
 
 def _header(name: bytes, kind: bytes, size_bytes: int) -> bytes:
     head = _HEAD % (name.ljust(_NAME_BYTES_MAX, b"\0"), size_bytes)
-    tail = _TAIL % kind
-    return head + b"%06o\0 " % (sum(head) + sum(tail) + 8 * 0x20) + tail
+    tail, tail_sum = _TAILS[kind]
+    return head + b"%06o\0 " % (sum(head) + tail_sum) + tail
 
 
 def _record(keyword: bytes, value: bytes) -> bytes:

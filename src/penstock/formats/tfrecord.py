@@ -37,7 +37,11 @@ HEADS_KNOWN_MAX = 16384
 
 def masked_crc(data: Buffer) -> int:
     """CRC32C as TFRecord stores it: rotated and offset, so that a CRC of data that holds CRCs stays a good one."""
-    crc = crc32c(data)
+    return masked(crc32c(data))
+
+
+def masked(crc: int) -> int:
+    """A CRC32C that is known already, as TFRecord stores it."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

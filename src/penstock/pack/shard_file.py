@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from crc32c import crc32c
 
-from penstock.config import MIB
+from penstock.config import KIB, MIB
 from penstock.errors import ConfigError, DataError
 from penstock.formats import RESERVED_FIELDS, JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
 from penstock.formats.compressors import COMPRESSORS
@@ -43,7 +43,10 @@ ENTRIES = f"{FOLDER}mds/"
 """of each MDS shard its entry in ``index.json``."""
 
 BLOCK_WRITE_BYTES = 1 * MIB
-"""Small pieces are collected to this size before the store hears of them: a call costs as much as copying 20 KB."""
+"""Small pieces are collected to this size before the store hears of them."""
+
+PIECE_WRITE_BYTES = 32 * KIB
+"""Larger pieces are handed on by themselves: a call costs as much as copying 20 KB."""
 
 
 SPOOL_BYTES = 8 * MIB
@@ -147,7 +150,8 @@ class ShardFile:
             self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed by _end
         self._compressor = COMPRESSORS[self._written.compression]() if self._written.compression else None
         self._stored_bytes = 0
-        self._buffer = bytearray()
+        self._buffer = bytearray(BLOCK_WRITE_BYTES)  # one for all blocks: fresh memory costs more than filling it
+        self._filled = 0
         self._crc = 0
         self._crcs: list[int] = []
         self._bounds: list[int] = [0]
@@ -268,6 +272,7 @@ class ShardFile:
         self._end()
 
     def _end(self) -> None:
+        self._filled = 0
         self._buffer = bytearray()
         if self._spool is not None:
             self._spool.close()
@@ -275,19 +280,21 @@ class ShardFile:
     # ── bytes of the format, through the buffer, the spool and the compression, to the store ─────────────────────────
 
     def _put(self, data: Buffer) -> None:
+        length = len(data)
         self._crc = crc32c(data, self._crc)
-        if len(data) >= BLOCK_WRITE_BYTES:
-            self._flush()
-            self._spooled(data)
+        end = self._filled + length
+        if length < PIECE_WRITE_BYTES and end <= BLOCK_WRITE_BYTES:
+            self._buffer[self._filled : end] = data
+            self._filled = end
             return
-        self._buffer += data
-        if len(self._buffer) >= BLOCK_WRITE_BYTES:
-            self._flush()
+        self._flush()
+        self._spooled(data)
 
     def _flush(self) -> None:
-        if self._buffer:
-            self._spooled(self._buffer)
-            self._buffer = bytearray()
+        if self._filled:
+            with memoryview(self._buffer) as view:
+                self._spooled(view[: self._filled])
+            self._filled = 0
 
     def _spooled(self, data: Buffer) -> None:
         if self._spool is None:
