@@ -289,7 +289,7 @@ class ReadAhead:
         """Send what may be sent now."""
         limit = self._window.limit
         ahead_max = max(int(_AHEAD * limit), min(self._ahead_bytes // int(self._estimate_bytes), _AHEAD_SLOTS_MAX))
-        while not self._closed and len(self._sent) < limit:
+        while not self._closed and len(self._sent) < self._window.limit:
             if not self._unsent:
                 if not self._planned or self._undelivered_slots >= ahead_max or self._asking_count >= _ASKING_MAX:
                     return
@@ -316,6 +316,8 @@ class ReadAhead:
             item.error = error
             return
         if span is not None:
+            if item.sequence == 0 and self._whole and span.length_bytes < _SMALL_BYTES:
+                self._window.begin_small()
             self._cut(item, span)
             if len(item.slots) > 1 and item.plan.span is None and self._checksums_kept is not False:
                 self._ask(item)

@@ -53,6 +53,10 @@ class Window:
         """The consumer had to wait."""
         self._starved = True
 
+    def begin_small(self) -> None:
+        """Answers are known to be small before the first: begin with what the second window would have."""
+        self.limit = min(self.limit_max, 4 * self.limit)
+
     def started(self, now_s: float) -> None:
         """The first request is on its way: the first window is measured from here, its round trip included."""
         if self._since_s == 0.0:

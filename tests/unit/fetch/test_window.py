@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from penstock.config import MIB
+from penstock.config import MIB, FetchConfig
+from penstock.fetch import Budget, PlanItem
+from penstock.fetch.read_ahead import ReadAhead
 from penstock.fetch.window import Window
+from penstock.types import Get
 
 
 def feed(
@@ -77,3 +82,30 @@ def test_it_never_leaves_its_bounds(limit: int, events: list[tuple[int, float, b
         now_s += wait_s
         window.completed(received_bytes, now_s, throttled=throttled)
         assert 1 <= window.limit <= 40
+
+
+class Silent:
+    """A store that never answers; notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def submit(self, operation: Any, sink: Any) -> Any:
+        del sink
+        self.asked.append(operation)
+        return self
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+@pytest.mark.parametrize(("size_bytes", "count"), [(1000, 32), (None, 8), (4 * MIB, 8)])
+def test_it_begins_wider_where_answers_are_known_to_be_small(size_bytes: int | None, count: int) -> None:
+    """A plan that says its objects are small is begun with four times as many requests: one round trip less."""
+    store = Silent()
+    plan = [PlanItem(f"k{number}", etag="e", size_bytes=size_bytes) for number in range(200)]
+    reader = ReadAhead(store, plan, config=FetchConfig(), budget=Budget(1 << 30), whole=True)  # type: ignore[arg-type]
+    reader.start()
+    assert len(store.asked) == count
+    assert all(isinstance(one, Get) for one in store.asked)
+    reader.close()
