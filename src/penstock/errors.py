@@ -158,11 +158,12 @@ class StoreError(PenstockError, OSError):
     elapsed_s: float | None
     retryable: bool | None
     retry_after_s: float | None
+    HINT: ClassVar[str | None] = None
     RETRYABLE: ClassVar[bool] = False
     ERRNO: ClassVar[int] = errno.EIO
 
     def __init__(self, what: str = "", *, hint: str | None = None, **fields: Any) -> None:
-        super().__init__(what, hint=hint, **fields)
+        super().__init__(what, hint=hint or self.HINT, **fields)
         if self.retryable is None:
             self.retryable = self.RETRYABLE
         self.errno = self.ERRNO
@@ -188,44 +189,54 @@ class StoreError(PenstockError, OSError):
 class ObjectMissingError(StoreError, FileNotFoundError):
     """No object has this key."""
 
+    HINT = "check the key: list its prefix"
     ERRNO = errno.ENOENT
 
 
 class BucketMissingError(ObjectMissingError):
     """No bucket has this name at this endpoint."""
 
+    HINT = "check the bucket's name and the endpoint"
+
 
 class AccessDeniedError(StoreError, PermissionError):
     """The store refuses this to whoever asks."""
 
+    HINT = "check what this user, or these keys, may do"
     ERRNO = errno.EACCES
 
 
 class CredentialsError(AccessDeniedError):
     """The credentials are wrong, expired, or there are none."""
 
+    HINT = "check access key, secret key and region"
+
 
 class ObjectChangedError(StoreError):
     """Another version of the object appeared while it was being read; nothing was mixed."""
 
+    HINT = "somebody writes this object while it is read; read it again for the new version"
     ERRNO = errno.ESTALE
 
 
 class ObjectExistsError(StoreError, FileExistsError):
     """A write that must create an object found one."""
 
+    HINT = 'choose another key; without if_absent (by mode "wb") a write replaces the object'
     ERRNO = errno.EEXIST
 
 
 class SpanError(StoreError, ValueError):
     """The range starts at or past the end of the object."""
 
+    HINT = "stat() tells the object's size"
     ERRNO = errno.EINVAL
 
 
 class ThrottledError(StoreError):
     """The store asks to slow down (503 SlowDown, 429)."""
 
+    HINT = "fewer requests at once (FetchConfig(requests_max=...)), or more patience (RetryConfig)"
     RETRYABLE = True
     ERRNO = errno.EBUSY
 
@@ -233,6 +244,7 @@ class ThrottledError(StoreError):
 class UnavailableError(StoreError, ConnectionError):
     """The store cannot be reached, or failed on its side (5xx)."""
 
+    HINT = "the trouble is the store's, or on the way to it; see the store's logs for the request id"
     RETRYABLE = True
 
 
@@ -243,12 +255,14 @@ class ShortReadError(UnavailableError):
 class DeadlineError(UnavailableError, TimeoutError):
     """A deadline passed: connect, first byte, stall or total."""
 
+    HINT = "the limits are TransportConfig's"
     ERRNO = errno.ETIMEDOUT
 
 
 class ChecksumError(StoreError):
     """The bytes do not have the checksum that the store keeps for them."""
 
+    HINT = "read it again; if it stays, the object or the way to it is damaged"
     RETRYABLE = True
 
 

@@ -34,6 +34,13 @@ def test_every_class_is_exported() -> None:
     assert all(getattr(ps, name) is getattr(errors, name) for name in exported)
 
 
+def test_what_a_store_says_has_a_hint() -> None:
+    """Whoever raises it, an error of the store says what to do, but for the three whose remedy depends on the case."""
+    silent = {kind.__name__ for kind in TREE if issubclass(kind, StoreError) and kind("what").hint is None}
+    assert silent == {"StoreError", "ProtocolError", "CancelledOperationError"}
+    assert ps.SpanError("what", hint="other").hint == "other"
+
+
 @pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
 def test_errors_pickle_with_their_fields(kind: type[PenstockError]) -> None:
     """An error keeps class, message, hint and fields through pickle."""

@@ -51,11 +51,6 @@ _TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "
 _WEIRD_SERVER_REPLY, _TOO_LARGE = 8, 100  # of libcurl, which pycurl 7.49 does not name
 _TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE,
                         pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CIPHER, pycurl.E_SSL_ISSUER_ERROR})  # fmt: skip
-CHANGED_HINT = "somebody writes this object while it is read; read it again for the new version"
-_KEY_HINT = "check the key: list its prefix"
-_SPAN_HINT = "stat() tells the object's size"
-_SERVER_HINT = "the trouble is the store's, or on the way to it; see the store's logs for the request id"
-_THROTTLED_HINT = "fewer requests at once (FetchConfig(requests_max=...)), or more patience (RetryConfig)"
 _NO_DESCRIPTORS = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 _HINTS = {
     pycurl.E_COULDNT_RESOLVE_HOST: "check the endpoint's host name, and that DNS works on this host",
@@ -157,14 +152,14 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     if code == CANCELLED:
         return CancelledOperationError("cancelled", retryable=False)
     if code in (LATE_FIRST_BYTE, LATE_BODY, LATE_TOTAL):
-        return DeadlineError(reason, hint="the limits are TransportConfig's")
+        return DeadlineError(reason)
     if code == pycurl.E_OPERATION_TIMEDOUT:
         return DeadlineError(f"no connection in time: {reason}", hint=_HINTS[pycurl.E_COULDNT_CONNECT])
     if code in (OVERLONG, pycurl.E_FILESIZE_EXCEEDED):
         return ProtocolError("the body is longer than the range that was asked for", hint="this server ignores Range")
     if code in (pycurl.E_PARTIAL_FILE, pycurl.E_GOT_NOTHING) or (answer.status and code == pycurl.E_RECV_ERROR):
         what = f"the connection ended after {answer.received_bytes} bytes of body: {reason}"
-        return ShortReadError(what, hint=_SERVER_HINT)
+        return ShortReadError(what)
     if code in _TLS_CODES:
         hint = "name the authority by AWS_CA_BUNDLE or TransportConfig(ca_bundle=...)"
         return UnavailableError(f"TLS failed: {reason}", hint=hint, retryable=code == pycurl.E_SSL_CONNECT_ERROR)
@@ -178,7 +173,7 @@ def transport_error(answer: HttpAnswer) -> StoreError:
         return ProtocolError(f"the answer is not HTTP: {reason}", retryable=True, hint="is this an S3 endpoint?")
     if any(words in reason for words in _NO_DESCRIPTORS):
         return UnavailableError(f"no connection: {reason}", hint=DESCRIPTORS_HINT)
-    return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code, _SERVER_HINT))
+    return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code))
 
 
 def status_error(  # noqa: C901 - a table
@@ -194,29 +189,31 @@ def status_error(  # noqa: C901 - a table
     if code in _EXPIRED:
         return CredentialsError(what, hint="the session's keys have expired; renew them", **fields)
     if code in _BAD_KEYS:
-        return CredentialsError(what, hint="check access key, secret key and region", **fields)
+        return CredentialsError(what, **fields)
     if code == "RequestTimeTooSkewed":
         return AccessDeniedError(what, hint="this host's clock is wrong", **fields)
     if code in THROTTLES or status in (429, 503):
-        return ThrottledError(what, hint=_THROTTLED_HINT, **fields)
+        return ThrottledError(what, **fields)
     if code == "NoSuchBucket":
-        return BucketMissingError(what, hint="check the bucket's name and the endpoint", **fields)
+        return BucketMissingError(what, **fields)
     if code == "NoSuchUpload":
         return ObjectMissingError(what, hint="the upload was completed or dropped meanwhile; write again", **fields)
     if code in _TRANSIENT or status in (500, 502, 504, 408):
-        return UnavailableError(what, hint=_SERVER_HINT, **fields)
+        return UnavailableError(what, **fields)
     if code in ("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"):
-        return ChecksumError(f"the store received other bytes than were sent: {what}", hint=_SERVER_HINT, **fields)
+        return ChecksumError(
+            f"the store received other bytes than were sent: {what}", hint=UnavailableError.HINT, **fields
+        )
     if status == 404:
-        return ObjectMissingError(what if message else "no such object", hint=_KEY_HINT, **fields)
+        return ObjectMissingError(what if message else "no such object", **fields)
     if status in (401, 403):
         denied = "these credentials (or this bucket's policy) do not allow it; a missing key also looks so without ListBucket"
         return AccessDeniedError(what if message else "access denied", hint=denied, **fields)
     if status in (409, 412):
         changed = what if message else "the object is not the version asked for"
-        return ObjectChangedError(changed, hint=CHANGED_HINT, **fields)
+        return ObjectChangedError(changed, **fields)
     if status == 416:
-        return SpanError(what if message else "the range starts past the end of the object", hint=_SPAN_HINT, **fields)
+        return SpanError(what if message else "the range starts past the end of the object", **fields)
     if status == 501:
         return ProtocolError(f"the store does not implement this: {what}", hint="ask the store's operators", **fields)
     if status in (301, 302, 303, 307, 308):

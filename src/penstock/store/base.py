@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from penstock.store.writing import Writer
     from penstock.types import Buffer
 
-EXISTS_HINT = 'choose another key; without if_absent (by mode "wb") a write replaces the object'
-"""Of every ``ObjectExistsError``."""
-
 
 class Store(ABC):
     """Bytes by (key, range). All methods are safe to call from any thread; all but ``submit`` block.

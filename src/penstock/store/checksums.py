@@ -121,8 +121,7 @@ def check(name: str, computed: Hasher, expected: str) -> None:
     """
     value = base64.b64encode(computed.digest()).decode()
     if value != expected:
-        raise ChecksumError(f"{name} of the bytes received is {value}, the store keeps {expected}",
-                            hint="read it again; if it stays, the object or the way to it is damaged")  # fmt: skip
+        raise ChecksumError(f"{name} of the bytes received is {value}, the store keeps {expected}")
 
 
 def encode(name: str, data: Buffer) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import ObjectChangedError, ProtocolError, StoreError
 from penstock.store.answers import (
-    CHANGED_HINT,
     THROTTLES,
     attempt_record,
     object_info,
@@ -82,7 +81,7 @@ class Exchange(ABC, Generic[S]):
         self.check_described(headers)
         pin = operation.if_match
         if pin is not None and info.etag is not None and not _same_version(pin, info.etag):  # some ignore If-Match
-            raise ObjectChangedError(f"the object is now {info.etag}, not {pin}", hint=CHANGED_HINT)
+            raise ObjectChangedError(f"the object is now {info.etag}, not {pin}")
         self.info = info
 
     def on_end(self, answer: HttpAnswer) -> None:

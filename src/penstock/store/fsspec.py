@@ -23,7 +23,6 @@ from penstock.errors import (
     ShortReadError,
     StoreError,
 )
-from penstock.store.base import EXISTS_HINT
 from penstock.store.keys import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part
@@ -142,7 +141,7 @@ class FsspecStore(ThreadedStore):
     def _store(self, key: Key, data: bytes, *, if_absent: bool) -> ObjectInfo:
         path = self._path(key)
         if if_absent and self._files.exists(path):
-            raise ObjectExistsError("an object of this key exists", status=412, hint=EXISTS_HINT)
+            raise ObjectExistsError("an object of this key exists", status=412)
         if "/" in path:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, data)

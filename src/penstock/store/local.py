@@ -33,7 +33,6 @@ from penstock.errors import (
     SpanError,
     StoreError,
 )
-from penstock.store.base import EXISTS_HINT
 from penstock.store.keys import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX, Tree, info_of
@@ -199,9 +198,10 @@ class LocalStore(ThreadedStore):
             else:
                 path.replace(target)
         except FileExistsError as error:
-            raise ObjectExistsError("an object of this key exists", status=412, hint=EXISTS_HINT) from error
+            raise ObjectExistsError("an object of this key exists", status=412) from error
         except (IsADirectoryError, NotADirectoryError) as error:
-            raise StoreError(f"{target} is a directory, so it cannot be an object", status=409) from error
+            raise StoreError(f"{target} is a directory, so it cannot be an object", status=409,
+                             hint="choose another key, or remove it") from error  # fmt: skip
         _sync_directory(target.parent)
         return info_of(key, os.fstat(fd))
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import forks
 from penstock.errors import ObjectChangedError, ObjectExistsError, ObjectMissingError, SpanError, StoreError
-from penstock.store.base import EXISTS_HINT
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, PutPart
 
@@ -45,7 +44,7 @@ class _Bucket:
         if key not in self.objects:
             insort(self.keys, key)
         elif if_absent:
-            raise ObjectExistsError("an object of this key exists", status=412, hint=EXISTS_HINT)
+            raise ObjectExistsError("an object of this key exists", status=412)
         info = ObjectInfo(key, len(data), etag, time.time())
         self.objects[key] = _Object(data, info)
         return info

@@ -20,7 +20,7 @@ from penstock.errors import (
 )
 from penstock.store import xml
 from penstock.store.answers import http_date_s, object_info, status_error
-from penstock.store.base import EXISTS_HINT, Store
+from penstock.store.base import Store
 from penstock.store.checksums import full_object
 from penstock.store.exchange import Exchange
 from penstock.store.s3_requests import CLAIM_HEADER, S3Options, Wire, wire_of
@@ -247,7 +247,6 @@ class _Exchange(Exchange[S3Store]):
         if isinstance(error, ObjectChangedError) and getattr(self.operation, "if_absent", False):
             error = ObjectExistsError(
                 "there is an object of this key",
-                hint=EXISTS_HINT,
                 **{name: getattr(error, name) for name in error.FIELDS},
             )
         if isinstance(error, ProtocolError) and error.hint is None and not error.code:

@@ -49,6 +49,8 @@ from penstock.types import (
 if TYPE_CHECKING:
     from penstock.types import Key, ObjectInfo, Operation, Sink
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class Pool:
     """A bounded number of daemon threads that perform jobs in the order they came; see the module."""
@@ -161,7 +163,8 @@ class Job:
             self.check()
             self._perform.perform(self)
         except Exception as error:
-            completion.error = self._perform.as_store_error(error, self.operation)
+            completion.error = failure = self._perform.as_store_error(error, self.operation)
+            failure.attempts_count, failure.elapsed_s = 1, time.monotonic() - self.submitted_s
         self._answered = True
         completion.attempts = (self._attempt(completion),)
         self.sink.done(completion)
@@ -280,7 +283,8 @@ class ThreadedStore(Store):
             reason = (
                 error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
             )
-            mapped = StoreError(reason, operation=what, url=url)
+            hint = "free some space there" if getattr(error, "errno", None) in _FULL else None
+            mapped = StoreError(reason, operation=what, url=url, hint=hint)
             if isinstance(error, OSError) and error.errno is not None:
                 mapped.errno = error.errno
         if mapped is not error:
