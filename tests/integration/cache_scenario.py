@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.store.local import LocalStore
 from penstock.store.traced import Traced
 
 BLOCK_BYTES = 64 * 1024
+PROCESSES = 50
 
 
 def say(**record: Any) -> None:
@@ -46,7 +48,32 @@ def epoch(store: Cached) -> tuple[int, str]:
     return size_bytes, digest.hexdigest()
 
 
+def crowd(data: str, folder: str) -> None:
+    """Fifty processes, made at once, of one cold data set: bytes that all of them asked the store for."""
+    ends = [os.pipe() for _ in range(PROCESSES)]
+    for _, end in ends:
+        if not os.fork():
+            with cached(LocalStore(data), folder) as store:
+                size_bytes, digest = epoch(store)
+                statistics = store.statistics()
+                row = [size_bytes, digest, statistics.inner.received_bytes, statistics.corrupt_count]
+                os.write(end, json.dumps([*row, dict(statistics.troubles)]).encode())
+            os._exit(0)
+        os.close(end)
+    rows = [json.loads(os.read(begin, 4096)) for begin, _ in ends]
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            break
+    wrong = [row for row in rows if row[3:] != [0, {}] or row[:2] != rows[0][:2]]
+    say(size_bytes=rows[0][0], digest=rows[0][1], received_bytes=sum(row[2] for row in rows), wrong=wrong)
+
+
 def main(scenario: str, data: str, folder: str) -> None:
+    if scenario == "crowd":
+        crowd(data, folder)
+        return
     if scenario == "stuck":
         store = cached(Stuck(data), folder)
         epoch(store)
@@ -67,6 +94,9 @@ def main(scenario: str, data: str, folder: str) -> None:
                 received_bytes=statistics.inner.received_bytes,
                 waited_count=statistics.waited_count,
                 expired_count=statistics.wait_expired_count,
+                hit_count=statistics.hit_count,
+                refused_count=statistics.refused_count,
+                used_bytes=statistics.used_bytes,
                 corrupt_count=statistics.corrupt_count,
                 troubles=dict(statistics.troubles),
             )

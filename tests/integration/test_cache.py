@@ -74,6 +74,47 @@ def test_processes_fetch_each_byte_once(processes: Processes) -> None:
     assert processes.answer(processes.start("epoch"))["received_bytes"] == 0
 
 
+def test_fifty_processes_at_once(processes: Processes) -> None:
+    """They read the store once all together, nobody is refused a lock or a descriptor, and the account is right."""
+    process = processes.start("crowd")
+    out, errors = process.communicate(timeout=100)
+    record = json.loads(out)
+    assert (record["wrong"], record["size_bytes"], record["digest"]) == ([], DATA_BYTES, processes.digest), errors
+    assert record["received_bytes"] == DATA_BYTES
+    with Cached(LocalStore(processes.data), CacheConfig(processes.cache, 10**9, free_ratio_min=0.0)) as store:
+        assert store.statistics().used_bytes == survey(processes.cache).size_bytes
+
+
+DISK = """
+mount -t tmpfs -o size=2m,mode=700 tmpfs "$CACHE" || exit 77
+"$@" epoch "$DATA" "$CACHE" && "$@" epoch "$DATA" "$CACHE" &&
+mount -o remount,ro "$CACHE" && "$@" epoch "$DATA" "$CACHE" &&
+mount -o remount,rw "$CACHE" && chown -R 12345 "$CACHE" &&
+setpriv --bounding-set=-all --inh-caps=-all "$@" epoch "$DATA" "$CACHE"
+"""
+
+
+def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
+    """A full disk, a read-only one and a lost permission, each real: every byte is right, and what happened is said."""
+    processes.cache.mkdir()
+    command = ["unshare", "--mount", "sh", "-c", DISK, "sh", sys.executable, str(SCENARIO)]
+    environment = {**os.environ, "CACHE": str(processes.cache), "DATA": str(processes.data)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    if ended.returncode == 77 or "unshare" in ended.stderr:
+        pytest.skip("needs a mount namespace")
+    assert ended.returncode == 0, ended.stderr
+    records = [json.loads(line) for line in ended.stdout.splitlines() if "digest" in line]
+    assert {(record["size_bytes"], record["digest"]) for record in records} == {(DATA_BYTES, processes.digest)}
+    small, again, read_only, foreign = records
+    assert small["troubles"] == again["troubles"] == {}  # it holds what fits, and evicts for the rest
+    assert 0 < small["used_bytes"] <= 2 << 20
+    assert read_only["hit_count"] > 0
+    assert "write EROFS" in read_only["troubles"]
+    assert "read EACCES" in foreign["troubles"]
+    said = [line for line in ended.stderr.splitlines() if "said once" in line]
+    assert len(said) == sum(len(record["troubles"]) for record in records)  # one warning for each, however many blocks
+
+
 def test_a_killed_holder_holds_nobody_up(processes: Processes) -> None:
     """A process that is killed while it fetches loses its leases with it: the others fetch, well before their patience ends."""
     holder = processes.start("stuck")

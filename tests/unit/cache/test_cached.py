@@ -448,6 +448,26 @@ def test_a_disk_that_takes_nothing_more(world: World, caplog: pytest.LogCaptureF
     assert world.entries() == list((world.folder / "v1/temporary").iterdir()) == []
 
 
+def test_a_quota_that_is_used_up(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job reads on, one warning says why, and what was reserved for the blocks is given back."""
+    data = content(8 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    store = world.cache()
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "writev", refuse)
+        assert epoch(store) == data
+    assert set(store.statistics().troubles) == {"write EDQUOT"}
+    assert len(caplog.records) == 1
+    assert store.statistics().used_bytes == disk_bytes(world) == 0
+    assert list((world.folder / "v1/temporary").iterdir()) == []
+
+
 def test_free_space_is_left(world: World) -> None:
     """A disk with less free space than is to be left takes nothing, and that is no error."""
     world.memory.write("k", content(9000))
@@ -534,6 +554,57 @@ def _name(store: Cached, item: PlanItem) -> Any:
 
     assert item.etag is not None
     return block_name(store.identity(item.key, item.etag)[1], 0)
+
+
+def test_the_limit_holds_whoever_writes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight threads store at once: the directory never holds more than the limit, not even for a moment."""
+    for index in range(80):
+        world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
+    held: list[int] = []
+    rename = os.rename
+
+    def watched(*paths: Any) -> None:
+        rename(*paths)
+        held.append(disk_bytes(world))
+
+    monkeypatch.setattr(os, "rename", watched)
+    store = world.cache(bytes_max=20 * 8192)
+    assert epoch(store) == epoch(world.memory)
+    assert len(held) > 40
+    assert max(held) <= 20 * 8192
+    assert store.statistics().used_bytes == disk_bytes(world)
+
+
+def test_what_was_used_in_the_future_goes_first(world: World) -> None:
+    """A clock that was ahead has marked an entry: it does not outlive all others for it."""
+    for index in range(40):
+        world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
+    store = world.cache(bytes_max=20 * 8192)
+    for index in range(15):
+        store.read(f"k{index:02}")
+    items = {item.key: item for item in listed(store)}
+    ahead = Path(store.files.entries + _name(store, items["k14"]).path)
+    os.utime(ahead, (time.time() + 10**6, time.time() + 10**6))
+    for index in range(15, 22):
+        store.read(f"k{index:02}")
+    assert not ahead.exists()
+    assert store.files.exists(_name(store, items["k13"]))
+
+
+def test_another_layout_is_left_alone(world: World) -> None:
+    """A newer penstock's folder beside ours is not counted, trimmed or verified; clear empties both."""
+    other = world.folder / "v9/entries/00"
+    other.mkdir(parents=True)
+    (other / "theirs").write_bytes(bytes(100_000))
+    world.memory.write("k", content(9000))
+    store = world.cache()
+    assert epoch(store) == content(9000)
+    assert store.statistics().used_bytes == disk_bytes(world) > 0
+    assert verify(world.folder) == (3, 0)
+    trim(world.folder, 0)
+    assert (other / "theirs").stat().st_size == 100_000
+    clear(world.folder)
+    assert not other.exists()
 
 
 def test_what_is_used_stays(world: World) -> None:
