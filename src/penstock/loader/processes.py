@@ -23,6 +23,7 @@ from penstock.loader.dealing import Known
 from penstock.loader.filling import said_layout
 from penstock.loader.gathering import Part, Pending, gathered
 from penstock.loader.run import Delivery
+from penstock.loader.shared import Anchors
 from penstock.loader.slots import Slots
 from penstock.loader.workers import EXIT_S_MAX
 
@@ -84,6 +85,7 @@ class ProcessRun:
         self._dealt_count = 0
         self._given_count = 0
         self._failure: BaseException | None = None  # behind all that was dealt
+        self._anchors = Anchors()
         self._closed = False
         self._workers: list[Worker] = []
         self._ended: set[int] = set()
@@ -359,6 +361,7 @@ class ProcessRun:
             arrays = self._slots.arrays(memory)
         others = self._slots.others if self._slots is not None else ()
         arrays.update(gathered(pending, self._workers, size=size, lists=[*others, "__key__", "__shard__"]))
+        self._anchors.keep(arrays.values())
         order = [*(self._layout.columns if self._layout is not None else ()), "__key__", "__shard__", "__position__"]
         return {name: arrays[name] for name in order if name in arrays}
 

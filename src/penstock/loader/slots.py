@@ -34,7 +34,7 @@ class SlotPlan:
 
     def __init__(self, layout: Layout, rows_count: int) -> None:
         self.rows_count = rows_count
-        self._arrays: list[tuple[str, Any, tuple[int, ...], int]] = []
+        self._arrays: list[tuple[str, Any, tuple[int, ...], int, int]] = []
         self._others: list[str] = []
         at = 0
         for name, column in layout.allocate(1).items():
@@ -42,15 +42,15 @@ class SlotPlan:
                 self._others.append(name)
                 continue
             shape = (rows_count, *column.shape[1:])
-            self._arrays.append((name, column.dtype, shape, at))
-            at += -(-int(np.prod(shape, dtype=np.int64)) * column.dtype.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
+            count = int(np.prod(shape, dtype=np.int64))
+            self._arrays.append((name, column.dtype, shape, count, at))
+            at += -(-count * column.dtype.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
         self.size_bytes = max(at, mmap.PAGESIZE)
 
     def arrays(self, buffer: Any) -> dict[str, Any]:
         """The columns of arrays that lie in a slot; dtype[rows_count, ...] each."""
         found = {}
-        for name, dtype, shape, at in self._arrays:
-            count = int(np.prod(shape, dtype=np.int64))
+        for name, dtype, shape, count, at in self._arrays:
             found[name] = np.frombuffer(buffer, dtype=dtype, count=count, offset=at).reshape(shape)
         return found
 
@@ -72,9 +72,12 @@ def made(size_bytes: int) -> tuple[int, mmap.mmap]:
 
 
 def mapped(descriptor: int, size_bytes: int) -> mmap.mmap:
-    """A slot that another process made. Closes `descriptor`: the mapping keeps the memory."""
+    """A slot that another process made. Closes `descriptor`: the mapping keeps the memory.
+
+    All pages at once: one by one, as they are touched, cost ten times as much, in the training loop's time.
+    """
     try:
-        return mmap.mmap(descriptor, size_bytes)
+        return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     finally:
         os.close(descriptor)
 
