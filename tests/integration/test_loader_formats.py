@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,24 @@ def test_worker_processes_give_the_same_batches(tmp_path: Path, name: str) -> No
             assert_same(left, dict(right))
         if name != "mds":
             assert threads.statistics().saved_bytes == processes.statistics().saved_bytes > 0
+
+
+@pytest.mark.parametrize("decoded", [True, False])
+def test_what_is_passed_over_leaves_its_row_out(tmp_path: Path, decoded: bool) -> None:
+    """A sample that an index counts and that is corrupt: workers leave out what threads do, decoded or not."""
+    path = tmp_path / "data" / "s.zip"
+    path.parent.mkdir()
+    path.write_bytes(formatted("zip", [{"__key__": f"{at:03d}", "n": b"%03d" % at * 9} for at in range(40)]))
+    made = ps.shards(f"{tmp_path}/data/", on_corrupt="skip_sample").shuffle(window=8)
+    made = (made.decode(ps.Text("n")) if decoded else made).batch(7)
+    place, data, info = index(made, tmp_path / "index"), bytearray(path.read_bytes()), path.stat()
+    data[data.index(b"016" * 9)] = ord("x")
+    path.write_bytes(data)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    options: dict[str, Any] = {"lanes": 4, "index_dir": place, "fetch": ps.FetchConfig(gap_bytes_max=0)}
+    with ps.Loader(made, threads=1, **options) as threads, ps.Loader(made, processes=2, **options) as processes:
+        for left, right in zip(threads, processes, strict=True):
+            assert_same(left, dict(right))
+        for loader in (threads, processes):
+            assert loader.statistics().samples == 39
+            assert loader.statistics().skipped_samples == 1

@@ -87,7 +87,7 @@ def as_columns(samples: Sequence[Sample]) -> Samples | None:
     if isinstance(samples, Samples):
         return samples
     names = tuple(samples[0].fields)
-    if any(tuple(sample.fields) != names for sample in samples):
+    if not names or any(tuple(sample.fields) != names for sample in samples):
         return None
     columns: list[list[Any]] = [
         [sample.key for sample in samples],

@@ -62,6 +62,10 @@ class Sample:
         return f"<Sample {self.key!r} at {self.offset_bytes}: {sizes} bytes>"
 
 
+LOST = Sample("", {}, 0)
+"""Stands for a sample that an index counts, and that is corrupt and passed over: it keeps its place, and nobody gets it."""
+
+
 class Parser(Protocol):
     """Bytes of one shard in, samples out; pure. Chunks may be cut at any byte.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.config import MIB
 from penstock.errors import DecodeError
-from penstock.formats import Samples
+from penstock.formats import LOST, Samples
 from penstock.loader.columns import Layout
 from penstock.loader.run import OpenBatch
 from penstock.loader.samples import SampleRandom
@@ -53,8 +53,9 @@ class MembersFilling:
             rows = len(block.samples)
             if rows < size and run.plan.drop_last:
                 return
-            batch = OpenBatch(self.columns(block), None)
-            batch.rows = rows
+            kept = without_lost(block)
+            batch = OpenBatch(self.columns(kept) if kept.samples else {}, None)
+            batch.rows = len(kept.samples)
             batch.sealed = True
             batch.mark = run.feed.mark()
             run.append(batch)
@@ -124,6 +125,18 @@ class MembersFilling:
             sample_key=sample.key,
             shard=segment.url,
         )
+
+
+def without_lost(block: Block) -> Block:
+    """Those of its samples that are there."""
+    if isinstance(block.samples, Samples) or not any(sample is LOST for sample in block.samples):
+        return block
+    rows = [row for row, sample in enumerate(block.samples) if sample is not LOST]
+    return block._replace(
+        samples=[block.samples[row] for row in rows],
+        segments=[block.segments[row] for row in rows],
+        positions=block.positions[rows],
+    )
 
 
 def is_typed(value: memoryview | bytes) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.formats import FORMATS
+from penstock.loader.entering import segment_of
 from penstock.loader.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes import Lane, Pins, RunStart
 from penstock.loader.leading import (
@@ -25,8 +25,8 @@ from penstock.loader.leading import (
 )
 from penstock.loader.mixing import MixedLane
 from penstock.loader.objects import ObjectLane, ObjectsFeed
-from penstock.loader.reading import LaneReader, Segment
-from penstock.loader.selecting import gap_bytes_of, may_pay, wanted_spans
+from penstock.loader.reading import LaneReader
+from penstock.loader.selecting import may_pay
 from penstock.order import Batches, Mix
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.index import IndexPlace, ShardIndex, ShardRow
     from penstock.loader.feed import AnyLane, Batching, Feed, Where
     from penstock.loader.objects import ObjectSource
-    from penstock.loader.reading import Reading
+    from penstock.loader.reading import Reading, Segment
     from penstock.loader.shards import Shard
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
@@ -298,28 +298,16 @@ class IndexedJob:
         return opened() if led is None else LedLane(part.lane, led, opened)
 
     def _segment(self, source: int, stored: Stored, index: int) -> Segment:
-        """Where in its shard to read, in bytes where they are known, else from its head, as its format allows."""
         where = self._sources[source]
-        shard_index = stored.shard % len(where.shards)
-        shard, row = where.shards[shard_index], where.rows[shard_index]
-        known = self._offsets.get((source, shard_index))
-        first, count = stored.first, stored.samples_count
-        # the index knows where samples of its own format lie; what a job says of their content changes nothing in that
-        is_of_index = shard.format is None or shard.format.partition("-")[0] == row.format
-        if known is None or known.offsets is None or not is_of_index or FORMATS[row.format].unit != "sample":
-            return Segment(shard, index, skip_count=first, count=count, format_name=row.format, source=source)
-        fields, spans = self.reading.fields[source], None
-        if fields is not None and may_pay(shard, row, fields):
-            spans = wanted_spans(known, first, count, fields=fields, gap_bytes=gap_bytes_of(shard))
-        return Segment(
-            shard,
+        number = stored.shard % len(where.shards)
+        return segment_of(
+            stored,
             index,
-            offset_bytes=int(known.offsets[first]) if first else 0,
-            end_bytes=int(known.offsets[first + count]) if first + count < row.samples_count else None,
-            first_sample=first,
-            count=count,
-            spans=spans,
-            format_name=row.format,
+            shard=where.shards[number],
+            row=where.rows[number],
+            place=where.place,
+            known=self._offsets.get((source, number)),
+            fields=self.reading.fields[source],
             source=source,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.formats import Sample, joined, reordered
+from penstock.formats import LOST, Sample, joined, reordered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,6 +223,8 @@ class Lane:
 
 def _copied(sample: Sample) -> Sample:
     """A sample whose values have memory of their own, typed as they were."""
+    if sample is LOST:
+        return sample
     fields = {}
     for name, value in sample.fields.items():
         copy = memoryview(bytes(value))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.fetch import PlanItem, coalesce
-from penstock.formats import FORMATS, format_of_name, joined, ranged_of
+from penstock.formats import FORMATS, LOST, format_of_name, joined, ranged_of
 from penstock.loader.selecting import gap_bytes_of
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Head
@@ -129,6 +129,7 @@ class RangedShard:
         self._sample = 0  # number of the next unit's first sample
         self._given_count = 0
         self._saved_bytes = 0
+        self._ended = False
         self._runs: list[Run] = []
         shard = segment.shard
         if shard.size_bytes is None:
@@ -171,16 +172,19 @@ class RangedShard:
         Raises:
             StoreError, CorruptShardError: as ``begin``, or a unit is not what the table of contents says.
         """
+        if self._ended:
+            return None
         if self._chunks is None:
             self.begin()
         else:
             began_s = time.perf_counter()
             chunk = next(self._chunks, None)
             self._meter.store_s += time.perf_counter() - began_s
-            if chunk is None:
-                self._end()
-                return None
-            self._take(chunk)
+            if chunk is not None:
+                self._take(chunk)
+        if self._unit == self._stop:  # said now: nobody may ask again
+            self._ended = True
+            self._end()
         runs, self._runs = self._runs, []
         return runs
 
@@ -284,6 +288,8 @@ class RangedShard:
             size_bytes = sum(map(len, self._views))
             self._views = []
             self._saved_bytes += unit.size_bytes - size_bytes
+            if not samples and self.segment.count is not None:
+                samples = [LOST] * unit.samples_count
             if samples:
                 begin, end = max(0, self._wanted.start - self._sample), self._wanted.stop - self._sample
                 self._give(samples[begin:end], self._sample + begin, size_bytes)
@@ -307,8 +313,10 @@ class RangedShard:
         if reader is not None and reader.skipped_error is not None:
             self._meter.skipped(segment.url, reader)
         if segment.count is not None and self._given_count < segment.count:
-            skipped = 0 if reader is None else reader.skipped_samples
-            raise too_few(segment, min(self._sample, self._wanted.stop) - skipped)
+            if reader is None or reader.skipped_error is None:
+                raise too_few(segment, self._sample)
+            missing_count = segment.count - self._given_count
+            self._give([LOST] * missing_count, self._wanted.stop - missing_count, 0)
         if self._recording is not None:
             noted = None if reader is None or reader.skipped_error is not None else self._recording.started(segment)
             if noted is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.fetch import PlanItem
@@ -20,7 +20,7 @@ from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.formats import OnCorrupt, Sample
     from penstock.loader.recording import Recording
@@ -48,11 +48,13 @@ class Segment:
         skip_count: Samples to read and pass over before the first that is wanted.
         count: Samples wanted; None: all to the end.
         spans: Of the bytes from offset to end, those that hold wanted fields; None: all of them.
+        bounds: Looks up where the shard's samples begin and end, int64[samples + 1]; None: no index says.
         format: Name in ``formats``: as the user says it, else as the index or a state does; None: to be found from the
             first bytes.
     """
 
     __slots__ = (
+        "bounds",
         "count",
         "end_bytes",
         "first_sample",
@@ -77,6 +79,7 @@ class Segment:
         skip_count: int = 0,
         count: int | None = None,
         spans: Sequence[ByteRange] | None = None,
+        bounds: Callable[[], Any] | None = None,
         format_name: str | None = None,
         source: int = 0,
     ) -> None:
@@ -89,6 +92,7 @@ class Segment:
         self.skip_count = skip_count
         self.count = count
         self.spans = spans
+        self.bounds = bounds
         self.format = shard.format or format_name
         self.url = shard.url
 

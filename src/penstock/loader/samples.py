@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError
-from penstock.formats import RESERVED_FIELDS
+from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.loader.decoding import decoded, written_in_place
 from penstock.loader.joins import table_of
 from penstock.loader.tolerance import Tolerance
@@ -180,6 +180,8 @@ class Steps:
             FieldMissingError: a member that the pipeline decodes is not there.
             DecodeError: a member or a user's function fails; ``__cause__`` is what it raised.
         """
+        if sample is LOST:
+            return [] if self.is_many else None
         origin = Origin(sample, shard, position, random)
         result = self._run(sample.fields, origin, 0, len(self._steps))
         if self.is_many:
@@ -220,6 +222,8 @@ class Steps:
                 return False
             layout.put(batch, row, values, key=sample.key, shard=shard)
             return True
+        if sample is LOST:
+            return False
         origin = Origin(sample, shard, position, random)
         last = self._steps[-1]
         values = self._run(sample.fields, origin, 0, len(self._steps) - 1)

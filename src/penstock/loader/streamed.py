@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.errors import CorruptShardError
-from penstock.formats import FORMATS, HEAD_BYTES, detect, feed_in_columns, feed_in_pieces, format_of_name, parser_of
+from penstock.formats import (
+    FORMATS,
+    HEAD_BYTES,
+    LOST,
+    detect,
+    feed_in_columns,
+    feed_in_pieces,
+    format_of_name,
+    parser_of,
+)
 from penstock.loader.ranges import Look, Run, is_ranged, too_few
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.fetch import Chunk, PlanItem
     from penstock.formats import Parser, Sample
@@ -45,6 +56,7 @@ class Streamed:
         self._parser: Parser | None = None
         self._places: list[tuple[int, int]] = []  # of the segment's chunks, as the parser counts bytes and in the shard
         self._read_count = 0  # samples of the current segment that the parser gave, skipped ones included
+        self._bounds: Any = None  # of the segment's samples, once one was passed over
         self._unsaid_bytes = 0  # of chunks in which no sample ended
         self.unread: list[Segment] = []
         self._items: list[PlanItem] = []
@@ -115,8 +127,14 @@ class Streamed:
         self.segment = segment
         self._noted = self._recording.started(segment) if self._recording is not None else None
         self._places = []
+        self._bounds = None
         self._read_count = 0
         return True
+
+    @property
+    def _skipped(self) -> bool:
+        """Whether something of the segment was passed over, where an index counts on it."""
+        return self.segment.count is not None and self._parser is not None and self._parser.skipped_error is not None
 
     def _detected(self, segment: Segment, data: memoryview) -> str:
         """The format of a shard that begins with `data`; where that is garbage its name says what is passed over."""
@@ -150,14 +168,18 @@ class Streamed:
         return offset_bytes if at < 0 else offset_bytes - self._places[at][0] + self._places[at][1]
 
     def _end(self, segment: Segment, runs: list[Run]) -> None:
-        parser, self._parser = self._parser, None
+        parser = self._parser
         assert parser is not None
         assert segment.format is not None
         is_cut = segment.end_bytes is not None
         if not is_cut or FORMATS[segment.format].head is None:  # a head says how many samples there are, and wants them
             self._add(parser.finish(), 0, runs)
-        if segment.count is not None and self._read_count < segment.skip_count + segment.count:
-            raise too_few(segment, segment.first_sample + self._read_count)
+        missing_count = 0 if segment.count is None else segment.skip_count + segment.count - self._read_count
+        if missing_count > 0:
+            if parser.skipped_error is None:
+                raise too_few(segment, segment.first_sample + self._read_count)
+            self._give([LOST] * missing_count, 0, runs)
+        self._parser = None
         if parser.skipped_error is not None:
             self._meter.skipped(segment.url, parser)
         if self._recording is not None:
@@ -175,6 +197,29 @@ class Streamed:
         self._unsaid_bytes = 0
         if self._noted is not None:
             self._noted.add(samples)
+        if self._places:
+            for sample in samples:
+                sample.offset_bytes, sample.size_bytes = self._place(sample.offset_bytes), None
+        if self._skipped and self.segment.bounds is not None:
+            samples = self._in_place(samples, self.segment.bounds)
+        if samples:
+            self._give(samples, data_bytes, runs)
+
+    def _in_place(self, samples: Sequence[Sample], bounds: Callable[[], Any]) -> Sequence[Sample]:
+        """`samples` where the index has them: others are corrupt and were passed over, ``LOST`` stands for each."""
+        if self._bounds is None:
+            self._bounds = bounds()
+        numbers = np.searchsorted(self._bounds, [sample.offset_bytes for sample in samples], side="right") - 1
+        begin = self.segment.first_sample + self._read_count
+        placed: list[Sample] = []
+        for number, sample in zip(numbers.tolist(), samples, strict=True):
+            missing_count = number - begin - len(placed)
+            if missing_count >= 0:  # else it is what recovery took for one
+                placed += [LOST] * missing_count
+                placed.append(sample)
+        return placed
+
+    def _give(self, samples: Sequence[Sample], data_bytes: int, runs: list[Run]) -> None:
         segment = self.segment
         sample_bytes = data_bytes / len(samples)
         first = self._read_count
@@ -188,7 +233,4 @@ class Streamed:
         if not samples:
             return
         size_bytes = round(sample_bytes * len(samples))
-        if self._places:
-            for sample in samples:
-                sample.offset_bytes, sample.size_bytes = self._place(sample.offset_bytes), None
         runs.append(Run(samples, segment.first_sample + first + begin, size_bytes))

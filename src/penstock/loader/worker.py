@@ -22,7 +22,7 @@ from penstock.fetch import set_process_budget
 from penstock.loader.carried import OUTS, OutSteps
 from penstock.loader.columns import Layout
 from penstock.loader.feed import LanesFeed
-from penstock.loader.filling import MembersFilling, RowsFilling
+from penstock.loader.filling import MembersFilling, RowsFilling, without_lost
 from penstock.loader.lanes import Lane
 from penstock.loader.planning import is_plain
 from penstock.loader.run import EpochRun, OpenBatch
@@ -146,7 +146,8 @@ class SharedFilling(RowsFilling):
     ) -> None:
         """See ``RowsFilling``. Members as they are stored are put into columns by the block."""
         assert self._layout is not None
-        if self._members is None or any(column.dtype is not None for column in self._layout.columns.values()):
+        is_typed = any(column.dtype is not None for column in self._layout.columns.values())
+        if self._members is None or is_typed or without_lost(block) is not block:
             super()._hand_out(batch, block, known, seal=seal)
             return
         first_row, count = batch.rows, len(block.samples)
