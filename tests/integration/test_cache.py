@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import penstock as ps
 from penstock.cache import CacheConfig, Cached
 from penstock.cache.care import survey, verify
 from penstock.store.local import LocalStore
 from penstock.testing.contract_support import content
+
+if TYPE_CHECKING:
+    from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server  # it starts processes
 
@@ -180,3 +187,34 @@ def test_a_forked_child_reads_on(processes: Processes) -> None:
         assert store.read("04").data == content(300_000, 4)
         assert store.statistics().fetched_bytes == 300_000
         assert store.statistics().troubles == {}
+
+
+@pytest.mark.parametrize("kind", ["shards", "objects"])
+def test_a_warm_epoch_of_a_loader(
+    faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By the server's count: with an endless TTL no request at all; without one a listing, and a look for an index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    for number in range(4):
+        file, member = io.BytesIO(), tarfile.TarInfo(f"{number}.bin")
+        member.size = 50_000
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            archive.addfile(member, io.BytesIO(content(50_000, number)))
+        faulty.objects[f"data/{number}.tar"] = file.getvalue()
+
+    def asked(ttl_s: float) -> set[str]:
+        """What a job of its own asks."""
+        before = len(faulty.requests)
+        source = ps.shards if kind == "shards" else ps.objects
+        pipeline = source(f"{faulty.url}/data/", endpoint_url=faulty.endpoint_url, anonymous=True).shuffle().batch(2)
+        cache = CacheConfig(tmp_path / "cache", 10**9, free_ratio_min=0.0, metadata_ttl_s=ttl_s)
+        with ps.Loader(pipeline, cache=cache) as loader:
+            assert sum(len(batch["__key__"]) for batch in loader) == 4
+        return {request.key or "listing" for request in faulty.requests[before:]}
+
+    shards = {f"data/{number}.tar" for number in range(4)}
+    index = {"data/.penstock/dataset.index"} if kind == "shards" else set()
+    assert asked(0.0) == shards | index | {"listing"}
+    assert asked(0.0) == index | {"listing"}
+    assert asked(math.inf) <= index | {"listing"}
+    assert asked(math.inf) == set()
