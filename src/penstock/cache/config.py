@@ -84,6 +84,16 @@ class CacheConfig:
             raise ConfigError(f"cache={text!r} does not say how large it may become", hint=_HINT)
         return cls(path, parse_bytes(size))
 
+    def whole_blocks(self, part_bytes: int) -> int:
+        """The most bytes up to `part_bytes` that are blocks, or a block's half, quarter, ...
+
+        Parts of that size share no block, or a whole one: what begins or ends inside a block is copied once more.
+        """
+        grain_bytes = self.block_bytes
+        while grain_bytes > part_bytes and grain_bytes % 2 == 0:
+            grain_bytes //= 2
+        return part_bytes - part_bytes % grain_bytes if grain_bytes <= part_bytes else part_bytes
+
 
 def parse_bytes(text: str) -> int:
     """``"200GB"`` (10^9), ``"1.5 GiB"`` (2^30), ``"4096"``: bytes.

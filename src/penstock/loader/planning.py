@@ -224,8 +224,14 @@ def _batching(pipeline: Pipeline, world_size: int, take: int | None) -> Batching
 def _reading(pipeline: Pipeline, readers_count: int, options: Options, meter: Meter) -> Reading:
     budget_bytes = (options.fetch.budget_bytes_max if options.fetch else None) or default_budget_bytes()
     sources = [leaf.source for leaf in pipeline.flat().leaves]
+    sizes = read_ahead(readers_count, options.fetch)
+    if options.cache is not None:
+        from penstock.cache import CacheConfig
+
+        part_bytes = CacheConfig.of(options.cache).whole_blocks(sizes.part_bytes)
+        sizes = sizes._replace(part_bytes=part_bytes)
     return Reading(
-        sizes=read_ahead(readers_count, options.fetch),
+        sizes=sizes,
         pinned_bytes_max=budget_bytes // 8,
         copies=is_plain(pipeline),
         on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.cache import CacheConfig
 from penstock.cache.config import parse_bytes
+from penstock.config import MIB
 from penstock.errors import ConfigError
 
 
@@ -68,3 +73,26 @@ def test_bounds(wrong: dict) -> None:
     """Each bound is checked at construction."""
     with pytest.raises(ConfigError):
         CacheConfig("/x", **{"bytes_max": 10**9, **wrong})
+
+
+@given(st.integers(4096, 64 * MIB), st.integers(256 * 1024, 64 * MIB))
+def test_parts_are_whole_blocks(block_bytes: int, part_bytes: int) -> None:
+    """Never more than was asked for, more than half of it, and blocks or a block's power of two where that can be."""
+    found = CacheConfig("/x", 64 * block_bytes, block_bytes=block_bytes).whole_blocks(part_bytes)
+    assert part_bytes // 2 < found <= part_bytes
+    if block_bytes <= part_bytes:
+        assert found % block_bytes == 0
+    elif block_bytes.bit_count() == 1:
+        assert block_bytes % found == 0 or found % block_bytes == 0
+
+
+def test_a_loaders_parts_are_whole_blocks(tmp_path: Path) -> None:
+    """With a cache, what a lane reads at a time begins and ends with blocks; without one it is as it was."""
+    (tmp_path / "0.tar").write_bytes(bytes(10_240))
+    pipeline = ps.shards(f"{tmp_path}/").batch(1)
+    sizes = []
+    for cache in (None, CacheConfig(tmp_path / "cache", 10**9)):
+        with ps.Loader(pipeline, lanes=1, cache=cache) as loader:
+            sizes.append(loader._session.planned().job.reading.sizes.part_bytes)
+    assert sizes[0] % MIB != 0
+    assert sizes[1] == sizes[0] - sizes[0] % MIB > 0
