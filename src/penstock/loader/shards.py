@@ -189,9 +189,9 @@ class ShardFinder:
 
     def _is_other(self, key: str) -> bool:
         """Whether an object that was listed is none of the data."""
-        if self._takes_all:
-            return key.startswith(FOLDER) or f"/{FOLDER}" in key or key.endswith("/")
-        return format_of_name(key) is None
+        if key.startswith(FOLDER) or f"/{FOLDER}" in key:  # indexes, plans: penstock's own
+            return True
+        return key.endswith("/") if self._takes_all else format_of_name(key) is None
 
     def _store(self, root: str) -> Store:
         store = self._stores.get(root)

@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.errors import ConfigError, DataError, ObjectChangedError, ObjectMissingError, StoreError
 from penstock.formats import feed_in_pieces, parser_of
 from penstock.index import read_manifest
+from penstock.loader.shards import ShardFinder
 from penstock.pack import Packed, Packing, PackOptions, advice, pack, verify
 from penstock.pack.destination import Destination
 from penstock.pack.plan import Plan
@@ -441,6 +442,16 @@ def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
     with Packing(source, f"{tmp_path}/out/", PackOptions(samples_max=3), connection={}) as packing:
         assert len(packing.plan(append=False, overwrite=True).shards) == 8
     assert [path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()] == before
+
+
+def test_what_packing_keeps_is_no_data(source: Path, tmp_path: Path) -> None:
+    """Whatever lies under ``.penstock/``, also by a shard's name, is listed neither as shards nor as objects."""
+    pack(source, tmp_path / "out")
+    (tmp_path / "out/.penstock/old.tar").write_bytes(bytes(1024))
+    for source_of in (ps.shards, ps.objects):
+        finder = ShardFinder(source_of(f"{tmp_path}/out/").source, fetch=None)
+        assert [shard.key for shard in finder.find()] == ["shard-000000.tar"]
+        finder.close()
 
 
 def test_shards_are_no_files_to_pack(source: Path, tmp_path: Path) -> None:
