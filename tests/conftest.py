@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """Keep what all modules import out of the collector's way: tests that count what is left call it again and again."""
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Keep what is imported out of the collector's way: tests that count what is left call it again and again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_aws_settings() -> Iterator[None]:
-    """The developer's AWS settings, proxies and credentials are not part of any test."""
+def _no_aws_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The developer's AWS settings, proxies, credentials and indexes are not part of any test."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("AWS_") or name.lower() in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
@@ -43,6 +44,7 @@ def _no_aws_settings() -> Iterator[None]:
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         patch.setenv("AWS_CONFIG_FILE", os.devnull)
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -68,6 +68,17 @@ def index(made: Any, folder: Path) -> Path:
     return folder
 
 
+def index_beside(folder: Path) -> None:
+    """Build the index of a folder's shards beside them: every loader goes by it."""
+    from penstock.index import beside, build
+    from penstock.loader.shards import ShardFinder
+
+    finder = ShardFinder(ps.shards(f"{folder}/").source, fetch=None)  # type: ignore[arg-type]
+    shards = finder.find()
+    assert not build(shards, beside(shards)).failed
+    finder.close()
+
+
 FORMATS_WRITTEN = (
     "tar", "tar.gz", "tar.zst", "tfrecord", "tfrecord.gz", "jsonl", "jsonl.gz", "jsonl.zst", "recordio", "mds", "mds.zst",
     "zip", "parquet",

@@ -86,6 +86,7 @@ def test_workers_together_are_the_loader(
             made = Pipeline(made.source, made.stages[:-1]).filter(lambda sample: sample["cls"] // 4 % 2).batch(batch)
         options: dict[str, Any] = {"index_dir": Path(folder) / "index", "threads": 1}
         options["fetch"] = ps.FetchConfig(gap_bytes_max=gap_bytes)  # 0: workers read their own samples' ranges alone
+        options["index"] = "require" if indexed else "stream"
         if indexed:
             index(made, Path(folder) / "index")
         with ps.Loader(made, **options) as loader:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from loading import index, numbers, pipeline, write_counted
+from loading import index, index_beside, numbers, pipeline, write_counted
 from penstock.errors import ConfigError
 from penstock.loader.columns import Ragged
 
@@ -30,6 +30,7 @@ def test_tensors_share_the_arrays_memory() -> None:
 def test_tensors_of_a_loader(tmp_path: Path) -> None:
     """The loader's batches, in its order, epoch after epoch."""
     total = write_counted(tmp_path, (9, 4, 7))
+    index_beside(tmp_path)
     with ps.Loader(pipeline(tmp_path)) as one, ps.Loader(pipeline(tmp_path)) as two:
         for _ in range(2):
             seen = 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from loading import numbers, pipeline, write_counted
+from loading import index_beside, numbers, pipeline, write_counted
 from penstock.errors import ConfigError
 
 torch = pytest.importorskip("torch")
@@ -35,6 +35,7 @@ def test_on_the_cpu_nothing_is_copied() -> None:
 def test_epochs_of_a_loader(tmp_path: Path) -> None:
     """Each iteration is one of the loader's: its batches, in its order."""
     write_counted(tmp_path, (9, 4, 7))
+    index_beside(tmp_path)
     with ps.Loader(pipeline(tmp_path)) as one, ps.Loader(pipeline(tmp_path)) as two:
         ahead = ps.torch.Prefetch(two, device="cpu")
         for _ in range(2):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from loading import numbers, pipeline, write_counted
+from loading import index_beside, numbers, pipeline, write_counted
 
 pytest.importorskip("torch")
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -33,6 +33,7 @@ def loader_of(folder: Path, workers: int, *, persistent: bool = False) -> Any:
 def test_a_restored_loader_continues(tmp_path: Path, workers: int, persistent: bool) -> None:
     """Stopped and restored several times, also at an epoch's end, the sequence is the one without a stop."""
     total = write_counted(tmp_path, (9, 4, 7))
+    index_beside(tmp_path)
     loader = loader_of(tmp_path, workers, persistent=persistent)
     whole = [number for _ in range(3) for number in numbers(loader)]
     seen: list[int] = []
