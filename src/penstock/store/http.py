@@ -36,7 +36,9 @@ class HttpStore(Store):
         super().__init__()
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{parts.scheme}://{parts.hostname or ''} is not an http(s) URL", hint="http(s)://host/path")
+            raise ConfigError(
+                f"{parts.scheme}://{parts.hostname or ''} is not an http(s) URL", hint="http(s)://host/path"
+            )
         if parts.username or parts.password:
             raise ConfigError("the URL must not hold credentials")
         path = parts.path if parts.path.endswith("/") else parts.path + "/"

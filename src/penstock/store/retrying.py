@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import RetryConfig
-from penstock.errors import ChecksumError, ShortReadError, SpanError, StoreError
+from penstock.errors import ChecksumError, PenstockError, ShortReadError, SpanError, StoreError
 from penstock.store.base import Store, Wrapper
 from penstock.store.checksums import verify
 from penstock.transport import engine
@@ -210,7 +210,13 @@ class _Entry:
         if operation is None:
             self.done(Completion(self.operation))
             return
-        self.transfer = self.owner.inner.submit(operation, self)
+        try:
+            self.transfer = self.owner.inner.submit(operation, self)
+        except PenstockError as error:  # the store was closed meanwhile: whoever waits must hear, and the loop live on
+            failed.error = error if isinstance(error, StoreError) else StoreError(error.what, hint=error.hint)
+            failed.attempts = self.attempts
+            self.sink.done(failed)
+            return
         if self._is_cancelled():  # by another thread, meanwhile
             self.transfer.cancel()
 
