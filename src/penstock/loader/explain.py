@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.loader.finding import FoundSource
+    from penstock.loader.shards import Shard
 
 LISTED_PER_REQUEST = 1000
 LANES_SHUFFLED = 64
 PEEKED = 8  # samples from which sizes are estimated, where no index tells
 _ENTRY = {
     "sample": "any sample can be read by itself",
-    "block": "entering inside costs the head of a block",
+    "block": "entering inside costs the row group from its start, and the shard's footer",
     "shard": "entering inside costs the shard from its start",
 }
 
@@ -50,6 +51,9 @@ class SourcePlan:
     """Of the largest shard."""
     formats: tuple[str, ...]
     """By name; empty where only the content tells."""
+    entry_bytes: int | None
+    """Read in vain, on average, where reading begins inside a shard: half of one that is compressed whole, nothing where
+    samples can be read by themselves. None where only the shards tell: half a row group of Parquet."""
     indexed_count: int
     """Shards of which an index knows the samples."""
     samples_count: int | None
@@ -193,7 +197,7 @@ def _look(leaf: Pipeline, share: float, found: FoundSource) -> SourcePlan:
     else:
         first = peek(Pipeline(leaf.source), PEEKED)
         sample_bytes = sum(map(_value_bytes, first)) // max(1, len(first))
-    names = {name for shard in shards if (name := format_of_name(shard.key)) is not None}
+    names = {name for shard in shards if (name := shard.format or format_of_name(shard.key)) is not None}
     return SourcePlan(
         what=repr(leaf.source),
         share=share,
@@ -201,10 +205,22 @@ def _look(leaf: Pipeline, share: float, found: FoundSource) -> SourcePlan:
         size_bytes=total_bytes,
         largest_bytes=max((size for size in sizes if size is not None), default=None),
         formats=tuple(sorted(names)) if isinstance(leaf.source, Shards) else (),
+        entry_bytes=_entry_bytes(shards) if isinstance(leaf.source, Shards) else 0,
         indexed_count=len(rows),
         samples_count=samples_count,
         sample_bytes=sample_bytes,
     )
+
+
+def _entry_bytes(shards: Sequence[Shard]) -> int | None:
+    total_bytes = 0
+    for shard in shards:
+        name = shard.format or format_of_name(shard.key)
+        unit = FORMATS[name].unit if name in FORMATS else "block"
+        if unit == "block" or (unit == "shard" and shard.size_bytes is None):
+            return None
+        total_bytes += (shard.size_bytes or 0) // 2 if unit == "shard" else 0
+    return total_bytes // max(1, len(shards))
 
 
 def _planned(
@@ -294,9 +310,10 @@ def _of_source(source: SourcePlan) -> str:
     size = "sizes unknown" if source.size_bytes is None else _bytes(source.size_bytes)
     largest = "" if source.largest_bytes is None else f", largest {_bytes(source.largest_bytes)}"
     lines = [f"source   {source.what}{share}", f"  data   {source.shards_count} shards, {size}{largest}"]
+    cost = f", on average {_bytes(source.entry_bytes)}" if source.entry_bytes else ""
     for name in source.formats:
         unit = FORMATS[name].unit if name in FORMATS else "shard"
-        lines.append(f"  format {name}: {_ENTRY[unit]}")
+        lines.append(f"  format {name}: {_ENTRY[unit]}{cost if unit == 'shard' else ''}")
     if source.samples_count is not None:
         lines.append(f"  index  complete: {source.samples_count} samples of {_bytes(source.sample_bytes)}")
     elif source.formats:

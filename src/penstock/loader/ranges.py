@@ -12,7 +12,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from penstock.errors import ConfigError, CorruptShardError
+from penstock.errors import ConfigError, CorruptShardError, PenstockError
 from penstock.fetch import PlanItem, coalesce
 from penstock.formats import FORMATS, LOST, format_of_name, joined, ranged_of
 from penstock.loader.selecting import gap_bytes_of
@@ -130,6 +130,7 @@ class RangedShard:
         self._given_count = 0
         self._saved_bytes = 0
         self._ended = False
+        self._failure: PenstockError | None = None  # to begin
         self._runs: list[Run] = []
         shard = segment.shard
         if shard.size_bytes is None:
@@ -153,6 +154,8 @@ class RangedShard:
         """
         if self._chunks is not None:
             return
+        if self._failure is not None:
+            raise self._failure
         began_s = time.perf_counter()
         if self._sizing is not None:
             self._learn_size(self._sizing)
@@ -165,6 +168,13 @@ class RangedShard:
         self._chunks = self.segment.shard.store.read_parts(
             self._requests(), part_bytes=sizes.part_bytes, requests_max=sizes.requests_max
         )
+
+    def begin_ahead(self) -> None:
+        """The same before it is its turn: what is in the way is raised when it is."""
+        try:
+            self.begin()
+        except PenstockError as error:
+            self._failure = error
 
     def read(self) -> list[Run] | None:
         """What the next chunk completed, perhaps nothing; None at the end. Blocks.

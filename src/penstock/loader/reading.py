@@ -261,7 +261,7 @@ class LaneReader:
         for shard in self._open:
             if not isinstance(shard, RangedShard) or left_bytes >= sizes.part_bytes * sizes.requests_max:
                 return
-            shard.begin()
+            shard.begin_ahead()
             left_bytes += shard.left_bytes
 
 

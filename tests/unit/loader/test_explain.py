@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from loading import write_counted
+from loading import write_counted, write_formatted
 from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.loader.explain import MemoryPlan, explain
@@ -44,6 +44,25 @@ def test_explain_says_what_it_found(folder: Path) -> None:
         "fits",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tar", "any sample can be read by itself"),
+        ("mds", "any sample can be read by itself"),
+        ("parquet", "entering inside costs the row group from its start, and the shard's footer"),
+        ("tfrecord.gz", "entering inside costs the shard from its start, on average 5"),
+    ],
+)
+def test_explain_says_what_entering_costs(tmp_path: Path, name: str, says: str) -> None:
+    """By format, in bytes where they are known."""
+    write_formatted(tmp_path, name, (9, 9))
+    plan = explain(ps.shards(f"{tmp_path}/").batch(2), file=io.StringIO())
+    mean_bytes = sum(path.stat().st_size for path in tmp_path.iterdir()) // 4
+    expected = {"parquet": None, "tfrecord.gz": pytest.approx(mean_bytes, abs=1)}.get(name, 0)
+    assert plan.sources[0].entry_bytes == expected
+    assert says in str(plan)
 
 
 def test_explain_prints_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

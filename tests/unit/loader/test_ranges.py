@@ -209,6 +209,19 @@ def test_garbage_and_cuts(tmp_path: Path, name: str, damage: str) -> None:
         read(made)
 
 
+@pytest.mark.parametrize("name", ["parquet", "zip"])
+def test_what_comes_before_an_error_comes(tmp_path: Path, name: str) -> None:
+    """Looking ahead into a shard that is garbage takes nothing from the shards before it."""
+    write(tmp_path, name)
+    (tmp_path / f"t.{name}").write_bytes(b"\xa5" * 600 * KIB)
+    found = []
+    with ps.Loader(ps.shards(f"{tmp_path}/").batch(6), threads=1, fetch=FETCH) as loader:
+        with pytest.raises(CorruptShardError, match=rf"t\.{name}"):
+            for batch in loader:
+                found += zip(batch["__key__"], batch["n"], strict=True)
+    assert found == WANT
+
+
 def test_a_zip_of_several_batches_is_held_in_parts(tmp_path: Path) -> None:
     """A member longer than a part arrives in several, and is one value."""
     import zipfile
