@@ -28,6 +28,9 @@ STRETCH_BYTES_MIN = 64 << 10
 FIRST_BYTES_MAX = 64 << 10
 """Of the first member: with large ones, looking at every block of the chunk costs more than a loop over few headers."""
 
+SHORT_BYTES_MAX = 32
+"""Of values that are cheaper to gather than to slice one by one."""
+
 _MARK = slice(256, 264)  # the magic, with the bytes around it that make it eight
 _PAX_KIND = ord("x")
 _REGULAR_KIND = ord("0")
@@ -162,9 +165,21 @@ class Stretch(NamedTuple):
         bounds = self.heads.origins[first : end + 1 : each]
         columns: list[list[Any]] = [self.keys, (bounds[:-1] + base_bytes).tolist(), np.diff(bounds).tolist()]
         for number in range(each):
-            starts, ends = (part[first + number : end : each].tolist() for part in (self.heads.starts, self.heads.ends))
-            columns.append([view[start:stop].tobytes() for start, stop in zip(starts, ends, strict=True)])
+            members = slice(first + number, end, each)
+            columns.append(_values(view, self.heads.starts[members], self.heads.ends[members]))
         return Samples(self.names, columns), int(bounds[-1])
+
+
+def _values(view: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[bytes]:
+    """Copied out of `view`. Short ones, labels mostly, by one gather: their blocks are filled up with zeros."""
+    sizes = ends - starts
+    width = int(sizes.max())
+    if 0 < width <= SHORT_BYTES_MAX:
+        wide = np.frombuffer(view, np.uint8)[starts[:, None] + np.arange(width)]
+        found: list[bytes] = wide.view(f"S{width}")[:, 0].tolist()
+        if list(map(len, found)) == sizes.tolist():  # else a value ends in zeros, or has others behind it
+            return found
+    return [view[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def find_stretch(view: memoryview, at: int, prefix: bytes) -> Stretch | None:

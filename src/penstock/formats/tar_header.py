@@ -67,10 +67,8 @@ def _check_sum(block: bytes) -> None:
     """Sum of all bytes, the field itself taken as spaces; some old archivers summed signed bytes."""
     stored = block[148:156]
     rest = block[:148] + block[156:]
-    unsigned = byte_sum(rest) + 8 * 0x20
-    signed = unsigned - 256 * sum(byte > 127 for byte in rest)
-    said = read_sum(stored)
-    if said < 0 or said not in {unsigned, signed}:
+    said, unsigned = read_sum(stored), byte_sum(rest) + 8 * 0x20
+    if said != unsigned and (said < 0 or said != unsigned - 256 * sum(byte > 127 for byte in rest)):
         raise ValueError(f"no tar header: its checksum field {stored!r} is not the sum of the block")
 
 
