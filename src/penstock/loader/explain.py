@@ -298,7 +298,10 @@ def _value_bytes(sample: dict[str, Any]) -> int:
     total = 0
     for name, value in sample.items():
         if not name.startswith("__"):
-            total += value.nbytes if hasattr(value, "nbytes") else sys.getsizeof(value) if value is not None else 0
+            if isinstance(value, int | float):
+                total += np.int64().nbytes  # as a batch holds it
+            else:
+                total += value.nbytes if hasattr(value, "nbytes") else sys.getsizeof(value) if value is not None else 0
     return total
 
 
