@@ -269,6 +269,11 @@ class CompressedParser(ShardParser):
         self._pieces: Iterator[bytes] | None = None
 
     @property
+    def inner(self) -> Parser:
+        """Of what is inside."""
+        return self._inner
+
+    @property
     def pending(self) -> bool:
         """Whether bytes of the last chunks wait for ``feed(b"")``."""
         return self._pieces is not None or bool(self._waiting)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.formats.mds import Column
@@ -35,6 +35,20 @@ _NUMBERS = {
     "uint64": 8, "int64": 8, "float64": 8,
 }  # fmt: skip
 _EXTENTS = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"))
+
+
+class Encoded(NamedTuple):
+    """A value that is encoded already, as in the shard that it comes from.
+
+    Attributes:
+        encoding: As MosaicML calls it; no array's, whose bytes begin with its shape.
+        size_bytes: Of all values of its column; None: they differ.
+        data: The bytes.
+    """
+
+    encoding: str
+    size_bytes: int | None
+    data: Buffer
 
 
 class MdsWriter(RecordWriter):
@@ -124,11 +138,15 @@ def _columns_of(fields: Mapping[str, Any]) -> tuple[Column, ...]:
     columns = []
     for name in sorted(fields):
         encoding = _encoding_of(name, fields[name])
-        columns.append(Column(name, encoding, _NUMBERS.get(encoding)))
+        value = fields[name]
+        size_bytes = value.size_bytes if isinstance(value, Encoded) else _NUMBERS.get(encoding)
+        columns.append(Column(name, encoding, size_bytes or None))
     return tuple(columns)
 
 
 def _encoding_of(name: str, value: Any) -> str:
+    if isinstance(value, Encoded):
+        return value.encoding
     if isinstance(value, str):
         return "str"
     if isinstance(value, bool | int):
@@ -166,6 +184,12 @@ def _encoded(value: Any, column: Column) -> Buffer:
         value, found = float(value), "float64"
     if found != column.encoding:
         raise ConfigError(f"field {column.name!r} is {found}, in the shard's first sample it was {column.encoding}")
+    if isinstance(value, Encoded):
+        if column.size_bytes is not None and len(value.data) != column.size_bytes:
+            raise ConfigError(
+                f"field {column.name!r} has {len(value.data)} bytes, not {column.size_bytes} as its column"
+            )
+        return value.data
     if found == "int":
         try:
             return struct.pack("<q", value)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS
+from penstock.formats.mds_writer import Encoded
 from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
 
 if TYPE_CHECKING:
     from penstock.formats import Sample
+    from penstock.formats.mds import Column
 
 CONTENT = ("-raw", "-example", "-mxnet")
 
@@ -128,6 +130,16 @@ def converted(sample: Sample, source: str, target: str, *, key_field: str | None
         return _one_record(fields)
     if target == "jsonl" and set(fields) == {"__key__", "json"} and KEEPS[source].keys and source != "jsonl":
         return _with_key(fields)
+    return fields
+
+
+def encoded(sample: Sample, columns: tuple[Column, ...], *, key_field: str | None) -> dict[str, Any]:
+    """A sample of MDS as MDS takes it: by the encodings of its own shard, so that MosaicML reads the same values."""
+    fields = converted(sample, "mds", "mds", key_field=key_field)
+    for column in columns:
+        if not column.encoding.startswith("ndarray"):
+            data = sample.fields[column.name].tobytes()
+            fields[column.name] = Encoded(column.encoding, column.size_bytes, data)
     return fields
 
 

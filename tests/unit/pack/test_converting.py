@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock.formats import (
     feed_in_pieces,
     parser_of,
 )
+from penstock.formats.mds import Column
 from penstock.pack import convert, verify
 from penstock.pack.keeping import KEEPS, losses, table
 from penstock.pack.shard_file import FORMATS_WRITTEN
@@ -202,3 +204,38 @@ def test_the_table_knows_every_format() -> None:
     assert losses("tar", "tfrecord", key_field="key") == ()
     with pytest.raises(ConfigError, match="cannot become"):
         losses("tar", "zip")
+
+
+def test_mds_stays_what_mosaicml_reads(tmp_path: Path) -> None:
+    """From MDS to MDS, compressed or cut anew, each column keeps its encoding, and so each value its type."""
+    columns = [
+        Column("blob", "pkl", None), Column("n", "int", 8), Column("s", "str_int", None), Column("u8", "uint8", 1),
+        Column("picture", "jpeg", None), Column("fixed", "ndarray:int16:2", 4), Column("any", "ndarray", None),
+    ]  # fmt: skip
+    samples = [
+        [b"p%d" % n, struct.pack("<q", n), b"%d" % n, bytes([n]), b"\xff\xd8%d" % n, struct.pack("<2h", n, -n),
+         bytes([34, 1 << 2, 3]) + struct.pack("<3f", n, 0, 1)]
+        for n in range(6)
+    ]  # fmt: skip
+    encoded = []
+    for sample in samples:
+        open_sizes = [len(value) for value, column in zip(sample, columns, strict=True) if column.size_bytes is None]
+        encoded.append(struct.pack(f"<{len(open_sizes)}I", *open_sizes) + b"".join(sample))
+    names, encodings, sizes = zip(*columns, strict=True)
+    head = json.dumps({"column_names": names, "column_encodings": encodings, "column_sizes": sizes}).encode()
+    start = 4 + 4 * 7 + len(head)
+    bounds = [start + sum(map(len, encoded[:n])) for n in range(7)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/shard.00000.mds").write_bytes(struct.pack("<8I", 6, *bounds) + head + b"".join(encoded))
+    convert(tmp_path / "in", tmp_path / "zst", to="mds.zst", verify=True)
+    convert(tmp_path / "zst", tmp_path / "back/s.%05d.mds", to="mds", bytes_max=10**6, verify=True)
+    before = samples_of(tmp_path / "in/shard.00000.mds", "mds")
+    after = samples_of(tmp_path / "back/s.00000.mds", "mds")
+    assert [fields for _, fields in after] == [fields for _, fields in before]
+    (entry,) = json.loads((tmp_path / "back/index.json").read_text())["shards"]
+    said = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
+    assert said == {
+        **{column.name: column.encoding for column in columns},
+        "any": "ndarray:float32",
+        "fixed": "ndarray:int16",
+    }
