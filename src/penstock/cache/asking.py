@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class _Passing(ABC):
     """An operation that goes to the store inside, and whose end is taken in on the pool: transfer and sink at once."""
 
-    __slots__ = ("cache", "cancelled", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
+    __slots__ = ("cache", "cancelled", "ended", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
 
     def __init__(self, cache: Cached, operation: Operation, sink: Sink) -> None:
         self.cache = cache
@@ -38,7 +38,7 @@ class _Passing(ABC):
         self.sink = sink
         self.landing = sink.landing
         self.transfer: Transfer | None = None
-        self.cancelled = False
+        self.cancelled = self.ended = False
         self.submitted_s = self.sent_s = time.monotonic()
 
     def cancel(self) -> None:
@@ -55,11 +55,13 @@ class _Passing(ABC):
     def send(self) -> None:
         """Ask the store inside."""
         self.sent_s = time.monotonic()
-        self.transfer = self.cache.inner.submit(self.operation, self)
+        transfer = self.cache.inner.submit(self.operation, self)
+        self.transfer = None if self.ended else transfer  # no cycle is left behind: it would keep a write's body
         if self.cancelled:
-            self.transfer.cancel()
+            transfer.cancel()
 
     def done(self, completion: Completion) -> None:
+        self.ended = True
         self.transfer = None
         self.cache.step(lambda: self._end(completion), lambda _: self.sink.done(completion))
 

@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
 
 class Request(Protocol):
-    """What a read has asked of the store inside.
+    """What a read has asked of the store inside. It keeps no transfer, which keeps it: a cycle would keep the memory too.
 
     Attributes:
-        transfer: Once it was sent.
         ended: Whether its ``done`` was heard.
     """
 
-    transfer: Transfer | None
     ended: bool
 
     def submit(self) -> Transfer | None:
@@ -50,7 +48,7 @@ class Fetch:
         claims: Block numbers in order, and the claim of each.
     """
 
-    __slots__ = ("_claims", "_completion", "_in_place", "_read", "_span", "ended", "landing", "transfer")
+    __slots__ = ("_claims", "_completion", "_in_place", "_read", "_span", "ended", "landing")
 
     def __init__(self, read: Read, claims: list[tuple[int, Claim]]) -> None:
         self._read = read
@@ -59,7 +57,6 @@ class Fetch:
         self._completion: Completion | None = None
         self.landing: Landing | None
         self.landing, self._in_place = _landing_of(read, self._span)
-        self.transfer: Transfer | None = None
         self.ended = False
 
     def submit(self) -> Transfer | None:
@@ -71,11 +68,10 @@ class Fetch:
         read.cache.counts.fetched_bytes += span.length_bytes
         read.cache.counts.miss_count += len(self._claims)
         try:
-            self.transfer = read.cache.inner.submit(Get(read.operation.key, None if whole else span, info.etag), self)
+            return read.cache.inner.submit(Get(read.operation.key, None if whole else span, info.etag), self)
         except PenstockError as error:
             self._failed(error if isinstance(error, StoreError) else StoreError(str(error), retryable=False))
             return None
-        return self.transfer
 
     # ── Sink ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +160,7 @@ class Direct:
         claim: Of the key, so that others who ask for it wait.
     """
 
-    __slots__ = ("_claim", "_completion", "_read", "_sent_s", "ended", "landing", "transfer")
+    __slots__ = ("_claim", "_completion", "_read", "_sent_s", "ended", "landing")
 
     def __init__(self, read: Read, claim: Claim) -> None:
         self._read = read
@@ -172,19 +168,17 @@ class Direct:
         self._completion: Completion | None = None
         self._sent_s = 0.0
         self.landing = read.sink.landing
-        self.transfer: Transfer | None = None
         self.ended = False
 
     def submit(self) -> Transfer | None:
         """Send it; None where that failed at once, which the read was told then."""
         self._sent_s = time.monotonic()
         try:
-            self.transfer = self._read.cache.inner.submit(self._read.operation, self)
+            return self._read.cache.inner.submit(self._read.operation, self)
         except PenstockError as error:
             self._read.cache.free(self._claim)
             self._read.fail(error)
             return None
-        return self.transfer
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """As the read's own sink says."""
@@ -242,19 +236,17 @@ class Revalidation:
         read: On whose behalf.
     """
 
-    __slots__ = ("_read", "_sent_s", "ended", "landing", "transfer")
+    __slots__ = ("_read", "_sent_s", "ended", "landing")
 
     def __init__(self, read: Read) -> None:
         self._read = read
         self._sent_s = time.monotonic()
         self.landing: Landing | None = None
-        self.transfer: Transfer | None = None
         self.ended = False
 
     def submit(self) -> Transfer | None:
         """Send it."""
-        self.transfer = self._read.cache.inner.submit(Head(self._read.operation.key), self)
-        return self.transfer
+        return self._read.cache.inner.submit(Head(self._read.operation.key), self)
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """A HEAD has no body."""

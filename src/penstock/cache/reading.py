@@ -93,7 +93,7 @@ class Read:
         self._pending = 1  # the planning itself
         self._error: StoreError | None = None
         self._patient = True
-        self._transfers: set[Transfer] = set()
+        self._transfers: dict[Request, Transfer] = {}
         self._attempts: list[Attempt] = []
         self._hits_count = 0
         self._blocks_count = 0
@@ -103,7 +103,7 @@ class Read:
     def cancel(self) -> None:
         """See ``Transfer``: what is not begun is not begun, requests are given up."""
         self.cancelled = True
-        for transfer in list(self._transfers):
+        for transfer in list(self._transfers.values()):
             transfer.cancel()
 
     def unanswered_s(self) -> float:
@@ -259,7 +259,7 @@ class Read:
             return
         with self._lock:
             if not request.ended:
-                self._transfers.add(transfer)
+                self._transfers[request] = transfer
         if self.cancelled:
             transfer.cancel()
 
@@ -267,8 +267,7 @@ class Read:
         """A request ended."""
         with self._lock:
             request.ended = True
-            if request.transfer is not None:
-                self._transfers.discard(request.transfer)
+            self._transfers.pop(request, None)
 
     # ── Waiter ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,7 +308,7 @@ class Read:
             self.cache.metadata.changed(self.operation.key)
         with self._lock:
             self._error = self._error or mapped
-            transfers = list(self._transfers)
+            transfers = list(self._transfers.values())
         for transfer in transfers:
             transfer.cancel()
         self.settle(count)
