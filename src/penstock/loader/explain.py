@@ -16,11 +16,12 @@ from penstock.loader.peek import peek
 from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.reading import PARTS_PER_REQUEST, read_ahead
 from penstock.loader.samples import Steps
+from penstock.loader.strided import worker_factors
 from penstock.pipeline import Batch, BatchBySize, FlatMap, Pipeline, Shards, Shuffle
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.loader.finding import FoundSource
     from penstock.loader.shards import Shard
@@ -123,6 +124,8 @@ class Explanation:
     """Of each GET, at most."""
     row_bytes: int | None
     """Of a sample in a batch; None where it is not of one shape."""
+    worker_factors: Mapping[int, float]
+    """How often a ``DataLoader`` with 2, 4 and 8 workers reads each byte; without workers it is read once."""
     memory: MemoryPlan
     """What is held."""
 
@@ -180,6 +183,7 @@ def explain(
         prefetch_batches=prefetch_batches,
         fetch=fetch or FetchConfig(),
         sizes=[shard.size_bytes for source in found.sources for shard in source.shards],
+        found=found.sources,
     )
     print(made, file=file or sys.stdout)
     made.memory.check()
@@ -233,6 +237,7 @@ def _planned(
     prefetch_batches: int,
     fetch: FetchConfig,
     sizes: Sequence[int | None],
+    found: Sequence[FoundSource],
 ) -> Explanation:
     shuffle, batch = pipeline.stage(Shuffle), pipeline.stage(Batch)
     lanes_count = lanes or (LANES_SHUFFLED if shuffle else world_size)
@@ -268,6 +273,12 @@ def _planned(
         in_flight_max=min(fetch.requests_max, lanes_owned * reading.requests_max),
         part_bytes=reading.part_bytes,
         row_bytes=row_bytes,
+        worker_factors=worker_factors(
+            found,
+            sample_bytes=sample_bytes,
+            rows_count=max(1, rows_count // lanes_owned),
+            shuffled=shuffle is not None,
+        ),
         memory=memory,
     )
 
@@ -339,6 +350,8 @@ def _of_cost(plan: Explanation) -> list[str]:
     row = "" if plan.row_bytes is None else f", a row {_bytes(plan.row_bytes)}"
     verdict = "fits" if memory.total_bytes <= memory.budget_bytes else "does NOT fit"
     requests = f"{plan.listing_requests} to list; per epoch {epoch}, of up to {_bytes(plan.part_bytes)}"
+    factors = plan.worker_factors
+    workers = f"a DataLoader with {_listed(factors)} workers reads each byte {_listed(factors.values())}"
     held = " + ".join(
         f"{name} {_bytes(held)}"
         for name, held in (
@@ -349,8 +362,13 @@ def _of_cost(plan: Explanation) -> list[str]:
     )
     return [
         f"requests {requests}, {plan.in_flight_max} at a time",
+        f"workers  {workers} times; without, and with processes=, once",
         f"memory   {held} = {_bytes(memory.total_bytes)}{row}; {verdict} into {_bytes(memory.budget_bytes)}",
     ]
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _bytes(size: float) -> str:

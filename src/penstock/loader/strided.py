@@ -23,18 +23,22 @@ from penstock.loader.objects import ObjectsFeed
 from penstock.order import IndexedOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.index import ShardIndex
     from penstock.loader.feed import Batching, Feed, Where
+    from penstock.loader.finding import FoundSource
     from penstock.loader.indexed import IndexedSource
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
 
 PAYS = 0.75
 """Of what n workers read otherwise: ranges that save less are not worth their requests."""
+
+WORKERS_TOLD = (2, 4, 8)
+"""Of a DataLoader: what ``explain`` tells of."""
 
 SHARDS_KNOWN_MAX = 256
 """Whose indexes are kept, of 12 bytes for each sample."""
@@ -55,6 +59,33 @@ def read_factor(*, sample_bytes: float, rows_count: int, every: int, gap_bytes: 
     share = 1 / every
     gaps = np.arange(1 + min(10_000, int(gap_bytes / max(1.0, sample_bytes))))
     return 1.0 + float((gaps * share * (1 - share) ** gaps).sum())  # lengths of gaps are geometric
+
+
+def worker_factors(
+    found: Sequence[FoundSource], *, sample_bytes: float, rows_count: int, shuffled: bool
+) -> dict[int, float]:
+    """How often a DataLoader with so many workers reads each byte.
+
+    Args:
+        found: The pipeline's sources.
+        sample_bytes: See ``read_factor``, like the others.
+        rows_count: See there.
+        shuffled: See there.
+    """
+    source = found[0]
+    factors = {}
+    for every in WORKERS_TOLD:
+        factor = float(every)
+        if len(found) == 1 and source.objects is not None:
+            factor = 1.0
+        elif len(found) == 1 and source.shards and None not in source.rows and can_stride(source):
+            gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
+            ranges = read_factor(
+                sample_bytes=sample_bytes, rows_count=rows_count, every=every, gap_bytes=gap_bytes, shuffled=shuffled
+            )
+            factor = ranges if ranges < PAYS * every else factor
+        factors[every] = round(factor, 1)
+    return factors
 
 
 class Strides:
@@ -268,7 +299,7 @@ def begin_strided(
     return Begun(feed, batches)
 
 
-def can_stride(source: IndexedSource) -> bool:
+def can_stride(source: Any) -> bool:
     """Whether each sample can be read by itself, from one store."""
     enterable = all(is_enterable(row.format) and row.has_offsets for row in source.rows)
     return source.place is not None and enterable and len({id(shard.store) for shard in source.shards}) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from loading import write_counted, write_formatted
+from loading import index, shard, write_counted, write_formatted
 from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.loader.explain import MemoryPlan, explain
@@ -44,6 +44,21 @@ def test_explain_says_what_it_found(folder: Path) -> None:
         "fits",
     ):
         assert words in text
+
+
+def test_explain_says_how_often_workers_read(folder: Path, tmp_path: Path) -> None:
+    """Without an index n times; single objects once; with one, less than n times where samples are large."""
+    small = ps.shards(f"{folder}/").shuffle(window=32).batch(4)
+    assert explain(small, file=io.StringIO()).worker_factors == {2: 2, 4: 4, 8: 8}
+    objects = ps.objects(f"{folder}/").shuffle(window=32).batch(4)
+    assert explain(objects, file=io.StringIO()).worker_factors == {2: 1, 4: 1, 8: 1}
+    (tmp_path / "large").mkdir()
+    large = ps.shards(f"{tmp_path}/large/").shuffle(window=32).batch(4)
+    (tmp_path / "large" / "s.tar").write_bytes(shard({"__key__": str(n), "raw": bytes(200_000)} for n in range(20)))
+    index(large, tmp_path / "place")
+    out = io.StringIO()
+    assert explain(large, index_dir=tmp_path / "place", file=out).worker_factors == {2: 2, 4: 1.5, 8: 1.3}
+    assert "2, 4, 8 workers reads each byte 2, 1.5, 1.3 times" in out.getvalue()
 
 
 @pytest.mark.parametrize(
