@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, ConfigError
@@ -74,6 +74,7 @@ class Session:
             share=self.options.share,
         )
         self._plan = None
+        self._has_agreed = False  # with the other ranks, on whether an index is used
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,10 +116,11 @@ class Session:
     def planned(self) -> Plan:
         """What was found by looking, now or before."""
         if self._plan is None:
-            self._plan = plan_of(
-                self.pipeline, options=self.options, finder=self._finder, meter=self.meter, state=self._loaded
-            )
+            self._plan = self._planned(self.options)
         return self._plan
+
+    def _planned(self, options: Options) -> Plan:
+        return plan_of(self.pipeline, options=options, finder=self._finder, meter=self.meter, state=self._loaded)
 
     def check_open(self) -> None:
         """Refuse to go on once closed.
@@ -216,6 +218,7 @@ class Session:
 
     def _started(self) -> Epoch:
         self._decide()
+        self._agree_on_mode()
         plan = self.planned()
         if self._loaded is not None:
             self._cursor = self._resumed(plan)
@@ -272,6 +275,16 @@ class Session:
             self._finder.close()
             self._use(changed)
         self._agree_on_data()
+
+    def _agree_on_mode(self) -> None:
+        """Read by an index only where all ranks have one: each host may have its own, left by an earlier job."""
+        agree, is_saved = self.options.agree, self._loaded is not None and bool(self._loaded["mode"])
+        has_agreed, self._has_agreed = self._has_agreed, True
+        if has_agreed or agree is None or is_saved or self.options.index != "auto":
+            return
+        plan = self.planned()
+        if plan.world_size > 1 and not agree(int(plan.job.mode == "index")) and plan.job.mode == "index":
+            self._plan = self._planned(replace(self.options, index="stream"))
 
     def _agree_on_data(self) -> None:
         """All ranks must have decided alike."""

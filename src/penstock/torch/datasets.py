@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch.utils.data
 
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
+from penstock.loader.finding import Finder
 from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.samples import Steps
 from penstock.torch.batches import tensors
@@ -56,6 +57,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self._options = options
         self._epochs = EpochTable()
         self._listing = Once()
+        self._mode = Once()
         self._loader: Loader | None = None
         self._current: _Iteration | None = None
         self._pending: dict[str, Any] | None = None
@@ -152,7 +154,25 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             self._process_id = os.getpid()
             self._loader = self._current = self._pending = None
 
-    def _made(self, worker: Worker | None) -> Loader:
+    def _index_of(self, options: LoaderOptions, state: dict[str, Any] | None) -> Literal["require", "stream"]:
+        """How all workers read, in all epochs: as the first one would, or as a state does."""
+        asked = options.get("index", "auto")
+
+        def found() -> bytes:
+            if asked != "auto":
+                return asked.encode()
+            if state is not None and state["mode"]:
+                return b"require" if state["mode"] == "index" else b"stream"
+            where: Any = {name: options.get(name) for name in ("fetch", "index_dir", "cache", "share")}
+            finder = Finder(self.pipeline, **where)
+            try:
+                return b"require" if finder.find(index="auto").is_indexed else b"stream"
+            finally:
+                finder.close()
+
+        return "require" if self._mode.get(found) == b"require" else "stream"
+
+    def _made(self, worker: Worker | None, state: dict[str, Any] | None = None) -> Loader:
         options = self._options.copy()
         if worker is not None:
             if options.get("on_epoch") is not None:
@@ -162,6 +182,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                 )
             options.pop("agree", None)  # a collective of ranks, and a worker is none
             options["share"] = self._listing.get
+            options["index"] = self._index_of(options, state)
             options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // worker.workers_count))
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
             # a batch of which nothing is left is not given, and nobody knows beforehand which: then all go through all
@@ -232,7 +253,7 @@ class _Iteration:
     def _begun(self) -> Iterator[dict[str, Any]]:
         dataset = self._dataset
         if dataset._loader is None:
-            dataset._loader = dataset._made(self._worker)
+            dataset._loader = dataset._made(self._worker, None if self._state is None else self._state["loader"])
         if self._state is None or self._state["loader"] is None:
             dataset._loader.restart(epoch=self.epoch)
         else:

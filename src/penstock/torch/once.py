@@ -1,4 +1,4 @@
-"""One listing for all worker processes of a DataLoader: the first that needs it makes it, the others find it."""
+"""What all worker processes of a DataLoader have alike: the first that needs it makes it, the others find it."""
 
 from __future__ import annotations
 
