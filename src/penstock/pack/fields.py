@@ -84,6 +84,8 @@ def cast(value: Any, spec: Spec, key: str) -> Any:
         DataError: it is not of that type.
     """
     try:
+        if isinstance(value, memoryview | bytes | bytearray) and spec.type in ("int", "float", "text"):
+            value = _read(value)
         if spec.type == "int":
             number = float(value) if not isinstance(value, str) else None
             if number is not None and number != int(number):
@@ -93,13 +95,21 @@ def cast(value: Any, spec: Spec, key: str) -> Any:
             return float(value)
         if spec.type == "text":
             return value if isinstance(value, str) else str(value)
-        if spec.type == "json":
+        if spec.type == "json" and not isinstance(value, memoryview | bytes | bytearray):
             return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
         if spec.type == "pixels":
             return _image(value, spec.field)
     except (ValueError, TypeError) as error:
         raise DataError(f"{spec.source!r} is no {spec.type}: {error}", sample_key=key, field=spec.field) from error
     return value
+
+
+def _read(value: memoryview | bytes | bytearray) -> Any:
+    """What is in a field of a shard: text, a number, or a list of numbers."""
+    if not isinstance(value, memoryview) or value.format in {"B", "b", "c"}:
+        return bytes(value).decode("utf-8")
+    numbers = value.tolist()
+    return numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers
 
 
 def as_bytes(field: str, value: Any, key: str) -> bytes | bytearray | memoryview:

@@ -336,7 +336,7 @@ def prepare(sample: Mapping[str, Any], written: Written) -> dict[str, Any]:
 
 
 def _for_json(name: str, value: Any, key: str) -> Any:
-    if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
+    if hasattr(value, "dtype") or (isinstance(value, memoryview) and value.format not in {"B", "b", "c"}):
         numbers = value.tolist()
         return numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers
     if isinstance(value, bytes | bytearray | memoryview):

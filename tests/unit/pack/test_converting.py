@@ -22,9 +22,9 @@ from penstock.formats import (
     parser_of,
 )
 from penstock.formats.mds import Column
-from penstock.pack import convert, verify
+from penstock.pack import convert, pack, verify
 from penstock.pack.keeping import KEEPS, losses, table
-from penstock.pack.shard_file import FORMATS_WRITTEN
+from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
 
 WRITERS = {
     "tar": (TarWriter, ".tar"),
@@ -204,6 +204,52 @@ def test_the_table_knows_every_format() -> None:
     assert losses("tar", "tfrecord", key_field="key") == ()
     with pytest.raises(ConfigError, match="cannot become"):
         losses("tar", "zip")
+
+
+SAMPLES = {
+    "tar": [{"__key__": f"k{n}", "cls": str(n), "jpg": b"text %d" % n} for n in range(3)],
+    "recordio": [{"__key__": f"k{n}", "record": b"text %d" % n} for n in range(3)],
+    "jsonl": [{"__key__": f"k{n}", "n": n, "text": "ü"} for n in range(3)],
+}
+TYPED = [{"__key__": f"k{n}", "cls": n, "jpg": b"text %d" % n} for n in range(3)]
+
+
+@pytest.mark.parametrize("target", PLAIN_FORMATS)
+@pytest.mark.parametrize("source", PLAIN_FORMATS)
+def test_what_is_said_to_be_kept_is_kept(tmp_path: Path, source: str, target: str) -> None:
+    """Of every pair that loses nothing, keys, names and values come back equal; of the others, it is refused."""
+    pack(SAMPLES.get(source, TYPED), tmp_path / "in", format=source)
+    if losses(source, target):
+        with pytest.raises(ConfigError, match="would be lost"):
+            convert(tmp_path / "in", tmp_path / "out", to=target)
+        return
+    convert(tmp_path / "in", tmp_path / "out", to=target, verify=True)
+    (before,), (after,) = ([p for p in (tmp_path / f).iterdir() if p.stem.startswith("s")] for f in ("in", "out"))
+    raw = "-raw" if (source, target) == ("tfrecord", "recordio") else ""  # which keeps records as they are
+    old, new = samples_of(before, source + raw), samples_of(after, target)
+    if KEEPS[source].keys and KEEPS[target].keys:
+        assert [key for key, _ in new] == [key for key, _ in old]
+    if "jsonl" not in (source, target):
+        assert [fields for _, fields in new] == [fields for _, fields in old]
+    elif source == target:
+        assert before.read_bytes() == after.read_bytes()
+
+
+def test_the_guide_has_the_table() -> None:
+    """What the page says of each pair is what ``convert`` goes by."""
+    guide = Path(__file__).parents[3] / "docs/guides/packing.md"
+    assert f"\n{table()}\n" in guide.read_text()
+
+
+def test_fields_are_typed(tars: Path, tmp_path: Path) -> None:
+    """A tar's digits become numbers by ``cls:int``, and a record's single number a text; what is no number is named."""
+    convert(tars, tmp_path / "records", to="tfrecord", fields="jpg,cls=label:int", key_field="key")
+    (first, *_) = samples_of(tmp_path / "records/1.tfrecord", "tfrecord")
+    assert first[1]["label"] == [10]
+    convert(tmp_path / "records", tmp_path / "back", to="tar", fields="label=cls:text,jpg", allow_loss=True)
+    assert samples_of(tmp_path / "back/1.tar", "tar")[0][1]["cls"] == b"10"
+    with pytest.raises(DataError, match="'jpg' is no int"):
+        convert(tars, tmp_path / "no", to="tfrecord", fields="jpg:int", allow_loss=True)
 
 
 def test_mds_stays_what_mosaicml_reads(tmp_path: Path) -> None:
