@@ -387,6 +387,27 @@ def test_a_dropped_upload_is_not_taken_for_committed(faulty: FaultyServer, conne
     assert dict(faulty.objects) == before
 
 
+@pytest.mark.parametrize("kind", ["html", "empty_200"])
+def test_a_page_with_status_200_is_no_write(faulty: FaultyServer, store: ps.Store, kind: str) -> None:
+    """A portal answers everything with 200: writes and deletes go out again until the store has said so, or are errors."""
+    for name, call in {
+        "write": lambda: store.write("new", b"data"),
+        "if_absent": lambda: store.write("claim", b"data", if_absent=True),
+        "delete": lambda: store.delete("a"),
+    }.items():
+        faulty.fail(kind, times=2)
+        call()
+        assert ("new" in faulty.objects, "claim" in faulty.objects, "a" in faulty.objects) == {
+            "write": (True, False, True),
+            "if_absent": (True, True, True),
+            "delete": (True, True, False),
+        }[name]
+    faulty.fail(kind, times=None)
+    for call in (lambda: store.write("b", b"data"), lambda: store.delete("new")):
+        with pytest.raises(ProtocolError, match="Hint"):
+            call()
+
+
 @pytest.mark.parametrize("kind", ["html", "empty_200", "truncated_listing", "garbage_headers", "garbage_status"])
 def test_listings_that_are_none_are_refused(faulty: FaultyServer, connect_faulty: Connect, kind: str) -> None:
     """A listing that is no listing is a typed error, never an empty bucket."""

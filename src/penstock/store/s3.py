@@ -26,12 +26,12 @@ from penstock.store.exchange import Exchange
 from penstock.store.s3_requests import CLAIM_HEADER, S3Options, Wire, wire_of
 from penstock.transport import HttpAnswer, HttpRequest, Signing, engine
 from penstock.types import (
+    AbortMultipart,
     CompleteMultipart,
     Completion,
     Copy,
     CopyPart,
     CreateMultipart,
-    Delete,
     Get,
     ListPage,
     ObjectInfo,
@@ -261,7 +261,7 @@ class _Exchange(Exchange[S3Store]):
         self.sink.done(Completion(self.operation, error=self.named(error)))
 
 
-def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer, prefix: str) -> None:
+def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, prefix: str) -> None:
     """Values of everything but ``Get`` and ``Head`` from a 2xx answer."""
     headers = answer.headers
     body = answer.landing.view if answer.landing is not None else memoryview(b"")
@@ -270,6 +270,8 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
         if prefix:
             completion.value = _relative(completion.value, len(prefix))
     elif isinstance(operation, Put):
+        if b"etag" not in headers:  # a portal's page, with a status of 200, that never stored it
+            raise ProtocolError("the answer to a write has no ETag", retryable=True)
         completion.info = object_info(
             operation.key, headers, len(memoryview(operation.body).cast("B")), full_object(headers)
         )
@@ -288,8 +290,12 @@ def _fill_other(completion: Completion, operation: Operation, answer: HttpAnswer
             completion.info = ObjectInfo(
                 key, 0, value.etag or None
             )  # whoever asked knows the size; the answer does not tell
-    elif isinstance(operation, Delete):
-        failed = xml.parse_delete(body) if len(operation.keys) > 1 else {}
+    elif isinstance(operation, AbortMultipart) or len(operation.keys) == 1:
+        if answer.status != 204 and b"x-amz-request-id" not in headers:
+            raise ProtocolError(f"status {answer.status} without a request id says nothing", retryable=True)
+        completion.value = {}
+    else:
+        failed = xml.parse_delete(body)
         completion.value = {key[len(prefix) :]: why for key, why in failed.items()}
 
 
@@ -302,5 +308,5 @@ def _relative(page: Page, length: int) -> Page:
 def _part(number: int, headers: dict[bytes, bytes]) -> Part:
     etag = headers.get(b"etag")
     if etag is None:
-        raise ProtocolError("the answer to a part has no ETag")
+        raise ProtocolError("the answer to a part has no ETag", retryable=True)
     return Part(number, etag.decode("latin-1"), full_object(headers))
