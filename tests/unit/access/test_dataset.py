@@ -16,6 +16,7 @@ import penstock as ps
 from loading import counted, shard, write_counted, write_formatted
 from penstock.access import Dataset
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
+from penstock.fetch import process_budget
 from penstock.store.traced import Traced
 
 SIZES = (9, 4, 7)
@@ -149,6 +150,22 @@ def test_neighbours_are_one_request(tmp_path: Path) -> None:
     before = requests_count(dataset)
     assert numbers(dataset[[30, 2, 17, 9]]) == [30, 2, 17, 9]
     assert requests_count(dataset) - before == 1
+
+
+def test_nothing_stays_reserved(dataset: Dataset) -> None:
+    """After a batch, and after an iteration that was dropped half-way, the process's budget is as before."""
+
+    def used_bytes() -> int:
+        found = process_budget().statistics()
+        return found.used_bytes - found.free_bytes
+
+    before = used_bytes()
+    samples = dataset[0:TOTAL]
+    assert used_bytes() == before
+    half = dataset.iter_samples()
+    assert next(half) == samples[0]
+    del half
+    assert used_bytes() == before
 
 
 def test_members_nobody_wants_are_not_read(tmp_path: Path) -> None:
