@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
-from penstock.errors import ConfigError, DecodeError, PenstockError, WorkerDiedError
+from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
 from resuming import assert_same
 
 pytestmark = pytest.mark.server
@@ -317,6 +318,58 @@ def test_a_worker_that_always_dies_is_an_error(folder: Path, place: Path) -> Non
     with ps.Loader(made, processes=1, restart_workers=True, index_dir=place) as loader:
         with pytest.raises(PenstockError, match="exit status 3"):
             list(loader)
+
+
+def _forks(sample: dict[str, Any]) -> dict[str, Any]:
+    """Leaves a child of the worker behind, once, which holds all that the worker has open."""
+    lived = Path(os.environ["PENSTOCK_TEST_FORKED"])
+    if not lived.exists() and not (child := os.fork()):
+        os.setsid()
+        signal.pause()
+    elif not lived.exists():
+        lived.write_text(str(child))
+    return {"cls": int(sample["cls"])}
+
+
+def test_a_worker_that_leaves_children_is_seen_to_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end of its socket stays open in its child; that it died is noticed nevertheless."""
+    forked = tmp_path / "forked"
+    monkeypatch.setenv("PENSTOCK_TEST_FORKED", str(forked))
+    made = ps.shards(f"{_many(tmp_path / 'many')}/").map(_forks).batch(4)
+    try:
+        with ps.Loader(made, processes=1, threads=1, index="stream") as loader:
+            before = children()
+            steps = iter(loader)
+            next(steps)
+            os.kill(min(children() - before), signal.SIGKILL)
+            began_s = time.monotonic()
+            with pytest.raises(WorkerDiedError, match="SIGKILL"):
+                list(steps)
+            assert time.monotonic() - began_s < DEATH_S_MAX
+    finally:
+        os.kill(int(forked.read_text()), signal.SIGKILL)
+
+
+def test_a_fork_leaves_the_parent_undisturbed(tmp_path: Path) -> None:
+    """A child that is forked in the middle is told so, reads with workers of its own, and takes nothing from the parent."""
+    made = pipeline(_many(tmp_path / "many"), batch=8)
+    with ps.Loader(made, processes=2, lanes=4, index="stream") as loader, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
+        steps = iter(loader)
+        first = next(steps)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                with pytest.raises(ClosedError, match="in the child"):
+                    next(steps)
+                loader.close()
+                with ps.Loader(made, processes=2, lanes=4, index="stream") as own:
+                    status = 0 if sorted(numbers(own)) == list(range(800)) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert sorted(numbers([first, *steps])) == list(range(800))
 
 
 def test_an_exception_crosses_with_its_traceback(folder: Path, place: Path) -> None:

@@ -98,10 +98,11 @@ class _PlainIterator:
 
 
 class _Copy(NamedTuple):
-    """A batch on its way: its tensors on the device, when it is there, and the memory it comes from."""
+    """A batch on its way: when it is there, its tensors on the device, wherever in it, and the memory they come from."""
 
     batch: Any
     arrived: torch.cuda.Event
+    tensors: list[torch.Tensor]
     sources: list[torch.Tensor]
     state: dict[str, Any] | None
 
@@ -132,12 +133,9 @@ class _CudaIterator:
         self.state = copy.state
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copy.arrived)
-        for value in copy.batch.values():
-            if _is_tensor(value):
-                value.record_stream(
-                    stream
-                )  # its memory was the side stream's; it must not go back while this one uses it
-        self._sources.append(copy._replace(batch={}))
+        for value in copy.tensors:  # their memory was the side stream's; it must not go back while this one uses it
+            value.record_stream(stream)
+        self._sources.append(copy._replace(batch=None, tensors=[]))
         self._release(wait=False)
         return copy.batch
 
@@ -155,18 +153,20 @@ class _CudaIterator:
             self._batches = None
             return False
         state = None if self._stateful is None else self._stateful.state_dict()
+        there: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
 
         def copied(value: Any) -> Any:
             if not _is_tensor(value):
                 return value
             sources.append(value if value.is_pinned() or value.is_cuda else value.pin_memory())
-            return sources[-1].to(self._device, non_blocking=True)
+            there.append(sources[-1].to(self._device, non_blocking=True))
+            return there[-1]
 
         with torch.cuda.stream(self._stream):
             batch = converted(tensors(found), copied)
             arrived = self._stream.record_event()
-        self._copies.append(_Copy(batch, arrived, sources, state))
+        self._copies.append(_Copy(batch, arrived, there, sources, state))
         return True
 
     def _release(self, *, wait: bool) -> None:

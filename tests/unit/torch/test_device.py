@@ -62,9 +62,10 @@ def test_the_length_is_the_batches() -> None:
 @needs_cuda
 def test_on_the_device_batches_are_the_same_in_order() -> None:
     """Copied ahead on another stream, every value arrives before the training stream reads it."""
-    ahead = ps.torch.Prefetch(counted(50), device="cuda", ahead=3)
+    ahead = ps.torch.Prefetch(({**batch, "ragged": (batch["x"], [1])} for batch in counted(50)), device="cuda", ahead=3)
     for index, batch in enumerate(ahead):
         assert batch["x"].is_cuda
+        assert bool((batch["ragged"][0] == index).all())
         assert bool((batch["x"] == index).all())
         assert bool((batch["y"] == index).all())
 
