@@ -8,28 +8,23 @@ closer than the break-even gap are read as one.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, CorruptShardError, PenstockError
 from penstock.fetch import PlanItem, coalesce
-from penstock.formats import FORMATS, LOST, format_of_name, joined, ranged_of
+from penstock.formats import FORMATS, LOST, format_of_name, joined
+from penstock.loader.looking import contents_of
 from penstock.loader.selecting import gap_bytes_of
-from penstock.store.inflight import InFlight
-from penstock.types import ByteRange, Head
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.fetch import Chunk
     from penstock.formats import RangedReader, Sample
     from penstock.loader.reading import Reading, Segment
-    from penstock.loader.shards import Shard
-    from penstock.loader.statistics import Meter
-    from penstock.types import Buffer
-
-T = TypeVar("T")
 
 _MANY = 1 << 62
 
@@ -54,50 +49,6 @@ def is_ranged(segment: Segment) -> bool:
     return shard.size_bytes is None or shard.size_bytes > gap_bytes_of(shard)
 
 
-class Look(Generic[T]):
-    """What a format asks of a shard first: asked for at once, waited for later.
-
-    Args:
-        shard: That is looked into.
-        looking: Yields spans, is sent their bytes, returns what it found out.
-        meter: Told of bytes.
-    """
-
-    def __init__(self, shard: Shard, looking: Generator[ByteRange, Buffer, T], *, meter: Meter) -> None:
-        self._shard = shard
-        self._looking = looking
-        self._meter = meter
-        self._chunks = self._asked(next(looking))
-
-    def finish(self) -> T:
-        """What was found out. Blocks.
-
-        Raises:
-            StoreError: as the store says.
-            CorruptShardError: the shard is not of its format.
-        """
-        while True:
-            parts: list[Buffer] = []
-            for chunk in self._chunks:
-                self._shard.etag = self._shard.etag or chunk.etag
-                self._meter.bytes += len(chunk.data)
-                parts.append(chunk.data)
-            try:
-                span = self._looking.send(parts[0] if len(parts) == 1 else b"".join(parts))
-            except StopIteration as found:
-                result: T = found.value
-                return result
-            self._chunks = self._asked(span)
-
-    def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
-        self._chunks.close()  # type: ignore[attr-defined]
-
-    def _asked(self, span: ByteRange) -> Iterator[Chunk]:
-        shard = self._shard
-        return shard.store.read_parts([PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes)])
-
-
 class RangedShard:
     """The samples of a segment of a shard that is read by ranges, in stored order. Its look begins at once.
 
@@ -116,9 +67,8 @@ class RangedShard:
         self._meter = reading.meter
         self._recording = reading.recording
         self._fields = reading.fields[segment.source]
-        self._reader: RangedReader | None = None
-        self._look: Look[None] | None = None
-        self._sizing: InFlight[None] | None = None
+        self._contents = contents_of(segment, fields=self._fields, reading=reading)
+        self._reader: RangedReader | None = None  # None: not begun, or the shard holds nothing
         self._chunks: Iterator[Chunk] | None = None
         self._asked: deque[PlanItem] = deque()  # whose bytes did not all arrive
         self._room: memoryview | None = None  # for one that comes in several chunks
@@ -132,17 +82,6 @@ class RangedShard:
         self._ended = False
         self._failure: PenstockError | None = None  # to begin
         self._runs: list[Run] = []
-        shard = segment.shard
-        if shard.size_bytes is None:
-            self._sizing = InFlight(shard.store)
-            self._sizing.submit(Head(shard.key), None)
-        else:
-            self._open()
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it was looked into, and its bytes were asked for."""
-        return self._chunks is not None
 
     def begin(self) -> None:
         """Finish the look and ask for the first bytes, if that has not been done. Blocks.
@@ -157,10 +96,7 @@ class RangedShard:
         if self._failure is not None:
             raise self._failure
         began_s = time.perf_counter()
-        if self._sizing is not None:
-            self._learn_size(self._sizing)
-        if self._look is not None:
-            self._look.finish()
+        self._reader = self._contents.reader()
         self._meter.store_s += time.perf_counter() - began_s
         self._choose()
         self._advance()  # units without a byte
@@ -200,45 +136,17 @@ class RangedShard:
 
     def close(self) -> None:
         """Cancel what is being read; from any thread, idempotent."""
-        for each in (self._look, self._chunks):
-            if each is not None:
-                each.close()  # type: ignore[union-attr]
-        if self._sizing is not None:
-            self._sizing.cancel()
-
-    def _learn_size(self, sizing: InFlight[None]) -> None:
-        shard = self.segment.shard
-        _, completion = sizing.wait()
-        if completion.error is not None:
-            completion.error.url = completion.error.url or shard.url
-            raise completion.error
-        assert completion.info is not None
-        shard.size_bytes, shard.etag = completion.info.size_bytes, shard.etag or completion.info.etag
-        self._open()
-
-    def _open(self) -> None:
-        segment, shard = self.segment, self.segment.shard
-        if not shard.size_bytes:
-            return  # it holds nothing
-        segment.format = segment.format or format_of_name(shard.key)
-        assert segment.format is not None
-        self._reader = ranged_of(
-            segment.format,
-            shard=shard.url,
-            size_bytes=shard.size_bytes,
-            fields=self._fields,
-            on_corrupt=self._reading.on_corrupt[segment.source],
-        )
-        self._look = Look(shard, self._reader.look(), meter=self._meter)
+        self._contents.close()
+        if self._chunks is not None:
+            self._chunks.close()  # type: ignore[attr-defined]
 
     def _choose(self) -> None:
         """The units in which the segment's samples lie: whole ones before it are passed over unread."""
         units = self._reader.units if self._reader is not None else ()
-        wanted = self._wanted
-        while self._unit < len(units) and self._sample + units[self._unit].samples_count <= wanted.start:
-            self._sample += units[self._unit].samples_count
-            self._unit += 1
-        self._stop, end = self._unit, self._sample
+        ends, wanted = self._contents.ends, self._wanted
+        self._unit = bisect_right(ends, wanted.start)
+        self._sample = end = ends[self._unit - 1] if self._unit else 0
+        self._stop = self._unit
         bytes_max = self.segment.shard.store.budget.bytes_max // 2
         while self._stop < len(units) and end < wanted.stop:
             size_bytes = sum(span.length_bytes for span in units[self._stop].spans)

@@ -19,7 +19,8 @@ from penstock.formats import (
     format_of_name,
     parser_of,
 )
-from penstock.loader.ranges import Look, Run, is_ranged, too_few
+from penstock.loader.looking import Look
+from penstock.loader.ranges import Run, is_ranged, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -105,6 +105,20 @@ def test_several_shards_are_looked_into_together(tmp_path: Path, counted: Counte
     assert len(counted.heads) == 6
 
 
+@pytest.mark.parametrize("name", ["parquet", "zip"])
+def test_lanes_of_one_shard_share_its_table_of_contents(tmp_path: Path, counted: Counted, name: str) -> None:
+    """However many lanes read a shard, it is looked into once, and no more than once in a later epoch."""
+    made = ps.shards(f"{write(tmp_path / 'data', name, rows_per_group=2)}/").shuffle(window=16)
+    place = index(made, tmp_path / "index")
+    size = (tmp_path / "data" / f"s.{name}").stat().st_size
+    counted.clear()
+    with ps.Loader(made.batch(6), lanes=12, threads=1, index="require", index_dir=place, fetch=FETCH) as loader:
+        for epoch in range(1, 3):
+            keys = [key for batch in loader for key in batch["__key__"]]
+            assert sorted(keys) == [key for key, _ in WANT]
+            assert 1 <= sum(span.end == size for span in counted.spans) <= epoch
+
+
 def test_a_shard_larger_than_the_budget(tmp_path: Path) -> None:
     """Row groups of a shard many times the budget go through it; a row group above half of it is refused, with numbers."""
     path = tmp_path / "s.parquet"
@@ -214,11 +228,10 @@ def test_what_comes_before_an_error_comes(tmp_path: Path, name: str) -> None:
     """Looking ahead into a shard that is garbage takes nothing from the shards before it."""
     write(tmp_path, name)
     (tmp_path / f"t.{name}").write_bytes(b"\xa5" * 600 * KIB)
-    found = []
+    found: list[Any] = []
     with ps.Loader(ps.shards(f"{tmp_path}/").batch(6), threads=1, fetch=FETCH) as loader:
         with pytest.raises(CorruptShardError, match=rf"t\.{name}"):
-            for batch in loader:
-                found += zip(batch["__key__"], batch["n"], strict=True)
+            found.extend(pair for batch in loader for pair in zip(batch["__key__"], batch["n"], strict=True))
     assert found == WANT
 
 
