@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 STRETCH_BYTES_MIN = 64 << 10
 """Below, numpy's calls cost more than the loop that they replace."""
 
-FIRST_BYTES_MAX = 64 << 10
-"""Of the first member: with large ones, looking at every block of the chunk costs more than a loop over few headers."""
-
 SHORT_BYTES_MAX = 32
 """Of values that are cheaper to gather than to slice one by one."""
 
@@ -63,8 +60,6 @@ def read_heads(view: memoryview, at: int) -> Heads | None:
     if count * BLOCK_BYTES < STRETCH_BYTES_MIN or bytes(view[at + 257 : at + 262]) != b"ustar":
         return None
     blocks = np.frombuffer(view, np.uint8, count * BLOCK_BYTES, at).reshape(count, BLOCK_BYTES)
-    if _sizes(blocks[:1])[0] > FIRST_BYTES_MAX:
-        return None
     marks = blocks[:, _MARK].view(np.uint64)[:, 0]
     rows = np.flatnonzero(marks == marks[0])  # blocks that look like headers, data that does so included
     heads = blocks.take(rows, axis=0)
