@@ -40,6 +40,7 @@ _AHEAD_BYTES = 64 * MIB
 """...or as many more as make this: a consumer that pauses finds small objects waiting."""
 
 _AHEAD_SLOTS_MAX = 2048
+_PARTS_PER_REQUEST = 3
 _IN_FLIGHT_BYTES = 512 * MIB
 """Of parts: 64 of 8 MiB cover 100 ms at 5 GB/s; more only spreads them over more memory."""
 _PULL_COUNT = 64
@@ -104,7 +105,9 @@ class ReadAhead:
         self._pulled_count = 0
         self._planned_count = 0
         self._estimate_bytes = float(_SMALL_BYTES)
-        self._ahead_bytes = min(_AHEAD_BYTES, budget.bytes_max // 4)
+        # a reader of many has its share: so many small parts as make the few large ones that it was given
+        given_bytes = _PARTS_PER_REQUEST * config.requests_max * config.part_bytes
+        self._ahead_bytes = min(_AHEAD_BYTES, budget.bytes_max // 4, given_bytes)
         self._large_expected = False
         self._asking_count = 0
         self._checksums_kept: bool | None = None

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from penstock.config import FetchConfig, default_budget_bytes
+from penstock.config import FetchConfig
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
 from penstock.loader.finding import Finder
+from penstock.loader.memory import Holding, MemoryPlan, said
 from penstock.loader.peek import peek
 from penstock.loader.ranks import rank_and_world_size
-from penstock.loader.reading import PARTS_PER_REQUEST, read_ahead
 from penstock.loader.samples import Steps
 from penstock.loader.strided import worker_factors
 from penstock.pipeline import Batch, BatchBySize, FlatMap, Pipeline, Shards, Shuffle
@@ -61,39 +61,6 @@ class SourcePlan:
     """Of all shards; None where some have no index."""
     sample_bytes: int
     """Of a sample as stored: a mean where the index tells, else of the first few."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """What a rank's loader would hold, at most."""
-
-    window_bytes: int
-    """The rank's share of the shuffle window, samples as stored."""
-    read_ahead_bytes: int
-    """Parts on their way and waiting, of all lanes."""
-    batches_bytes: int
-    """Batches under way and waiting."""
-    budget_bytes: int
-    """What it may hold: ``FetchConfig.budget_bytes_max``."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.window_bytes + self.read_ahead_bytes + self.batches_bytes
-
-    def check(self) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            ConfigError: it does not, with all the numbers.
-        """
-        if self.total_bytes > self.budget_bytes:
-            raise ConfigError(
-                f"this plan holds {_bytes(self.total_bytes)} (window {_bytes(self.window_bytes)}, read-ahead "
-                f"{_bytes(self.read_ahead_bytes)}, batches {_bytes(self.batches_bytes)}), more than its budget of "
-                f"{_bytes(self.budget_bytes)}",
-                hint="a smaller window or batch, fewer lanes, or FetchConfig(budget_bytes_max=...)",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,21 +211,21 @@ def _planned(
     if any(source.samples_count is None for source in sources):
         lanes_count = min(lanes_count, sum(source.shards_count for source in sources))
     lanes_owned = max(1, lanes_count // world_size)
-    reading = read_ahead(lanes_owned, fetch)
     window = shuffle.window if shuffle else 1
     row_bytes = _row_bytes(pipeline)
     size = None if batch is None else batch.size or -(-(batch.global_size or 1) // world_size)
     rows_count = size or _rows_by_size(pipeline)
     sample_bytes = round(sum(source.share * source.sample_bytes for source in sources))
-    read_ahead_bytes = lanes_owned * reading.requests_max * PARTS_PER_REQUEST * reading.part_bytes
-    if None not in sizes:
-        read_ahead_bytes = min(read_ahead_bytes, sum(each or 0 for each in sizes))
-    memory = MemoryPlan(
-        window_bytes=window // world_size * sample_bytes if shuffle else 0,
-        read_ahead_bytes=read_ahead_bytes,
-        batches_bytes=(prefetch_batches + 1) * rows_count * (row_bytes or sample_bytes),
-        budget_bytes=fetch.budget_bytes_max or default_budget_bytes(),
+    holding = Holding(
+        window_count=window // world_size if shuffle else 0,
+        rows_count=(prefetch_batches + 1) * rows_count,
+        row_bytes=row_bytes,
+        readers_count=lanes_owned,
+        data_bytes=None if None in sizes else sum(each or 0 for each in sizes),
+        fetch=fetch,
     )
+    reading = holding.sizes(sample_bytes)
+    memory = holding.plan(sample_bytes, reading)
     parts = None if None in sizes else sum(-(-(each or 1) // reading.part_bytes) for each in sizes)
     return Explanation(
         pipeline=repr(pipeline),
@@ -321,19 +288,19 @@ def _value_bytes(sample: dict[str, Any]) -> int:
 
 def _of_source(source: SourcePlan) -> str:
     share = f" {source.share:.1%} of the samples" if source.share < 1 else ""
-    size = "sizes unknown" if source.size_bytes is None else _bytes(source.size_bytes)
-    largest = "" if source.largest_bytes is None else f", largest {_bytes(source.largest_bytes)}"
+    size = "sizes unknown" if source.size_bytes is None else said(source.size_bytes)
+    largest = "" if source.largest_bytes is None else f", largest {said(source.largest_bytes)}"
     lines = [f"source   {source.what}{share}", f"  data   {source.shards_count} shards, {size}{largest}"]
-    cost = f", on average {_bytes(source.entry_bytes)}" if source.entry_bytes else ""
+    cost = f", on average {said(source.entry_bytes)}" if source.entry_bytes else ""
     for name in source.formats:
         unit = FORMATS[name].unit if name in FORMATS else "shard"
         lines.append(f"  format {name}: {_ENTRY[unit]}{cost if unit == 'shard' else ''}")
     if source.samples_count is not None:
-        lines.append(f"  index  complete: {source.samples_count} samples of {_bytes(source.sample_bytes)}")
+        lines.append(f"  index  complete: {source.samples_count} samples of {said(source.sample_bytes)}")
     elif source.formats:
         lines.append(
             f"  index  of {source.indexed_count} of {source.shards_count} shards; samples of about "
-            f"{_bytes(source.sample_bytes)}. `penstock index` gives a length, and several ranks equal batches"
+            f"{said(source.sample_bytes)}. `penstock index` gives a length, and several ranks equal batches"
         )
     return "\n".join(lines)
 
@@ -347,13 +314,13 @@ def _of_order(plan: Explanation) -> list[str]:
 def _of_cost(plan: Explanation) -> list[str]:
     memory = plan.memory
     epoch = "unknown, sizes are not listed" if plan.epoch_requests is None else f"about {plan.epoch_requests}"
-    row = "" if plan.row_bytes is None else f", a row {_bytes(plan.row_bytes)}"
+    row = "" if plan.row_bytes is None else f", a row {said(plan.row_bytes)}"
     verdict = "fits" if memory.total_bytes <= memory.budget_bytes else "does NOT fit"
-    requests = f"{plan.listing_requests} to list; per epoch {epoch}, of up to {_bytes(plan.part_bytes)}"
+    requests = f"{plan.listing_requests} to list; per epoch {epoch}, of up to {said(plan.part_bytes)}"
     factors = plan.worker_factors
     workers = f"a DataLoader with {_listed(factors)} workers reads each byte {_listed(factors.values())}"
     held = " + ".join(
-        f"{name} {_bytes(held)}"
+        f"{name} {said(held)}"
         for name, held in (
             ("window", memory.window_bytes),
             ("read-ahead", memory.read_ahead_bytes),
@@ -363,17 +330,9 @@ def _of_cost(plan: Explanation) -> list[str]:
     return [
         f"requests {requests}, {plan.in_flight_max} at a time",
         f"workers  {workers} times; without, and with processes=, once",
-        f"memory   {held} = {_bytes(memory.total_bytes)}{row}; {verdict} into {_bytes(memory.budget_bytes)}",
+        f"memory   {held} = {said(memory.total_bytes)}{row}; {verdict} into {said(memory.budget_bytes)}",
     ]
 
 
 def _listed(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"

@@ -142,6 +142,7 @@ class LanesFeed:
         keeps_marks: Whether ``mark`` has to say where each lane is.
         count: Samples to give; None: all.
         led_count: Of the first ones, those that lanes have without waiting for their runs.
+        check: Called once, when the first runs are here; may refuse to go on.
 
     Attributes:
         lanes: All of them, empty ones included.
@@ -157,6 +158,7 @@ class LanesFeed:
         keeps_marks: bool = True,
         count: int | None = None,
         led_count: int = 0,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.lanes = list(lanes)
         self._lanes = list(lanes)
@@ -167,6 +169,7 @@ class LanesFeed:
         self._keeps_marks = keeps_marks
         self._left_count = count
         self._led_count = led_count
+        self._check = check
         self._filled = False
 
     def take(self, count: int) -> Block | None:
@@ -174,6 +177,8 @@ class LanesFeed:
         if not self._filled and count > self._led_count:
             self._filled = True
             self._fill_together()
+            if self._check is not None:
+                self._check()
         self._led_count -= count
         if self._left_count is not None:
             count = min(count, self._left_count)

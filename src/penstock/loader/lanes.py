@@ -140,6 +140,10 @@ class Lane:
             return start, self.taken_count - start.before_count
         return self._start, self._skip_count
 
+    def first(self, count: int) -> Sequence[Sample]:
+        """Some samples of the run being filled."""
+        return self._filling[:count]
+
     def close(self) -> None:
         """Cancel what is being read; from any thread, idempotent."""
         self._reader.close()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock.config import default_budget_bytes
+import numpy as np
+
+from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.index import in_directory
 from penstock.loader.feed import Batching
 from penstock.loader.indexed import IndexedJob, IndexedSource
+from penstock.loader.memory import Holding
 from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.reading import Reading, read_ahead, wanted_fields
 from penstock.loader.recording import Recording
+from penstock.loader.samples import Steps
 from penstock.loader.state import data_digest
 from penstock.loader.streaming import StreamJob
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.loader.feed import Begun
     from penstock.loader.finding import Finder, Found
     from penstock.loader.options import Options
+    from penstock.loader.reading import ReadAhead
     from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
@@ -152,7 +158,7 @@ def plan_of(
     found = finder.find(index=mode if options.index == "auto" else options.index)
     job: Job
     if found.is_indexed:
-        job = _indexed(pipeline, found, asked, options, meter, saved, led_count=batching.global_size)
+        job = _indexed(pipeline, found, asked, options, meter, saved, batching)
         facts = _facts(job.order, asked)
         if isinstance(job.order, Mix):
             facts["weights"] = [weights.as_json() for weights in job.order.history]
@@ -160,7 +166,7 @@ def plan_of(
             facts.update(rank=rank, world_size=world_size)
     else:
         _check_stream(pipeline, found, asked, options)
-        job = _streamed(found, asked, options, meter)
+        job = _streamed(found, asked, options, meter, batching)
         facts = {
             **_facts(job.order, asked),
             "batch": batching.global_size // world_size,
@@ -221,10 +227,9 @@ def _batching(pipeline: Pipeline, world_size: int, take: int | None) -> Batching
     return Batching(batch.global_size or (batch.size or 1) * world_size, batch.drop_last, take)
 
 
-def _reading(pipeline: Pipeline, readers_count: int, options: Options, meter: Meter) -> Reading:
+def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Meter) -> Reading:
     budget_bytes = (options.fetch.budget_bytes_max if options.fetch else None) or default_budget_bytes()
     sources = [leaf.source for leaf in pipeline.flat().leaves]
-    sizes = read_ahead(readers_count, options.fetch)
     if options.cache is not None:
         from penstock.cache import CacheConfig
 
@@ -253,13 +258,38 @@ def _check_stream(pipeline: Pipeline, found: Found, asked: _Order, options: Opti
         raise ConfigError(".take() with several ranks needs to know how many samples each of them has", hint=hint)
 
 
-def _streamed(found: Found, asked: _Order, options: Options, meter: Meter) -> StreamJob:
+def _streamed(found: Found, asked: _Order, options: Options, meter: Meter, batching: Batching) -> StreamJob:
     shards = found.sources[0].shards
     order = StreamOrder(shards_count=len(shards), **asked._asdict())
-    reading = _reading(found.pipeline, len(order.lanes_owned), options, meter)
+    readers_count = len(order.lanes_owned)
+    reading = _reading(found.pipeline, read_ahead(readers_count, options.fetch), options, meter)
     if options.index == "auto":
         reading = reading._replace(recording=_recording(shards, options))
-    return StreamJob(shards, order=order, reading=reading)
+    holding = _holding(found.pipeline, [found.sources[0].shards], asked, options, batching, readers_count)
+    return StreamJob(shards, order=order, reading=reading, holding=holding)
+
+
+def _holding(
+    pipeline: Pipeline,
+    shards: Sequence[Sequence[Shard]],
+    asked: _Order,
+    options: Options,
+    batching: Batching,
+    readers_count: int,
+) -> Holding:
+    sizes = [shard.size_bytes for each in shards for shard in each]
+    specs = Steps(pipeline.flat().leaves[0]).specs()
+    row_bytes = None
+    if specs is not None and all(spec.dtype != "object" for spec in specs.values()):
+        row_bytes = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs.values())
+    return Holding(
+        window_count=asked.window // asked.world_size if asked.shuffled and sizes else 0,
+        rows_count=(options.prefetch_batches + 1) * batching.global_size // asked.world_size,
+        row_bytes=row_bytes,
+        readers_count=readers_count,
+        data_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        fetch=options.fetch or FetchConfig(),
+    )
 
 
 def _recording(shards: Sequence[Shard], options: Options) -> Recording | None:
@@ -277,8 +307,7 @@ def _indexed(
     options: Options,
     meter: Meter,
     saved: Mapping[str, Any],
-    *,
-    led_count: int,
+    batching: Batching,
 ) -> IndexedJob:
     sources = [
         IndexedSource(each.shards, [row for row in each.rows if row is not None], each.place, each.objects)
@@ -291,8 +320,19 @@ def _indexed(
         if len(sources) == 1
         else mixed(pipeline, counts, asked, saved)
     )
-    reading = _reading(pipeline, len(order.lanes_owned) * len(sources), options, meter)
-    return IndexedJob(sources, order=order, reading=reading, threads_count=threads_count(options), led_count=led_count)
+    stored = [source for source in sources if source.objects is None]
+    readers_count = len(order.lanes_owned) * len(sources)
+    holding = _holding(pipeline, [source.shards for source in stored], asked, options, batching, readers_count)
+    sample_bytes = sum(source.sample_bytes for source in stored) / max(1, len(stored))
+    sizes = holding.sizes(sample_bytes)
+    holding.plan(sample_bytes, sizes).check()
+    return IndexedJob(
+        sources,
+        order=order,
+        reading=_reading(pipeline, sizes, options, meter),
+        threads_count=threads_count(options),
+        led_count=batching.global_size,
+    )
 
 
 def mixed(pipeline: Pipeline, counts: Sequence[Sequence[int]], asked: _Order, saved: Mapping[str, Any]) -> Mix:

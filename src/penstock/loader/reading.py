@@ -162,14 +162,15 @@ class ReadAhead(NamedTuple):
     requests_max: int
 
 
-def read_ahead(lanes_count: int, fetch: FetchConfig | None) -> ReadAhead:
-    """Sizes with which all lanes' parts fit into a quarter of the byte budget.
+def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int | None = None) -> ReadAhead:
+    """Sizes with which all lanes' parts fit into a quarter of the byte budget, and into `room_bytes` as far as they can.
 
     Few lanes read with many large requests each, many lanes with two small ones: the first batch of an epoch waits for
     one part of every lane.
     """
     fetch = fetch or FetchConfig()
     bytes_max = min(READ_AHEAD_BYTES_MAX, (fetch.budget_bytes_max or default_budget_bytes()) // 4)
+    bytes_max = bytes_max if room_bytes is None else min(bytes_max, room_bytes)
     requests = min(fetch.requests_max, max(REQUESTS_PER_LANE_MIN, REQUESTS_MAX // max(lanes_count, 1)))
     part_bytes = bytes_max // (max(lanes_count, 1) * requests * PARTS_PER_REQUEST)
     return ReadAhead(max(PART_BYTES_MIN, min(part_bytes, fetch.part_bytes)), requests)

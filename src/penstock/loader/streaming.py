@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.feed import Batching
+    from penstock.loader.memory import Holding
     from penstock.loader.reading import Reading
     from penstock.loader.shards import Shard
     from penstock.order import StreamOrder
+
+
+SIZED_COUNT = 8
+"""Samples of each lane from which the size of all is estimated."""
 
 
 class StreamJob:
@@ -26,12 +31,14 @@ class StreamJob:
         shards: Of the data set, as listed.
         order: Of epoch 0.
         reading: How.
+        holding: What that holds, once the size of samples is known.
     """
 
     mode = "stream"
 
-    def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading) -> None:
+    def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading, holding: Holding) -> None:
         self.order = order
+        self._holding = holding
         self._shards = shards
         self.reading = reading
 
@@ -58,8 +65,22 @@ class StreamJob:
             self.reading.recording.begin(segment.shard for segment in read)
         round_count, turn = (cursor["round"], cursor["turn"]) if cursor is not None else (0, 0)
         left_count = cursor["left"] if cursor is not None else batching.take
-        feed = LanesFeed(lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn, count=left_count)
+        feed = LanesFeed(
+            lanes,
+            lanes_count=order.lanes_count,
+            round_count=round_count,
+            turn=turn,
+            count=left_count,
+            check=lambda: self._check(lanes),
+        )
         return Begun(feed, None)
+
+    def _check(self, lanes: Sequence[Lane]) -> None:
+        """Refuse a window that the budget cannot hold, now that samples are here."""
+        samples = [sample for lane in lanes for sample in lane.first(SIZED_COUNT)]
+        if samples and self.order.shuffled:
+            sizes = [value.nbytes for sample in samples for value in sample.fields.values()]
+            self._holding.plan(sum(sizes) / len(samples), self.reading.sizes).check()
 
     def batches(self, epoch: int, *, batching: Batching) -> None:
         """See ``Job``; nobody knows."""

@@ -89,7 +89,7 @@ def test_explain_prints_to_standard_output(folder: Path, capsys: pytest.CaptureF
 def test_a_plan_that_does_not_fit_is_refused_with_the_numbers(folder: Path) -> None:
     """It is printed all the same, so that one sees what is large."""
     out = io.StringIO()
-    pipeline = ps.shards(f"{folder}/").shuffle(window=10_000_000).decode(ps.Integer("cls")).batch(8)
+    pipeline = ps.shards(f"{folder}/").shuffle(window=10_000_000).decode(ps.Integer("cls")).batch(8_000_000)
     with pytest.raises(ConfigError, match=r"this plan holds .* \(window .*\), more than its budget of 64 MiB"):
         explain(pipeline, fetch=ps.FetchConfig(budget_bytes_max=64 * MIB), file=out)
     assert "does NOT fit" in out.getvalue()

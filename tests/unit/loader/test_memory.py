@@ -1,0 +1,65 @@
+"""What a loader holds against its budget: refused before it is held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from loading import index, shard
+from penstock.config import MIB, FetchConfig
+from penstock.errors import ConfigError
+from penstock.loader.memory import Holding
+
+SAMPLE_BYTES = 200_000
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Any:
+    """32 MB in 8 shards, of samples of 200 KB, and a window of 100 of them."""
+    (tmp_path / "data").mkdir()
+    for number in range(8):
+        samples = [{"__key__": f"{number}-{at}", "raw": bytes(SAMPLE_BYTES), "cls": str(at)} for at in range(20)]
+        (tmp_path / "data" / f"{number}.tar").write_bytes(shard(samples))
+    return ps.shards(f"{tmp_path}/data/").shuffle(window=100).decode(ps.Integer("cls")).batch(4)
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_a_window_that_cannot_fit_is_refused(tmp_path: Path, made: Any, is_indexed: bool) -> None:
+    """With an index before anything is read, else before the first batch, with the numbers; half of it is not."""
+    if is_indexed:
+        index(made, tmp_path / "index")
+    options: dict[str, Any] = {"lanes": 4, "threads": 1, "index_dir": tmp_path / "index"}
+    with (
+        ps.Loader(made, fetch=FetchConfig(budget_bytes_max=16 * MIB), **options) as loader,
+        pytest.raises(ConfigError, match=r"window 19\.[12] MiB.*more than its budget of 16 MiB") as caught,
+    ):
+        next(iter(loader))
+    assert "a smaller window" in str(caught.value)
+    with ps.Loader(made, fetch=FetchConfig(budget_bytes_max=48 * MIB), **options) as loader:
+        assert sum(len(batch["cls"]) for batch in loader) == 160
+
+
+def test_a_window_is_no_larger_than_the_data(tmp_path: Path) -> None:
+    """A few large samples do not have the usual window's worth of them."""
+    (tmp_path / "few.tar").write_bytes(shard([{"__key__": str(at), "raw": bytes(SAMPLE_BYTES)} for at in range(9)]))
+    made = ps.shards(f"{tmp_path}/few.tar").shuffle(window=16384).batch(3)
+    index(made, tmp_path / "index")
+    with ps.Loader(made, index_dir=tmp_path / "index", fetch=FetchConfig(budget_bytes_max=16 * MIB)) as loader:
+        assert len(list(loader)) == 3
+
+
+def test_read_ahead_has_what_the_window_leaves() -> None:
+    """A window that fills most of the budget is read with less ahead, and fits."""
+    fetch = FetchConfig(budget_bytes_max=2048 * MIB)
+    holding = Holding(
+        window_count=16384, rows_count=3 * 128, row_bytes=150_528, readers_count=64, data_bytes=None, fetch=fetch
+    )
+    for sample_bytes in (1_000, 60_000, 115_000):
+        plan = holding.plan(sample_bytes, holding.sizes(sample_bytes))
+        plan.check()
+        assert plan.read_ahead_bytes >= 96 * MIB
+    with pytest.raises(ConfigError, match="more than its budget of 2 GiB"):
+        holding.plan(130_000, holding.sizes(130_000)).check()
