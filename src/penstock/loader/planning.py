@@ -15,7 +15,7 @@ from penstock.loader.feed import Batching
 from penstock.loader.indexed import IndexedJob, IndexedSource
 from penstock.loader.memory import Holding
 from penstock.loader.ranks import rank_and_world_size
-from penstock.loader.reading import Reading, read_ahead, wanted_fields
+from penstock.loader.reading import Reading, read_ahead
 from penstock.loader.recording import Recording
 from penstock.loader.samples import Steps
 from penstock.loader.state import data_digest
@@ -240,7 +240,7 @@ def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Mete
         pinned_bytes_max=budget_bytes // 8,
         copies=is_plain(pipeline),
         on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
-        fields=tuple(map(wanted_fields, pipeline.flat().leaves)),
+        fields=tuple(leaf.members() for leaf in pipeline.flat().leaves),
         meter=meter,
     )
 

@@ -16,7 +16,6 @@ from penstock.fetch import PlanItem
 from penstock.formats import as_columns
 from penstock.loader.ranges import RangedShard, is_ranged
 from penstock.loader.streamed import Streamed
-from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.loader.recording import Recording
     from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
-    from penstock.pipeline import Pipeline
 
 READ_AHEAD_BYTES_MAX = 256 * MIB  # all lanes together; 128 requests of 0.7 MiB cover 30 ms at 2 GB/s
 PART_BYTES_MIN = 256 * 1024
@@ -174,16 +172,6 @@ def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int |
     requests = min(fetch.requests_max, max(REQUESTS_PER_LANE_MIN, REQUESTS_MAX // max(lanes_count, 1)))
     part_bytes = bytes_max // (max(lanes_count, 1) * requests * PARTS_PER_REQUEST)
     return ReadAhead(max(PART_BYTES_MIN, min(part_bytes, fetch.part_bytes)), requests)
-
-
-def wanted_fields(pipeline: Pipeline) -> frozenset[str] | None:
-    """Members of the stored samples that a pipeline looks at; None: all, or nobody can tell."""
-    for stage in pipeline.stages:
-        if isinstance(stage, Select | Decode):
-            return frozenset(stage.names)
-        if isinstance(stage, Map | Filter | FlatMap | Join):  # a function sees all, a join refuses names that are there
-            return None
-    return None
 
 
 class LaneReader:
