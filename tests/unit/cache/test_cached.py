@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.cache import CacheConfig, Cached
 from penstock.cache.care import clear, opened, survey, trim, verify
 from penstock.cache.warm import warm
@@ -28,6 +29,7 @@ from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, UnavailableError
 from penstock.fetch import PlanItem
 from penstock.fetch.budget import process_budget
+from penstock.loader.warming import warm_cache
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced
@@ -433,6 +435,27 @@ def test_a_corrupt_block_is_fetched_again_alone(world: World, damage: str, caplo
     assert world.asked() == {"ListPage": 1}
 
 
+def test_a_block_that_goes_while_it_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has opened a block reads it to its end, whoever evicts it meanwhile: nothing is fetched, nothing is corrupt."""
+    data = content(3 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    epoch(world.cache())
+    preadv, gone = os.preadv, []
+
+    def evicting(fd: int, *rest: Any) -> int:
+        if not gone:
+            gone.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
+            gone[0].unlink()
+        return preadv(fd, *rest)
+
+    store = world.cache()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", evicting)
+        assert epoch(store) == data
+    assert not gone[0].exists()
+    assert (store.statistics().fetched_bytes, store.statistics().corrupt_count) == (0, 0)
+
+
 def test_the_directory_may_go_under_way(world: World) -> None:
     """rm -rf beside a job: it reads on, and fills the directory again."""
     data = content(8 * BLOCK_BYTES)
@@ -707,6 +730,51 @@ def test_warming_reads_what_is_not_there(world: World) -> None:
     assert warm(world.cache(), listed(store)).fetched_bytes == 0
     with pytest.raises(ConfigError, match="no cache"):
         warm(world.memory, ["k0"])
+
+
+def test_warming_a_pipeline_tells_how_it_goes(tmp_path: Path) -> None:
+    """What is to come is told once, then what came; a pipeline that reads no store is refused."""
+    for name, count in (("a", 1), ("b", 3)):
+        (tmp_path / f"{name}.bin").write_bytes(bytes(count * 100_000))
+    expected: list[int | None] = []
+    done: list[tuple[int, int]] = []
+    cache = CacheConfig(tmp_path / "cache", 10**8, free_ratio_min=0.0)
+    warmed = warm_cache(
+        ps.objects(f"{tmp_path}/*.bin"), cache, expect=expected.append, progress=lambda *step: done.append(step)
+    )
+    assert expected == [400_000]
+    assert (sum(count for count, _ in done), sum(size_bytes for _, size_bytes in done)) == (2, 400_000)
+    assert (warmed.requests_count, warmed.fetched_bytes, warmed.refused_count) == (2, 400_000, 0)
+    with pytest.raises(ConfigError, match="no store"):
+        warm_cache(ps.objects(["a"], read=lambda _: b""), cache)
+    with pytest.raises(ConfigError, match="pipeline"):
+        warm_cache("s3://bucket", cache)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        (("s3://bucket", "http://one"), ("s3://bucket", "http://one"), True),
+        (("s3://bucket", "http://one"), ("s3://bucket/", "http://one"), True),
+        (("s3://bucket", "http://one"), ("s3://bucket", "http://two"), False),
+        (("s3://bucket", "http://one"), ("s3://other", "http://one"), False),
+        (("s3://bucket", None), ("s3://bucket", "http://one"), False),
+    ],
+)
+def test_entries_belong_to_endpoint_and_bucket(
+    tmp_path: Path, first: tuple[str, str | None], second: tuple[str, str | None], shared: bool
+) -> None:
+    """The same key and ETag at another endpoint, or in another bucket, is another object; a prefix is part of the key."""
+    digests = []
+    for url, endpoint_url in (first, second):
+        with ps.connect(url, endpoint_url=endpoint_url, anonymous=True, cache=f"{tmp_path}:1GB") as store:
+            assert isinstance(store, Cached)
+            digests.append(store.identity("train/k", '"etag"')[1])
+    assert (digests[0] == digests[1]) is shared
+    with ps.connect(f"{first[0]}/train/", endpoint_url=first[1], anonymous=True, cache=f"{tmp_path}:1GB") as store:
+        assert isinstance(store, Cached)
+        assert store.identity("k", '"etag"')[1] == digests[0]
+        assert store.identity("k", '"other"')[1] != digests[0]
 
 
 def test_what_is_read_is_recorded(world: World, tmp_path: Path) -> None:
