@@ -64,7 +64,7 @@ def is_zip(head: bytes) -> bool:
 class ZipReader(ShardReader):
     """Samples of one zip shard, each a unit; see ``ranged.py``.
 
-    Cost: two or three reads for the directory; about 300 bytes of memory per member.
+    Cost: two or three reads for the directory; about 550 bytes of memory per member.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class Contents:
         ends: int[units]: how many samples the units up to each hold together; empty before ``reader()``.
         is_closed: Whether it was given up before it was there.
 
-    Cost: what the format holds of a table: 300 bytes per member of a zip.
+    Cost: what the format holds of a table: 550 bytes per member of a zip.
     """
 
     def __init__(self, segment: Segment, *, fields: frozenset[str] | None, reading: Reading) -> None:
