@@ -110,6 +110,32 @@ def test_convert_refuses_a_loss(source: Path, tmp_path: Path, capsys: pytest.Cap
     assert "| tar | keeps all |" in capsys.readouterr().out
 
 
+def test_convert_cuts_anew(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--shard-size`` joins shards; ``--dry-run`` prints which sources make which, and writes nothing."""
+    run(["pack", f"{source}/", f"{tmp_path}/tars/", "--shard-samples", "2"])
+    command = ["convert", f"{tmp_path}/tars/", f"{tmp_path}/out/x-%03d.tar.gz", "--to", "tar.gz", "--shard-size", "7kB"]
+    capsys.readouterr()
+    assert run([*command, "--dry-run", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["action"] for line in lines] == ["planned", "planned", "planned", "plan"]
+    assert [len(line["sources"]) for line in lines[:-1]] == [2, 3, 2]
+    assert run([*command, "--dry-run"]) == 0
+    assert "2 sources" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert run([*command, "--verify"]) == 0
+    assert "10 samples in 3 shards, 3 verified" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--executor", "slurm"], ["--address", "auto"]])
+def test_executors_that_are_none(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    """Another executor, and a cluster's address without one: refused before anything is written."""
+    assert run(["pack", f"{source}/", f"{tmp_path}/out/", *option]) == 1
+    assert "ray" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_verify_says_what_is_wrong(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 0 where all is well; 1, and a line per shard, where it is not; also for machines."""
     run(["pack", f"{source}/", f"{tmp_path}/out/", "--shard-samples", "4"])
