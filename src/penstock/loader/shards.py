@@ -13,6 +13,7 @@ from penstock.formats import format_of_name
 from penstock.index import FOLDER, EarlyIndex, read_manifest
 from penstock.pipeline import Objects, Shards
 from penstock.pipeline.source import braces_unfolded, has_glob
+from penstock.store.listing import list_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,7 +172,7 @@ class ShardFinder:
         store = self._store(folder)
         others_count = 0
         shards = []
-        for info in store.list():
+        for info in list_objects(store, "", skip="" if self._takes_all else FOLDER):
             if info.is_prefix or (matches is not None and matches(info.key) is None):
                 continue
             if self._is_other(info.key):

@@ -47,7 +47,13 @@ FLAT_PAGES = 64
 
 
 def list_objects(
-    core: Core, prefix: str, *, recursive: bool = True, requests_max: int = REQUESTS_MAX, keys_max: int = 1000
+    core: Core,
+    prefix: str,
+    *,
+    recursive: bool = True,
+    requests_max: int = REQUESTS_MAX,
+    keys_max: int = 1000,
+    skip: str = "",
 ) -> Iterator[ObjectInfo]:
     """Objects whose key begins with `prefix`, in key order; see ``Store.list``.
 
@@ -57,6 +63,8 @@ def list_objects(
         recursive: False stops at the next ``/`` and yields prefixes too.
         requests_max: The most pages in flight.
         keys_max: Keys per page asked for; S3's most is 1 000.
+        skip: Nobody wants keys that begin with this, which ends with a slash: they are passed over where that saves
+            requests, and may come where it does not.
 
     Raises:
         ConfigError: at once, for arguments that cannot be.
@@ -75,7 +83,8 @@ def list_objects(
         raise ConfigError(f"requests_max={requests_max!r} must be at least 1")
     if not 1 <= keys_max <= 1000:
         raise ConfigError(f"keys_max={keys_max!r} must lie in [1, 1000]")
-    return _Listing(core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max).iterate()
+    listing = _Listing(core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max, skip=skip)
+    return listing.iterate()
 
 
 class _Split:
@@ -156,8 +165,11 @@ class _Segment:
 class _Listing:
     """One listing: the segments, and the pages in flight. Used by one thread at a time."""
 
-    def __init__(self, core: Core, prefix: str, *, recursive: bool, requests_max: int, keys_max: int) -> None:
+    def __init__(
+        self, core: Core, prefix: str, *, recursive: bool, requests_max: int, keys_max: int, skip: str
+    ) -> None:
         self._recursive = recursive
+        self._skip = skip
         self._requests_max = requests_max
         self._keys_max = keys_max
         self._url = core.describe(prefix)
@@ -264,6 +276,9 @@ class _Listing:
         if page.next_token is None:
             return None
         last = page.objects[-1].key if page.objects else ""
+        if self._skip and last.startswith(self._skip):
+            behind = self._skip + "\U0010ffff"
+            return _Segment(segment.prefix, low=behind, after=behind)
         splits = segment.flat_count == 0 and last > segment.low
         inside = _dense_sub_prefix(page.objects, segment.prefix) if splits else None
         if inside is None:

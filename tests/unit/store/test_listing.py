@@ -62,6 +62,16 @@ def test_a_flat_prefix_costs_no_request_more():
     assert listed([f"k{index:05}" for index in range(1000)], keys_max=100)[1] == 10
 
 
+def test_what_nobody_wants_is_passed_over():
+    """A folder of 950 keys that is to be skipped costs one page of 100, and no other key is lost."""
+    wanted = ["!first", ".penstock", ".penstock0", *(f"{number:04d}" for number in range(300))]
+    keys = [*(f".penstock/shards/{number:04d}" for number in range(950)), *wanted]
+    found, requests_count = listed(keys, "", keys_max=100, skip=".penstock/")
+    assert [key for key in found if not key.startswith(".penstock/")] == sorted(wanted)
+    assert requests_count == 1 + 4
+    assert listed(keys, "", keys_max=100)[1] > 8
+
+
 def test_tiny_prefixes_are_listed_flat():
     """A request per prefix is not made where prefixes hold a key or two, whatever the first page looked like."""
     tiny = [f"p{index:05}/k" for index in range(5000)]
