@@ -325,6 +325,11 @@ def test_a_corrupt_part_is_caught_by_the_whole(faulty: FaultyServer, store: ps.S
     faulty.fail("corrupt", times=None, match=part)
     with pytest.raises(ChecksumError, match=r"s3://bucket/big.*Hint"):
         store.read("big")
+    with store.open("big") as file, pytest.raises(ChecksumError, match=r"s3://bucket/big.*Hint"):
+        file.read()
+    faulty.heal()
+    with store.open("big") as file:
+        assert file.read() == DATA
 
 
 def test_error_inside_200_complete_is_an_error(faulty: FaultyServer, connect_faulty: Connect) -> None:
