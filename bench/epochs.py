@@ -308,14 +308,14 @@ def pack(root: Path, driver: str, source: Path, target: Path) -> None:
         client.close()
 
 
-def build_index(origin: Origin, folder: Path) -> None:
+def build_index(origin: Origin, folder: Path, *, prefix: str = "tar") -> None:
     """Of the tars, by penstock."""
     from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 
     import penstock as ps
 
     keys = ps.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
-    tars = ps.shards(f"s3://{BUCKET}/tar/", endpoint_url=origin.url, region=REGION, credentials=keys)
+    tars = ps.shards(f"s3://{BUCKET}/{prefix}/", endpoint_url=origin.url, region=REGION, credentials=keys)
     ps.build_index(tars, index_dir=folder)
 
 
