@@ -74,7 +74,7 @@ class Folder:
         self.troubles = Troubles(self.top)
         self.leases = Leases(f"{self.root}/leases", self.troubles)
         self.usage = Usage(f"{self.root}/usage")
-        self.reserve: Callable[[Mapping[int, int]], bool] | None = None
+        self.reserve: Callable[[Mapping[int, int]], bool] | None = None  # without it, nothing is stored
         self.counts = counts
         self._reset()
         forks.register(self)
@@ -140,32 +140,34 @@ class Folder:
 
     def _keep_where_it_fits(self, entries: Sequence[Entry]) -> int:
         try:
-            if self._keep(entries):
-                return len(entries)
+            stored_count = self._keep(entries)
         except FileNotFoundError:  # somebody removed the directory
             self._make()
-            if self._keep(entries):
-                return len(entries)
-        if len(entries) == 1:
-            return 0
-        return sum(map(self._keep_where_it_fits, ([entry] for entry in entries)))
+            stored_count = self._keep(entries)
+        if stored_count is None and len(entries) > 1:
+            return sum(map(self._keep_where_it_fits, ([entry] for entry in entries)))
+        return stored_count or 0
 
-    def _keep(self, entries: Sequence[Entry]) -> bool:
-        """Have room, and write; False where there is no room."""
+    def _keep(self, entries: Sequence[Entry]) -> int | None:
+        """Have room, and write; how many until the disk would not, None where there is no room for all."""
         sizes_bytes: Counter[int] = Counter()
         for entry in entries:
             sizes_bytes[entry.name.folder] += allotted_bytes(entry.file_bytes)
-        if self.reserve is not None and not self.reserve(sizes_bytes):
-            return False
-        left = list(reversed(entries))
+        if self.reserve is None or not self.reserve(sizes_bytes):
+            return None
+        stored_count = 0
         try:
-            while left:
-                self._write(left[-1])
-                del left[-1]
+            for entry in entries:
+                self._write(entry)
+                stored_count += 1
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self.troubles.note("write", error)
         finally:
-            for entry in left:
+            for entry in entries[stored_count:]:
                 self._forget(entry)
-        return True
+        return stored_count
 
     def _write(self, entry: Entry) -> None:
         temporary = f"{self.root}/temporary/{self.leases.token}-{next(self._numbers)}"
