@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from loading import formatted, index, number_of
+from penstock.errors import ObjectChangedError
 from resuming import assert_same
 
 pytestmark = pytest.mark.server
@@ -55,3 +56,40 @@ def test_what_is_passed_over_leaves_its_row_out(tmp_path: Path, decoded: bool) -
         for loader in (threads, processes):
             assert loader.statistics().samples == 39
             assert loader.statistics().skipped_samples == 1
+
+
+@pytest.mark.parametrize("name", ["parquet", "zip", "mds"])
+def test_from_a_bucket_as_from_a_folder(
+    tmp_path: Path, s3_client: Any, bucket: str, s3_endpoint: Any, name: str
+) -> None:
+    """Listed, named one by one, through a cache: the same batches. A shard that is replaced is an error that names it."""
+    (tmp_path / "data").mkdir()
+    for shard in range(3):
+        samples = [{"__key__": f"{shard}{at:03d}", "n": b"%d" % at, "big": bytes([at]) * 9000} for at in range(20)]
+        path = tmp_path / "data" / f"s{shard}.{name}"
+        path.write_bytes(formatted(name, samples))
+        s3_client.put_object(Bucket=bucket, Key=f"data/{path.name}", Body=path.read_bytes())
+    settings = {
+        "endpoint_url": s3_endpoint.endpoint_url,
+        "region": s3_endpoint.region,
+        "credentials": ps.Credentials(access_key=s3_endpoint.access_key, secret_key=s3_endpoint.secret_key),
+    }
+    fetch = ps.FetchConfig(gap_bytes_max=4000)
+
+    def keys(source: Any, **options: Any) -> list[str]:
+        made = source.shuffle(window=16).select(["n"]).map(number_of).batch(7)
+        with ps.Loader(made, lanes=3, threads=1, fetch=fetch, **options) as loader:
+            return [key for batch in loader for key in batch["__key__"]]
+
+    want = keys(ps.shards(f"{tmp_path}/data/"))
+    assert len(want) == 60
+    named = [f"s3://{bucket}/data/s{shard}.{name}" for shard in range(3)]
+    assert keys(ps.shards(f"s3://{bucket}/data/", **settings)) == want
+    assert keys(ps.shards(named, **settings)) == want
+    for _ in range(2):
+        assert keys(ps.shards(named, **settings), cache=f"{tmp_path}/cache:64MB") == want
+    with ps.Loader(ps.shards(named, **settings).batch(7), threads=1, fetch=fetch) as loader:
+        list(loader)  # pins the versions
+        s3_client.put_object(Bucket=bucket, Key=f"data/s1.{name}", Body=formatted(name, [{"__key__": "0", "n": b"1"}]))
+        with pytest.raises(ObjectChangedError, match=rf"s1\.{name}"):
+            list(loader)

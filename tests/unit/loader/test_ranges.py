@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import random
 from pathlib import Path
@@ -249,3 +250,27 @@ def test_a_zip_of_several_batches_is_held_in_parts(tmp_path: Path) -> None:
         assert [value for batch in loader for value in batch["bin"]] == [
             bytes([number]) * (700 * KIB + number) for number in range(4)
         ]
+
+
+@pytest.mark.parametrize("name", ["parquet", "zip"])
+def test_left_half_way_nothing_is_held(tmp_path: Path, name: str) -> None:
+    """An epoch that is abandoned gives back every byte of the budget, and is gone on with, or begun anew."""
+    for number in range(5):
+        write(tmp_path, name, rows_per_group=3).joinpath(f"s.{name}").rename(tmp_path / f"s{number}.{name}")
+    made = ps.shards(f"{tmp_path}/").shuffle(window=16).batch(4)
+    fetch = ps.FetchConfig(gap_bytes_max=0, part_bytes=64 * KIB)
+
+    def held_bytes() -> int:
+        gc.collect()
+        done = process_budget().statistics()
+        return done.used_bytes - done.free_bytes
+
+    before = held_bytes()
+    with ps.Loader(made, lanes=2, threads=1, fetch=fetch) as loader:
+        first = next(iter(loader))["__key__"]
+        rest = [key for batch in loader for key in batch["__key__"]]
+        loader.restart(0)
+        assert next(iter(loader))["__key__"] == first
+    assert sorted(first + rest) == sorted([key for key, _ in WANT] * 5)
+    del loader
+    assert held_bytes() == before
