@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import pickle
 import threading
 import time
@@ -153,6 +154,31 @@ def test_a_chain_that_breaks_is_an_error(
     finally:
         credentials._provider.cache_clear()
         credentials.botocore_session.cache_clear()
+
+
+def test_a_chain_that_hangs_is_an_error(
+    faulty: FaultyServer, connect_faulty: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A ``credential_process`` that waits for somebody keeps nobody waiting for ever; when it answers, reading goes on."""
+    from penstock.store import credentials
+
+    credentials._provider.cache_clear()
+    credentials.botocore_session.cache_clear()
+    faulty.objects["a"] = b"x"
+    monkeypatch.setattr(credentials, "CHAIN_S_MAX", 0.2)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = /bin/cat {tmp_path}/keys\n")
+    os.mkfifo(tmp_path / "keys")
+    store = connect_faulty(anonymous=False)
+    try:
+        with pytest.raises(CredentialsError, match=r"GET s3://bucket/a: .* within 0\.2 s.*Hint"):
+            store.read("a")
+    finally:
+        (tmp_path / "keys").write_text('{"Version": 1, "AccessKeyId": "AKID", "SecretAccessKey": "secret"}')
+        credentials._provider.cache_clear()
+        credentials.botocore_session.cache_clear()
+    monkeypatch.setattr(credentials, "CHAIN_S_MAX", 20.0)
+    assert bytes(store.read("a").data) == b"x"
 
 
 def test_redirects_inside_the_endpoint_are_followed(faulty: FaultyServer, store: ps.Store) -> None:

@@ -18,9 +18,15 @@ from penstock.errors import ConfigError, CredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    _Call: TypeAlias = "Callable[[Credentials | CredentialsError], None]"
 
 REFRESH_CHECK_S = 60.0
 """botocore renews temporary keys from 15 minutes before they expire; we ask it this often, off the data path."""
+
+CHAIN_S_MAX = 60.0
+"""How long whoever asks waits for the chain: a ``credential_process`` has no deadline of its own, nor has a login."""
 
 _ANONYMOUS_HINT = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, choose a profile by AWS_PROFILE or profile=, "
@@ -63,7 +69,7 @@ class CredentialProvider:
         self._fixed = fixed
         self._profile = profile
         self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
-        self._waiting: list[Callable[[Credentials | CredentialsError], None]] = []
+        self._waiting: list[list[_Call]] = []
         self._running = False
         self._check_due_s = float("inf") if fixed else 0.0
         self._chain: Any = None
@@ -83,8 +89,12 @@ class CredentialProvider:
         return self.current
 
     def when_known(self, call: Callable[[Credentials | CredentialsError], None]) -> None:
-        """Have `call` called with the keys, or why there are none, from another thread."""
-        self._start(call)
+        """Have `call` called with the keys, or why there are none, from another thread, after ``CHAIN_S_MAX`` at most."""
+        from penstock.transport import engine
+
+        asked = [call]  # emptied by whoever answers: the timer must not keep a transfer alive
+        self._start(asked)
+        engine.call_later(CHAIN_S_MAX, lambda: self._answer([asked], _late()))
 
     def expired(self, used: Credentials | None) -> bool:
         """The store said that `used` are expired: forget them. Returns whether others can be had."""
@@ -104,11 +114,11 @@ class CredentialProvider:
         """
         return self.current or self._ask()
 
-    def _start(self, call: Callable[[Credentials | CredentialsError], None] | None) -> None:
+    def _start(self, asked: list[_Call] | None) -> None:
         with self._lock:
             self._check_due_s = time.monotonic() + REFRESH_CHECK_S
-            if call is not None:
-                self._waiting.append(call)
+            if asked is not None:
+                self._waiting.append(asked)
             if self._running:
                 return
             self._running = True
@@ -127,8 +137,15 @@ class CredentialProvider:
                 self.current = result
             waiting, self._waiting = self._waiting, []
             self._running = False
-        for call in waiting:
-            call(result)
+        self._answer(waiting, result)
+
+    def _answer(self, waiting: list[list[_Call]], result: Credentials | CredentialsError) -> None:
+        """Tell those that were not told yet."""
+        for asked in waiting:
+            with self._lock:
+                calls, asked[:] = asked[:], []
+            for call in calls:
+                call(result)
 
     def _ask(self) -> Credentials:
         import botocore.exceptions
@@ -154,6 +171,11 @@ class CredentialProvider:
         self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
         self._waiting = []
         self._running = False
+
+
+def _late() -> CredentialsError:
+    what = f"the AWS credential chain has not answered within {CHAIN_S_MAX:g} s"
+    return CredentialsError(what, hint="does a credential_process, or a login, wait for somebody?")
 
 
 def provider(credentials: Credentials | None, profile: str | None) -> CredentialProvider:
