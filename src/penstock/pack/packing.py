@@ -230,7 +230,7 @@ class Packing:
     def _check_memory(self, listing: entries.Listing, memory_bytes_max: int | None) -> None:
         largest = max(listing.entries, key=lambda entry: max((m.size_bytes for m in entry.members), default=0))
         size = max((member.size_bytes for member in largest.members), default=0)
-        budget, _ = shares(memory_bytes_max, 1)
+        budget, _ = shares(memory_bytes_max, 1, self._options.format_name)
         if size > budget // 2:
             raise ConfigError(
                 f"a file of sample {largest.key!r} has {size} bytes, more than half of the {budget} for reading",

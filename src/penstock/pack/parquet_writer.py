@@ -26,6 +26,9 @@ CODECS = {"gz": "gzip", "zst": "zstd", "snappy": "snappy"}
 ROW_GROUP_BYTES = 16 * MIB
 """Of values: what is held, and what entering a shard inside costs a reader."""
 
+COPIES = 6
+"""Of a row group in memory when it is written: values, Arrow's array and Parquet's pages, the last two grown by doubling."""
+
 
 class _Sink:
     """What pyarrow writes to."""
@@ -72,7 +75,7 @@ class ParquetWriter:
     Raises:
         ConfigError: pyarrow is not installed.
 
-    Cost: holds one row group.
+    Cost: holds one row group, while it is written ``COPIES`` times.
     """
 
     def __init__(self, write: Callable[[Buffer], object], *, codec: str = "none") -> None:
@@ -105,18 +108,20 @@ class ParquetWriter:
             what = f"fields {sorted(row)}, the shard's first sample had {sorted(self._columns)}"
             raise ConfigError(what, hint="--fields takes what every sample has")
         for name, value in row.items():
+            if isinstance(value, bytes) and self._pyarrow.types.is_binary(self._schema.field(name).type):
+                continue  # it fits; a trial would copy it
             try:
                 self._pyarrow.array([value], self._schema.field(name).type)
             except (self._pyarrow.ArrowException, OverflowError, TypeError) as error:
                 raise ConfigError(f"field {name!r} is no {self._schema.field(name).type}: {error}") from None
+        size_bytes = sum(_size_bytes(value) for value in row.values())
+        if self._held_bytes + size_bytes > ROW_GROUP_BYTES:
+            self._flush()
         for name, value in row.items():
             self._columns[name].append(value)
-        size_bytes = sum(_size_bytes(value) for value in row.values())
         start = self._taken_bytes
         self._taken_bytes += size_bytes
         self._held_bytes += size_bytes
-        if self._held_bytes >= ROW_GROUP_BYTES:
-            self._flush()
         return ByteRange(start, self._taken_bytes)
 
     def finish(self) -> int:
@@ -146,9 +151,13 @@ class ParquetWriter:
 
     def _flush(self) -> None:
         if any(self._columns.values()):
-            table = self._pyarrow.table(self._columns, schema=self._schema)
+            arrays = []
+            for name in self._schema.names:  # what is an array already is not held twice
+                arrays.append(self._pyarrow.array(self._columns[name], self._schema.field(name).type))
+                self._columns[name] = []
+            table = self._pyarrow.table(arrays, schema=self._schema)
+            del arrays
             self._writer.write_table(table, row_group_size=table.num_rows)
-            self._columns = {name: [] for name in self._columns}
         self._held_bytes = 0
 
 

@@ -150,7 +150,7 @@ class _Tasks:
 def _write(crew: Crew, unit: Unit, memory_bytes_max: int | None, verify: bool) -> _Done:
     """One task: some shards, on whatever machine this is."""
     if memory_bytes_max is not None:
-        set_process_budget(shares(memory_bytes_max, 1).reading_bytes)
+        set_process_budget(shares(memory_bytes_max, 1, crew.recipe.format).reading_bytes)
     samples_count = source_bytes = 0
 
     def progressed(samples: int, size_bytes: int) -> None:

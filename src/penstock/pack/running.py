@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from penstock.config import MIB, FetchConfig, default_budget_bytes
+from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ClosedError, ConfigError, DataError, StoreError
 from penstock.fetch import set_process_budget
 from penstock.fetch.plan import PlanItem
 from penstock.pack.progress import BYTES_PER_WORD, SAMPLES_PER_WORD, Packed
-from penstock.pack.shard_file import ShardFile, Shelf
+from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, Shelf
 from penstock.pack.verifying import check_shard
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 JOBS = 4
 """Shards at a time: enough that one reads while others wait for their last parts; each holds 40 MiB of parts."""
-
-WRITER_BYTES = 5 * 8 * MIB
-"""That one open shard holds: see ``store.writer``."""
 
 Unit: TypeAlias = "tuple[ShardPlan, ...]"
 """Shards that are written one after the other, by one thread or task."""
@@ -68,6 +65,10 @@ class Desk(NamedTuple):
 class Recipe(Protocol):
     """How shards are written; pickles."""
 
+    @property
+    def format(self) -> str:
+        """That is written."""
+
     def write(self, desk: Desk, unit: Unit) -> Iterator[ShardRow]:
         """Write shards one after the other; the row of each as it is finished."""
 
@@ -82,7 +83,7 @@ class How:
         jobs: Shards at a time; None: 4, or as many as there are cores where there is a transform; on Ray as many as it
             has CPUs.
         memory_bytes_max: That reading and writing may hold together, in each process; None: the process's budget for
-            reading, and 40 MiB for each of the shards at work.
+            reading, and 40 MiB for each of the shards at work (136 of Parquet).
         verify: Read each shard back when it is there.
 
     Raises:
@@ -102,7 +103,7 @@ class How:
             raise ConfigError(f"address={self.address!r} is a Ray cluster's", hint="executor='ray'")
         if self.jobs is not None and self.jobs < 1:
             raise ConfigError(f"jobs={self.jobs!r} must be at least 1")
-        shares(self.memory_bytes_max, 1)
+        shares(self.memory_bytes_max, 1, "tar")
 
 
 class Crew(NamedTuple):
@@ -174,7 +175,7 @@ def carry_out(
 def _run_here(
     units: list[Unit], destination: Destination, stores: Sequence[Store], recipe: Recipe, how: How, listener: Listener
 ) -> dict[str, ShardRow]:
-    budget, jobs = shares(how.memory_bytes_max, how.jobs or JOBS)
+    budget, jobs = shares(how.memory_bytes_max, how.jobs or JOBS, recipe.format)
     if how.memory_bytes_max is not None:
         set_process_budget(budget)
     jobs = min(jobs, len(units))
@@ -204,18 +205,22 @@ class Shares(NamedTuple):
     jobs: int
 
 
-def shares(memory_bytes_max: int | None, jobs: int) -> Shares:
-    """How memory is divided between reading and `jobs` shards being written.
+def shares(memory_bytes_max: int | None, jobs: int, format_name: str) -> Shares:
+    """How memory is divided between reading and `jobs` shards being written in a format.
 
     Raises:
         ConfigError: it is too little for one shard.
     """
     if memory_bytes_max is None:
         return Shares(default_budget_bytes(), jobs)
-    if memory_bytes_max < 2 * WRITER_BYTES:
-        raise ConfigError(f"memory_bytes_max={memory_bytes_max!r} must be at least {2 * WRITER_BYTES}")
-    jobs = max(1, min(jobs, memory_bytes_max // 2 // WRITER_BYTES))
-    return Shares(memory_bytes_max - jobs * WRITER_BYTES, jobs)
+    held_bytes = FORMATS_WRITTEN[format_name].held_bytes
+    if memory_bytes_max < 2 * held_bytes:
+        raise ConfigError(
+            f"memory_bytes_max={memory_bytes_max!r} must be at least {2 * held_bytes} to write {format_name}",
+            hint="--memory",
+        )
+    jobs = max(1, min(jobs, memory_bytes_max // 2 // held_bytes))
+    return Shares(memory_bytes_max - jobs * held_bytes, jobs)
 
 
 class Runner:

@@ -24,7 +24,7 @@ from penstock.formats.tar_writer import headers
 from penstock.index import FOLDER, IndexPlace, ShardIndex, ShardRow
 from penstock.index.members import members_of
 from penstock.pack.fields import as_bytes
-from penstock.pack.parquet_writer import CODECS, ParquetWriter
+from penstock.pack.parquet_writer import CODECS, COPIES, ROW_GROUP_BYTES, ParquetWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,6 +65,7 @@ class Written(NamedTuple):
         holds_keys: Whether a sample keeps its key.
         has_offsets: Whether a sample lies in one place, which the index says; else the index has its count alone.
         compression: Of the shard as a whole, a key of ``COMPRESSORS``; None: none.
+        held_bytes: That one open shard holds: the parts of ``store.writer``, and what its format collects.
     """
 
     writer: Callable[[Callable[[Buffer], object]], Any]
@@ -74,6 +75,7 @@ class Written(NamedTuple):
     holds_keys: bool
     has_offsets: bool = True
     compression: str | None = None
+    held_bytes: int = 5 * 8 * MIB
 
 
 _PLAIN = {
@@ -83,7 +85,10 @@ _PLAIN = {
     "jsonl": Written(JsonLinesWriter, ".jsonl", "jsonl", holds_numbers=True, holds_keys=True),
     "mds": Written(MdsWriter, ".mds", "mds", holds_numbers=True, holds_keys=False),
 }
-_PARQUET = Written(ParquetWriter, ".parquet", "parquet", holds_numbers=True, holds_keys=True, has_offsets=False)
+_PARQUET = Written(
+    ParquetWriter, ".parquet", "parquet", holds_numbers=True, holds_keys=True, has_offsets=False,
+    held_bytes=5 * 8 * MIB + COPIES * ROW_GROUP_BYTES,
+)  # fmt: skip
 
 
 def _compressed() -> dict[str, Written]:
