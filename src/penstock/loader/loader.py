@@ -60,8 +60,8 @@ class Loader:
         prefetch_batches: Complete or nearly complete batches that may wait for the training loop.
         index: ``"auto"`` reads by an index where there is one of all shards, beside them or in `index_dir`, and streams
             whole shards where there is none; ``"require"`` refuses to, ``"stream"`` does not look. A log line says which.
-            A resumed run keeps the mode it began with.
-        index_dir: Default ``$XDG_CACHE_HOME/penstock/index``.
+            A resumed run keeps the mode it began with. With ``"auto"`` a streamed epoch leaves an index for the next job.
+        index_dir: Where an index may lie besides the data set, and is left. Default ``$XDG_CACHE_HOME/penstock/index``.
         on_epoch: ``fn(epoch, statistics)``, asked when an epoch begins, may give another pipeline: shards added or dropped,
             other weights; None goes on with what is. It must decide from its arguments, alike on every rank: a resumed
             epoch asks it again with the statistics that the state remembers.
@@ -71,7 +71,8 @@ class Loader:
         progress: Draw a live line on standard error: epoch, batch, rates, stall, bottleneck.
 
     Raises:
-        ConfigError: a bound is broken, a package for a field is missing, or the pipeline has no ``.batch()``.
+        ConfigError: a bound is broken, a package for a field is missing, or the pipeline has no ``.batch()``; when
+            iterated: what it would hold does not fit its byte budget.
 
     Cost: nothing until iterated; then one listing, one reading thread and the decode threads. Holds the shuffle window,
         ``prefetch_batches`` + 1 batches, and read-ahead of at most a quarter of the byte budget.
