@@ -87,7 +87,9 @@ class Site:
             self.base_url = f"{parts.scheme}://{self.bucket}.{parts.netloc}{parts.path}/"
         else:
             self.base_url = f"{self.endpoint_url}/{self.bucket}/"
-        self.copy_source = f"{self.bucket}/object" if point is not None else f"/{self.bucket}"
+        self.copy_source = f"/{self.bucket}"
+        if point is not None:
+            self.copy_source = f"arn:{point[1]}:s3:{point[2]}:{point[3]}:accesspoint/{point[4]}/object"
 
     @property
     def domain(self) -> str:
