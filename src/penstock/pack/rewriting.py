@@ -8,7 +8,16 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.fetch.plan import PlanItem
-from penstock.formats import FORMATS, HEAD_BYTES, detect, feed_in_pieces, format_of_name, parser_of, ranged_of
+from penstock.formats import (
+    FORMATS,
+    HEAD_BYTES,
+    detect,
+    feed_in_pieces,
+    format_of_name,
+    parser_of,
+    ranged_of,
+    samples_of,
+)
 from penstock.formats.compression import CompressedParser
 from penstock.formats.mds import MdsParser
 from penstock.pack import keeping
@@ -163,20 +172,16 @@ class ShardsRecipe:
 
     def _read_ranged(self, store: Store, member: Member, url: str, name: str) -> Iterator[_Part]:
         reader = ranged_of(name, shard=url, size_bytes=member.size_bytes, on_corrupt=self.on_corrupt)
+        read_bytes = 0
 
         def read(span: ByteRange) -> Buffer:
+            nonlocal read_bytes
+            read_bytes += span.end - span.start
             return next(iter(store.read_many([PlanItem(member.key, span, member.etag)]))).data
 
-        looking = reader.look()
-        span = next(looking, None)
-        while span is not None:
-            try:
-                span = looking.send(read(span))
-            except StopIteration:
-                break
-        for number, unit in enumerate(reader.units):
-            samples = reader.read(number, [read(part) for part in unit.spans])
-            yield _Part(samples, sum(part.end - part.start for part in unit.spans), name)
+        for samples in samples_of(reader, read):
+            yield _Part(samples, read_bytes, name)
+            read_bytes = 0
 
 
 def _columns_of(parser: Parser) -> tuple[Column, ...]:

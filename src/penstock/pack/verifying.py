@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import CorruptShardError, DataError, ObjectChangedError, ObjectMissingError, PenstockError
 from penstock.fetch.plan import PlanItem
-from penstock.formats import FORMATS, feed_in_pieces, parser_of, ranged_of
+from penstock.formats import FORMATS, feed_in_pieces, parser_of, ranged_of, samples_of
 from penstock.index import Found, ShardRecorder
 from penstock.pack.keeping import raw
 
@@ -111,17 +111,10 @@ def check_shard(
 def _count_by_footer(here: _Here, name: str, going_on: Callable[[], None]) -> int:
     assert here.size_bytes is not None
     reader = ranged_of(name, shard=here.url, size_bytes=here.size_bytes)
-    looking = reader.look()
-    span = next(looking, None)
-    while span is not None:
-        try:
-            span = looking.send(here.store.read(here.key, span).data)
-        except StopIteration:
-            break
     count = 0
-    for number, unit in enumerate(reader.units):
+    for samples in samples_of(reader, lambda span: here.store.read(here.key, span).data):
         going_on()
-        count += len(reader.read(number, [here.store.read(here.key, part).data for part in unit.spans]))
+        count += len(samples)
     return count
 
 
