@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     Path("README.md"),
     Path("docs/start.md"),
+    Path("docs/concepts/memory.md"),
     Path("docs/concepts/processes.md"),
     *(path.relative_to(ROOT) for path in sorted((ROOT / "docs/guides").glob("*.md"))),
 ]

@@ -314,6 +314,9 @@ def _indexed(
         for each in found.sources
     ]
     counts = [source.counts for source in sources]
+    for each, samples in zip(found.sources, counts, strict=True):
+        if not sum(samples):
+            raise ConfigError(f"{len(each.shards)} shards hold no sample at all, {each.shards[0].url} and the others")
     order: IndexedOrder | Mix
     order = (
         IndexedOrder(samples=counts[0], **asked._asdict())
