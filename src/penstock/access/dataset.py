@@ -54,11 +54,11 @@ class Dataset:
 
     Args:
         pipeline: A source and stages that keep samples apart: ``decode``, ``map``, ``select``, ``join``.
-        seed: Of the `rng` of ``map`` functions, which depends on (seed, epoch, number).
-        index: Of shards: ``"require"`` one, or ``"auto"``: where there is none, read the shards once and make it.
-        index_dir: Where the index of shards may lie besides them, and is made.
-        cache: Keep what is read on this node's disk, as for ``connect``.
-        fetch: Bounds for reading; its ``gap_bytes_max`` is then the widest gap to read through, whatever was measured.
+        seed: As for ``Pipeline.open``, like the others.
+        index: See there.
+        index_dir: See there.
+        cache: See there.
+        fetch: See there.
 
     Raises:
         ConfigError: a stage that batches, orders, drops or multiplies samples; shards without an index where it is
