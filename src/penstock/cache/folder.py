@@ -101,8 +101,7 @@ class Folder:
                 self.usage.open(empty=False)
 
     def _make(self) -> None:
-        empty = not os.path.isdir(self.entries)  # noqa: PTH112 - paths are text here, on the way of every block
-        os.makedirs(self.top, mode=0o700, exist_ok=True)  # noqa: PTH103
+        os.makedirs(self.top, mode=0o700, exist_ok=True)  # noqa: PTH103 - paths are text here, on the way of every block
         for folder in (self.root, self.entries, f"{self.root}/temporary"):
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700)  # noqa: PTH102
@@ -113,7 +112,7 @@ class Folder:
                 os.write(fd, TAG)
             finally:
                 os.close(fd)
-        self.usage.open(empty=empty)
+        self.usage.open(empty=not os.listdir(self.entries))  # noqa: PTH208
         self.leases.reopen()
 
     def close(self) -> None:
