@@ -153,7 +153,9 @@ class CredentialProvider:
         try:
             if self._chain is None:
                 # not session.get_credentials(), which would give the expired ones again
-                self._chain = botocore_session(self._profile).get_component("credential_provider").load_credentials()
+                self._chain = (
+                    botocore_session(self._profile, _named()).get_component("credential_provider").load_credentials()
+                )
             if self._chain is None:
                 raise CredentialsError("no credentials found", hint=_ANONYMOUS_HINT)
             frozen = self._chain.get_frozen_credentials()
@@ -184,20 +186,27 @@ def provider(credentials: Credentials | None, profile: str | None) -> Credential
         access_key, secret_key = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
         if access_key and secret_key:
             token = os.environ.get("AWS_SESSION_TOKEN") or os.environ.get("AWS_SECURITY_TOKEN") or None
-            found = _provider(Credentials(access_key=access_key, secret_key=secret_key, session_token=token), None)
+            found = _provider(
+                Credentials(access_key=access_key, secret_key=secret_key, session_token=token), None, None
+            )
             found.source = "environment"
             return found
-    return _provider(credentials, None if credentials else profile)
+    return _provider(credentials, None if credentials else profile, _named())
+
+
+def _named() -> str | None:
+    """The profile that the environment names: part of what is remembered, for it may change."""
+    return os.environ.get("AWS_PROFILE")
 
 
 @lru_cache(maxsize=64)
-def _provider(credentials: Credentials | None, profile: str | None) -> CredentialProvider:
+def _provider(credentials: Credentials | None, profile: str | None, _key: str | None) -> CredentialProvider:
     return CredentialProvider(credentials, profile=profile)
 
 
 @lru_cache(maxsize=16)
-def botocore_session(profile: str | None) -> Any:
-    """Botocore's session for a profile: the one place that imports it.
+def botocore_session(profile: str | None, _key: str | None) -> Any:
+    """Botocore's session for a profile, or for the one that the environment names: the one place that imports it.
 
     Raises:
         ConfigError: the profile is in no config file.
@@ -218,7 +227,7 @@ def setting_region(profile: str | None) -> str | None:
     found = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if found or not _has_config_file(profile):
         return found or None
-    region = botocore_session(profile).get_config_variable("region")
+    region = botocore_session(profile, _named()).get_config_variable("region")
     return str(region) if region else None
 
 
@@ -229,7 +238,7 @@ def setting_endpoint_url(profile: str | None) -> str | None:
     found = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if found or not _has_config_file(profile):
         return found or None
-    session = botocore_session(profile)
+    session = botocore_session(profile, _named())
     scoped = session.get_scoped_config()
     services = session.full_config.get("services", {}).get(scoped.get("services"), {})
     url = services.get("s3", {}).get("endpoint_url") or scoped.get("endpoint_url")
@@ -240,7 +249,7 @@ def setting_addressing(profile: str | None) -> str | None:
     """``addressing_style`` of the config file's s3 section, or None."""
     if not _has_config_file(profile):
         return None
-    section = botocore_session(profile).get_scoped_config().get("s3")
+    section = botocore_session(profile, _named()).get_scoped_config().get("s3")
     style = section.get("addressing_style") if isinstance(section, dict) else None
     return str(style) if style in ("path", "virtual") else None
 
