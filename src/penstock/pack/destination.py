@@ -280,6 +280,8 @@ def _versions(format_name: str) -> dict[str, str]:
     if format_name.endswith(".gz"):
         versions["zlib"] = zlib.ZLIB_RUNTIME_VERSION
     library = "pyarrow" if format_name.startswith("parquet") else "zstandard" if format_name.endswith(".zst") else None
-    if library is not None:
-        versions[library] = metadata.version(library)
+    for name in (library, "pillow"):  # which encodes pixels
+        if name is not None:
+            with suppress(metadata.PackageNotFoundError):
+                versions[name] = metadata.version(name)
     return versions

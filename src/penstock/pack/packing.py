@@ -118,6 +118,11 @@ def pack(
         transform=transform,
     )
     how = How(executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify)
+    if how.executor == "ray" and not isinstance(source, str | os.PathLike | Pipeline):
+        raise ConfigError(
+            f"executor='ray' needs a source that can be listed, not {type(source).__name__}",
+            hint="write the items as files or a table first, or pack them here",
+        )
     with Packing(source, folder, options, connection=connection) as packing:
         packing.plan(append=append, overwrite=overwrite, memory_bytes_max=memory_bytes_max)
         packing.save()
@@ -305,11 +310,6 @@ class Packing:
         assert self.made is not None
         plan, options = self.made, self._options
         if plan.kind == "sequence":
-            if how.executor == "ray":
-                raise ConfigError(
-                    f"executor='ray' needs a source that can be listed, not {type(self._source).__name__}",
-                    hint="write the items as files or a table first, or pack them here",
-                )
             return self._run_sequence(plan, verify=how.verify, listener=listener)
         if options.transform is not None and how.jobs is None and how.executor == "threads":
             how = replace(how, jobs=os.cpu_count() or 1)

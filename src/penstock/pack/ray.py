@@ -51,14 +51,11 @@ def run_on_ray(units: list[Unit], crew: Crew, *, how: How, listener: Listener) -
         listener: Told how it goes, a shard at a time.
 
     Raises:
-        ConfigError: Ray is not installed, or there is no cluster at that address.
+        ConfigError: there is no cluster at that address.
         PenstockError: the first error of any shard; the others are given up.
         WorkerDiedError: a shard's machine was lost more than ``RETRIES_MAX`` times.
     """
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as error:
-        raise ConfigError("executor='ray' needs Ray", hint="pip install penstock[ray]") from error
+    ray: Any = import_module("ray")
     joined = ray.is_initialized()
     if not joined:
         try:

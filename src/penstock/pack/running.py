@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.config import FetchConfig, default_budget_bytes
@@ -99,6 +100,8 @@ class How:
     def __post_init__(self) -> None:
         if self.executor not in ("threads", "ray"):
             raise ConfigError(f"executor={self.executor!r} must be 'threads' or 'ray'")
+        if self.executor == "ray" and find_spec("ray") is None:
+            raise ConfigError("executor='ray' needs Ray", hint="pip install penstock[ray]")
         if self.address is not None and self.executor != "ray":
             raise ConfigError(f"address={self.address!r} is a Ray cluster's", hint="executor='ray'")
         if self.jobs is not None and self.jobs < 1:

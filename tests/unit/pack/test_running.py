@@ -1,0 +1,58 @@
+"""How a plan is carried out: what travels to other machines, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import pickle
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import ConfigError
+from penstock.pack import pack
+from penstock.pack.fields import parse_fields
+from penstock.pack.rewriting import ShardsRecipe
+from penstock.pack.running import Crew, EntriesRecipe, How, shares
+
+MIB = 1 << 20
+
+
+def test_what_other_machines_need_pickles() -> None:
+    """A recipe, the stores' URLs, and how to reach them with whose credentials."""
+    connection = {
+        "endpoint_url": "http://127.0.0.1:1",
+        "credentials": ps.Credentials(access_key="a", secret_key="b"),
+        "retry": ps.RetryConfig(attempts_max=2),
+    }
+    rewriting = ShardsRecipe(
+        format="mds.zst",
+        source_format=None,
+        on_corrupt="raise",
+        specs=parse_fields("a=b:int"),
+        key_field=None,
+        bytes_max=9,
+    )
+    for recipe in (EntriesRecipe(format="tar", transform=str.upper), rewriting):  # type: ignore[arg-type]
+        crew = Crew(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection)  # type: ignore[arg-type]
+        assert pickle.loads(pickle.dumps(crew)) == crew
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is here")
+def test_ray_is_an_extra(tmp_path: Path) -> None:
+    """Where it is not installed the error says what to install, and nothing is written."""
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(ConfigError, match=r"needs Ray\. Hint: pip install penstock\[ray\]"):
+        pack(f"{tmp_path}/a.txt", tmp_path / "out", executor="ray")
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_is_divided() -> None:
+    """Of what may be held, at most half is the writers': 40 MiB for each shard, 136 of Parquet; too little is refused."""
+    assert shares(400 * MIB, 4, "tar") == (240 * MIB, 4)
+    assert shares(400 * MIB, 9, "tar") == (200 * MIB, 5)
+    assert shares(400 * MIB, 4, "parquet.zst") == (264 * MIB, 1)
+    with pytest.raises(ConfigError, match="to write parquet"):
+        shares(200 * MIB, 1, "parquet")
+    with pytest.raises(ConfigError, match="at least 83886080"):
+        How(memory_bytes_max=1)
