@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -86,6 +87,7 @@ def convert(
         penstock convert ./tfrecords ./tars --to tar --fields image/encoded=jpg,image/class/label=cls
     """
     from penstock.pack.converting import Conversion, ConvertOptions
+    from penstock.pack.options import advice
     from penstock.pack.progress import OneAtATime
     from penstock.pipeline import shards
     from penstock.pipeline.sources import ConnectionOptions
@@ -95,9 +97,12 @@ def convert(
         source, format=source_format, on_corrupt="skip_sample" if skip_corrupt else "raise", **connection
     )
     how = how_of(jobs, memory, executor, address, verify=verify)
+    bytes_max = None if shard_size is None else bytes_of(shard_size, "--shard-size")
+    if bytes_max is not None and (said := advice(bytes_max)) is not None:
+        print(f"penstock: {said}", file=sys.stderr)
     options = ConvertOptions(
         to=to,
-        bytes_max=None if shard_size is None else bytes_of(shard_size, "--shard-size"),
+        bytes_max=bytes_max,
         key_field=key_field,
         fields=fields,
         allow_loss=allow_loss,
