@@ -287,8 +287,12 @@ class RowsFilling:
         values["__shard__"] = [None] * size
         values["__position__"] = np.empty(size, dtype=np.int64)
         batch = OpenBatch(values, self._layout)
-        self._run.append(batch)
+        self._queue(batch)
         return batch
+
+    def _queue(self, batch: OpenBatch) -> None:
+        """A batch is begun: it will be given after those before it."""
+        self._run.append(batch)
 
     def _hand_out(
         self, batch: OpenBatch, block: Block, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool

@@ -7,6 +7,7 @@ batch are the next samples of these lanes, and in which slot; they are written t
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import queue
 import signal
@@ -25,7 +26,7 @@ from penstock.loader.feed import LanesFeed
 from penstock.loader.filling import MembersFilling, RowsFilling, without_lost
 from penstock.loader.lanes import Lane
 from penstock.loader.planning import is_plain
-from penstock.loader.run import EpochRun, OpenBatch
+from penstock.loader.run import Delivery, EpochRun, OpenBatch
 from penstock.loader.samples import Steps
 from penstock.loader.shared import INLINE_BYTES_MAX, Heaps, packed, pickled
 from penstock.loader.slots import SlotPlan, mapped
@@ -34,13 +35,12 @@ from penstock.loader.tolerance import Tolerance
 from penstock.loader.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
     from penstock.errors import DataError
     from penstock.loader.feed import Block
-    from penstock.loader.run import Delivery
 PR_SET_PDEATHSIG = 1
 
 
@@ -85,10 +85,13 @@ class SharedFilling(RowsFilling):
         run: That this fills.
         told: What to do.
         inbox: What the loader says meanwhile.
+        send: Says that a batch is done. Called here where nobody decodes: to hand such a batch to another thread takes
+            longer than to make it.
     """
 
-    def __init__(self, run: EpochRun, *, told: WorkerJob, inbox: Inbox) -> None:
+    def __init__(self, run: EpochRun, *, told: WorkerJob, inbox: Inbox, send: Callable[[Delivery], None]) -> None:
         super().__init__(run, epoch=told.epoch)
+        self._send = send
         self._told = told
         self._inbox = inbox
         self._members = MembersFilling(run) if is_plain(told.pipeline) else None
@@ -109,8 +112,25 @@ class SharedFilling(RowsFilling):
             empty = OpenBatch({}, None)
             empty.sealed = True
             empty.mark = self._run.feed.mark()
-            self._run.append(empty)
+            self._queue(empty)
+            self._sealed(empty)
         return 0
+
+    def _queue(self, batch: OpenBatch) -> None:
+        """See ``RowsFilling``."""
+        if self._members is None:
+            self._run.append(batch)
+
+    def _sealed(self, batch: OpenBatch) -> None:
+        """No more rows come to a batch."""
+        if self._members is None:
+            return
+        run = self._run
+        with run.changed:
+            run.changed.wait_for(lambda: batch.is_complete or run.stopping)
+        if batch.error is not None:
+            raise batch.error
+        self._send(Delivery(batch.values, batch.rows, sorted(batch.dropped), batch.mark, batch.layout))
 
     def _tell(self, wanted: Mapping[int, int]) -> None:
         """Say of lanes how many samples of the epoch are known to be there: so many, if they have them."""
@@ -149,15 +169,14 @@ class SharedFilling(RowsFilling):
         is_typed = any(column.dtype is not None for column in self._layout.columns.values())
         if self._members is None or is_typed or without_lost(block) is not block:
             super()._hand_out(batch, block, known, seal=seal)
-            return
-        first_row, count = batch.rows, len(block.samples)
-        for name, column in self._members.columns(block).items():
-            batch.values[name][first_row : first_row + count] = column
-        with self._run.changed:
+        else:
+            first_row, count = batch.rows, len(block.samples)
+            for name, column in self._members.columns(block).items():
+                batch.values[name][first_row : first_row + count] = column
             batch.rows += count
             batch.sealed = seal
-            if seal:
-                self._run.changed.notify_all()
+        if seal:
+            self._sealed(batch)
 
     def _allocated(self, size: int) -> dict[str, Any]:
         if self._layout is None:
@@ -279,20 +298,23 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
         each = Steps(leaf)
         each.tolerance = Forwarding(source, dropped)
         steps.append(OutSteps(each) if told.carries else each)
-    run = EpochRun(
-        told.plan._replace(steps=tuple(steps)),
-        feed=told.feed(),
-        filling=lambda run: SharedFilling(run, told=told, inbox=inbox),
-        meter=told.meter,
-    )
     heaps = Heaps()
-    index = told.first_batch
-    while (delivery := run.next_batch()) is not None:
+    numbers = itertools.count(told.first_batch)
+
+    def send(delivery: Delivery) -> None:
         events = [dropped.popleft() for _ in range(len(dropped))]
         sums = {name: value - begun[name] for name, value in told.meter.sums().items()}
         cursor = told.job.cursor(delivery.mark) if not told.global_size else None
-        _send_done(inbox, heaps, index, delivery, cursor, (sums, events))
-        index += 1
+        _send_done(inbox, heaps, next(numbers), delivery, cursor, (sums, events))
+
+    run = EpochRun(
+        told.plan._replace(steps=tuple(steps)),
+        feed=told.feed(),
+        filling=lambda run: SharedFilling(run, told=told, inbox=inbox, send=send),
+        meter=told.meter,
+    )
+    while (delivery := run.next_batch()) is not None:
+        send(delivery)
     run.close()
 
 
