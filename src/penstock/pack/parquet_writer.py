@@ -103,7 +103,7 @@ class ParquetWriter:
         """
         row = {name: _plain(value) for name, value in sample.items() if name not in RESERVED_FIELDS - {"__key__"}}
         if self._schema is None:
-            self._begin(row)
+            self._begin(row, sample)
         if row.keys() != self._columns.keys():
             what = f"fields {sorted(row)}, the shard's first sample had {sorted(self._columns)}"
             raise ConfigError(what, hint="--fields takes what every sample has")
@@ -127,16 +127,16 @@ class ParquetWriter:
     def finish(self) -> int:
         """Write what is held, and the footer; the shard's length in bytes."""
         if self._schema is None:
-            self._begin({"__key__": ""})
+            self._begin({"__key__": ""}, {})
         self._flush()
         self._writer.close()
         return self._sink.size_bytes
 
-    def _begin(self, row: dict[str, Any]) -> None:
+    def _begin(self, row: dict[str, Any], sample: Mapping[str, Any]) -> None:
         pyarrow = self._pyarrow
         names = sorted(row, key=lambda name: (name != "__key__", name))
         try:
-            self._schema = pyarrow.schema([(name, pyarrow.array([row[name]]).type) for name in names])
+            self._schema = pyarrow.schema([(name, self._type_of(row[name], sample.get(name))) for name in names])
         except (pyarrow.ArrowException, OverflowError) as error:
             raise ConfigError(f"a sample cannot be a row of Parquet: {error}") from None
         self._columns = {name: [] for name in names}
@@ -148,6 +148,13 @@ class ParquetWriter:
             write_page_checksum=True,
             write_statistics=[name for name in names if not isinstance(row[name], bytes)],  # they hold whole values
         )
+
+    def _type_of(self, value: Any, given: Any) -> Any:
+        """Of a column, by its first value; an array without items says it by its dtype."""
+        if value == [] and hasattr(given, "dtype"):
+            kind = given.dtype.kind
+            return self._pyarrow.list_(self._pyarrow.float64() if kind == "f" else self._pyarrow.int64())
+        return self._pyarrow.array([value]).type
 
     def _flush(self) -> None:
         if any(self._columns.values()):

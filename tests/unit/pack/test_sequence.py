@@ -183,6 +183,25 @@ def test_a_data_set_goes_on_where_it_was(tmp_path: Path) -> None:
     assert samples_of(tmp_path / "out") == samples_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("name", ["mds", "mds.zst", "tfrecord.gz", "parquet", "jsonl.zst"])
+def test_a_data_set_of_any_format_goes_on(tmp_path: Path, name: str) -> None:
+    """Texts, numbers and arrays, the first of them empty: resumed, every shard has the bytes of one run."""
+
+    class Arrays(Data):
+        def __getitem__(self, index: int) -> dict:
+            array = np.arange(index)
+            return {**super().__getitem__(index), "cls": index, **({} if name.startswith("jsonl") else {"a": array})}
+
+    def shards(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    pack(Arrays(10), tmp_path / "whole", samples_max=3, format=name)
+    with pytest.raises(RuntimeError):
+        pack(Arrays(10, fails_at=7), tmp_path / "out", samples_max=3, format=name)
+    assert pack(Arrays(10), tmp_path / "out", samples_max=3, format=name).shards_written == 2
+    assert shards(tmp_path / "out") == shards(tmp_path / "whole")
+
+
 def test_an_iterable_is_replayed(tmp_path: Path) -> None:
     """Resumed, finished samples are taken again and let go; an iterable that gives others now is refused."""
 
