@@ -488,7 +488,7 @@ def test_an_answer_that_nobody_thought_of_is_an_error(kind: str, monkeypatch: py
         else:
             store = ps.connect(f"{server.url}/bucket/", retry=ONCE)
         with monkeypatch.context() as patch:
-            patch.setattr(f"penstock.store.{kind}.object_info", defect)
+            patch.setattr("penstock.store.exchange.object_info", defect)
             with pytest.raises(ProtocolError, match="ZeroDivisionError: a defect"):
                 store.stat("a")
         assert store.stat("a").size_bytes == 3

@@ -170,8 +170,7 @@ class Exchange(ABC, Generic[S]):
         self.check_described(headers)
 
     def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
-        """Values of what is neither ``Get`` nor ``Head``."""
-        raise NotImplementedError(type(self.operation).__name__)
+        """Values of what is neither ``Get`` nor ``Head``, where a store takes such operations."""
 
     @abstractmethod
     def refusal(self, answer: HttpAnswer) -> StoreError:
