@@ -292,7 +292,11 @@ class Session:
         if agree is None or plan.world_size == 1:
             return
         digest = int(plan.digest, 16) & _DIGEST_MASK
-        if agree(digest) != digest or -agree(-digest) != digest:
+        lowest, highest = (
+            agree(digest),
+            -agree(-digest),
+        )  # both on every rank: one that stopped here leaves others waiting
+        if lowest != highest:
             raise ConfigError(
                 f"epoch {self.epoch}: on_epoch gave another data set here than on another rank",
                 hint="decide from what all ranks know",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ConfigError
 from penstock.pipeline import mix
-from resuming import assert_same, in_step
+from resuming import assert_same, in_step, ring
 
 SIZES = ((20, 11, 9), (30, 10))
 
@@ -126,6 +127,22 @@ def test_ranks_that_decide_differently_are_stopped(tmp_path: Path) -> None:
     assert len(in_step(make, 2)) == 2
     with pytest.raises(ConfigError, match="than on another rank"):
         in_step(make, 2, epochs=2)
+    agrees, raised = ring(2, threading.Barrier(2, timeout=10)), list[str]()
+
+    def decide(rank: int) -> None:
+        try:
+            with make(rank=rank, world_size=2, agree=agrees[rank]) as loader:
+                loader.restart(epoch=1)
+                list(loader)
+        except (ConfigError, threading.BrokenBarrierError) as error:
+            raised.append(type(error).__name__)
+
+    threads = [threading.Thread(target=decide, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == ["ConfigError"] * 2  # nobody is left waiting
 
 
 def test_on_epoch_must_give_a_pipeline(tmp_path: Path) -> None:
