@@ -8,9 +8,10 @@ through the loader by the same functions, below: samples come as ``list[Sample]`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock.formats.sample import Sample
 from penstock.formats.typed import typed
@@ -19,23 +20,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Samples(Sequence[Sample]):
-    """Samples that all have the same fields.
+class Kind(NamedTuple):
+    """What samples in columns have; made by ``kind_of``, so that equal ones are one object.
 
     Attributes:
         names: Of the fields, in stored order.
         integers: Those whose value is one ``int``, for int64[1]; the others are ``bytes``.
+    """
+
+    names: tuple[str, ...]
+    integers: frozenset[str]
+
+
+@lru_cache(maxsize=256)
+def kind_of(names: tuple[str, ...], integers: frozenset[str]) -> Kind:
+    """The one ``Kind`` with these."""
+    return Kind(names, integers)
+
+
+class Samples(Sequence[Sample]):
+    """Samples that all have the same fields.
+
+    Attributes:
+        kind: Of all of them.
         columns: Keys, offsets, sizes (see ``Sample``), then the values of each field; lists of one length.
     """
 
-    __slots__ = ("columns", "integers", "names")
+    __slots__ = ("columns", "kind")
 
-    def __init__(
-        self, names: tuple[str, ...], columns: list[list[Any]], integers: frozenset[str] = frozenset()
-    ) -> None:
-        self.names = names
+    def __init__(self, kind: Kind, columns: list[list[Any]]) -> None:
+        self.kind = kind
         self.columns = columns
-        self.integers = integers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the fields, in stored order."""
+        return self.kind.names
 
     @property
     def keys(self) -> list[str]:
@@ -48,16 +68,12 @@ class Samples(Sequence[Sample]):
         Raises:
             ValueError: There is none of this name.
         """
-        values = self.columns[3 + self.names.index(name)]
-        if name not in self.integers:
+        values = self.columns[3 + self.kind.names.index(name)]
+        if name not in self.kind.integers:
             return values
         import numpy as np
 
         return np.array(values, np.int64)[:, None]
-
-    def is_like(self, other: object) -> bool:
-        """Whether both can be one."""
-        return isinstance(other, Samples) and self.names == other.names and self.integers == other.integers
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -68,18 +84,18 @@ class Samples(Sequence[Sample]):
     def __getitem__(self, index: slice) -> Samples: ...
     def __getitem__(self, index: int | slice) -> Sample | Samples:
         if isinstance(index, slice):
-            return Samples(self.names, [column[index] for column in self.columns], self.integers)
+            return Samples(self.kind, [column[index] for column in self.columns])
         key, offset_bytes, size_bytes, *values = map(itemgetter(index), self.columns)
-        fields = {name: self._view(name, value) for name, value in zip(self.names, values, strict=True)}
+        fields = {name: self._view(name, value) for name, value in zip(self.kind.names, values, strict=True)}
         return Sample(key, fields, offset_bytes, size_bytes)
 
     def _view(self, name: str, value: Any) -> memoryview:
-        if name in self.integers:
+        if name in self.kind.integers:
             return typed(memoryview(value.to_bytes(8, "little", signed=True)), "q")
         return memoryview(value)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} samples of {', '.join(self.names)}>"
+        return f"<{len(self)} samples of {', '.join(self.kind.names)}>"
 
 
 def as_columns(samples: Sequence[Sample]) -> Samples | None:
@@ -104,15 +120,14 @@ def as_columns(samples: Sequence[Sample]) -> Samples | None:
             integers.append(name)
         else:
             return None
-    return Samples(names, columns, frozenset(integers))
+    return Samples(kind_of(names, frozenset(integers)), columns)
 
 
 def joined(first: Sequence[Sample], second: Sequence[Sample]) -> Sequence[Sample]:
     """Both, one behind the other. `first` is the caller's own, and may be grown."""
     if not first:
         return second
-    if isinstance(first, Samples) and first.is_like(second):
-        assert isinstance(second, Samples)
+    if isinstance(first, Samples) and isinstance(second, Samples) and first.kind is second.kind:
         for column, more in zip(first.columns, second.columns, strict=True):
             column.extend(more)
         return first
@@ -125,25 +140,22 @@ def reordered(samples: Sequence[Sample], order: list[int]) -> Sequence[Sample]:
     """The k-th is ``samples[order[k]]``."""
     if not isinstance(samples, Samples):
         return [samples[index] for index in order]
-    return Samples(samples.names, [[column[at] for at in order] for column in samples.columns], samples.integers)
+    return Samples(samples.kind, [[column[at] for at in order] for column in samples.columns])
 
 
 def interleaved(parts: Sequence[Sequence[Sample]], count: int) -> Sequence[Sample]:
     """One of each part in turn: `count` in all, the first parts may hold one more than the others."""
-    first, step = parts[0], len(parts)
-    if not isinstance(first, Samples) or not all(map(first.is_like, parts)):
-        found: list[Any] = [None] * count
-        for at, part in enumerate(parts):
-            found[at::step] = part
-        return found
-    if step == 1:
-        return first
-    columns = [_woven([part.columns[number] for part in parts], count) for number in range(len(first.columns))]  # type: ignore[attr-defined]
-    return Samples(first.names, columns, first.integers)
+    if set(map(type, parts)) != {Samples}:
+        return _woven(parts, count)
+    alike: Sequence[Samples] = parts  # type: ignore[assignment]
+    kind, columns = alike[0].kind, [part.columns for part in alike]
+    if any(part.kind is not kind for part in alike):
+        return _woven(parts, count)
+    return alike[0] if len(alike) == 1 else Samples(kind, [_woven(each, count) for each in zip(*columns, strict=True)])
 
 
 def _woven(parts: Sequence[Iterable[Any]], count: int) -> list[Any]:
-    """As ``interleaved``, one column."""
+    """As ``interleaved``, of single things."""
     step = len(parts)
     if count <= step:
         return list(chain.from_iterable(parts))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.formats.columnar import Samples
+from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.sample import RESERVED_FIELDS, decode_name
 from penstock.formats.tar_header import BLOCK_BYTES, byte_sum
 
@@ -162,7 +162,7 @@ class Stretch(NamedTuple):
         for number in range(each):
             members = slice(first + number, end, each)
             columns.append(_values(view, self.heads.starts[members], self.heads.ends[members]))
-        return Samples(self.names, columns), int(bounds[-1])
+        return Samples(kind_of(self.names, frozenset()), columns), int(bounds[-1])
 
 
 def _values(view: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[bytes]:

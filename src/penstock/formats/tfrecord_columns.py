@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from penstock.formats.columnar import Samples
+from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.example import feature_heads
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def read_examples(view: memoryview, frames: Frames, base_bytes: int) -> Samples 
     keys = ("%012d\n" * len(in_shard) % tuple(in_shard)).split()
     names = tuple(feature.name for feature in features)
     integers = frozenset(feature.name for feature in features if not feature.is_bytes)
-    return Samples(names, [keys, in_shard, sizes, *columns], integers)
+    return Samples(kind_of(names, integers), [keys, in_shard, sizes, *columns])
 
 
 def _values(view: memoryview, frames: Frames, features: list[FeatureHead]) -> list[list[Any]]:

@@ -106,15 +106,16 @@ class Lane:
         self._filling: Sequence[Sample] = []
         self._filling_from: list[Where] = []
         self._filling_bytes = 0
+        self._wanted_count = 0  # of the run being filled, by what was taken of the one before
         self._start = start or RunStart(0, None, 0, 0, 0)  # of the run being filled
         self._run_length = runs.run_length(number, self._start.run_index)
         self._settled_count = self.taken_count = self._start.before_count
 
     def prepare(self, count: int) -> int:
         """Have `count` samples ready to be taken; how many are, fewer only at the lane's end. Blocks for bytes."""
-        while len(self._ready) - self._ready_at < count and self._turn_over():
+        while len(self._ready_from) - self._ready_at < count and self._turn_over():
             pass
-        return len(self._ready) - self._ready_at
+        return len(self._ready_from) - self._ready_at
 
     def take(self, count: int) -> Items:
         """The next `count` samples, for which ``prepare`` answered; as many are taken in for the next run."""
@@ -125,8 +126,8 @@ class Lane:
         while len(self._leaving) > 1 and self._leaving[0].end_count <= self.taken_count:
             self._pins.held_bytes -= self._leaving.popleft().pinned_bytes
         if self._runs.shuffled:
-            wanted = min(len(self._filling) + count, self._run_length)
-            while len(self._filling) < wanted and (self._pieces or self._read()):
+            self._wanted_count = wanted = min(self._wanted_count + count, self._run_length)
+            while len(self._filling_from) < wanted and (self._pieces or self._read()):
                 self._fill(wanted)
         return items
 
@@ -151,7 +152,9 @@ class Lane:
     @property
     def is_waiting(self) -> bool:
         """Whether nothing can leave before more of its run arrived."""
-        return self._ready_at == len(self._ready) and not self._ended and len(self._filling) < self._run_length
+        return (
+            self._ready_at == len(self._ready_from) and not self._ended and len(self._filling_from) < self._run_length
+        )
 
     def read_more(self) -> None:
         """Take in one more part: lanes that wait together are filled in turn, so that all their requests are used."""
@@ -161,12 +164,12 @@ class Lane:
     def _turn_over(self) -> bool:
         """Have one more run ready; False at the lane's end."""
         if self._runs.shuffled:
-            while len(self._filling) < self._run_length and (self._pieces or self._read()):
+            while len(self._filling_from) < self._run_length and (self._pieces or self._read()):
                 self._fill(self._run_length)
         elif self._pieces or self._read():  # nothing is permuted: a piece is ready as it came
             self._run_length = len(self._pieces[0].samples) if self._pieces else 0
             self._fill(self._run_length)
-        run, self._filling = self._filling, []
+        run, self._filling, self._wanted_count = self._filling, [], 0
         run_from, self._filling_from = self._filling_from, []
         if not run:
             return not self._ended
@@ -183,7 +186,7 @@ class Lane:
             joined(self._ready[self._ready_at :], run),
             self._ready_from[self._ready_at :] + run_from,
         )
-        self._ready_at = min(self._skip_count, len(self._ready))  # 0, but after a state was loaded
+        self._ready_at = min(self._skip_count, len(self._ready_from))  # 0, but after a state was loaded
         self._skip_count -= self._ready_at
         self.taken_count += self._ready_at
         return True
@@ -198,11 +201,11 @@ class Lane:
         return True
 
     def _fill(self, length: int) -> None:
-        """Move samples that are here into the run being filled, until it has `length`."""
-        while self._pieces and len(self._filling) < length:
+        """Move samples that are here into the run being filled, until it has `length`; those that pin nothing at once."""
+        while self._pieces and (filled := len(self._filling_from)) < length:
             piece = self._pieces[0]
             begin = self._piece_at
-            samples = piece.samples[begin : begin + length - len(self._filling)]
+            samples = piece.samples[begin : begin + (length if piece.sample_bytes else self._run_length) - filled]
             if self._start.segment is None:
                 offset_bytes, number = samples[0].offset_bytes, piece.first_sample + begin
                 self._start = self._start._replace(segment=piece.segment, offset_bytes=offset_bytes, sample=number)
