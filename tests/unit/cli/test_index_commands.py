@@ -85,7 +85,7 @@ def test_index_of_a_corrupt_shard_fails_and_does_the_rest(tmp_path: Path, capsys
     assert "3 samples in 1 shards (1 read), 1 failed" in errors[1]
     assert run(["index", "--json", "--index-dir", str(folder), f"{tmp_path}/"]) == 1
     failed = [line for line in records(capsys.readouterr().out) if line["action"] == "failed"]
-    assert [line["error"] for line in failed] == ["DataError"]
+    assert [line["error"] for line in failed] == ["CorruptShardError"]
 
 
 def test_index_leaves_corrupt_samples_out_where_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
