@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from penstock.fetch import process_budget
 from penstock.formats import interleaved
 
 if TYPE_CHECKING:
@@ -94,6 +97,15 @@ class Batching(NamedTuple):
     take: int | None
 
 
+def charge(window_bytes: int) -> int:
+    """Take a window out of the process's budget, but for an eighth of it, without which nothing can be read; how much."""
+    budget = process_budget()
+    free_bytes = budget.bytes_max * 7 // 8 - budget.statistics().used_bytes + budget.statistics().free_bytes
+    charged_bytes = max(0, min(window_bytes, free_bytes))
+    budget.reserve(charged_bytes, force=True)
+    return charged_bytes
+
+
 class Begun(NamedTuple):
     """An epoch, or the rest of one.
 
@@ -142,7 +154,8 @@ class LanesFeed:
         keeps_marks: Whether ``mark`` has to say where each lane is.
         count: Samples to give; None: all.
         led_count: Of the first ones, those that lanes have without waiting for their runs.
-        check: Called once, when the first runs are here; may refuse to go on.
+        window_bytes: Asked once, when the first runs are here: what all runs hold; may refuse to go on. It is charged to the
+            process's budget until the feed is closed, so that reading ahead has the rest.
 
     Attributes:
         lanes: All of them, empty ones included.
@@ -158,7 +171,7 @@ class LanesFeed:
         keeps_marks: bool = True,
         count: int | None = None,
         led_count: int = 0,
-        check: Callable[[], None] | None = None,
+        window_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.lanes = list(lanes)
         self._lanes = list(lanes)
@@ -169,7 +182,8 @@ class LanesFeed:
         self._keeps_marks = keeps_marks
         self._left_count = count
         self._led_count = led_count
-        self._check = check
+        self._window_bytes = window_bytes
+        self._charged: deque[int] = deque()  # taken out by whoever gives it back: close may come from anywhere
         self._filled = False
 
     def take(self, count: int) -> Block | None:
@@ -177,8 +191,8 @@ class LanesFeed:
         if not self._filled and count > self._led_count:
             self._filled = True
             self._fill_together()
-            if self._check is not None:
-                self._check()
+            if self._window_bytes is not None:
+                self._charged.append(charge(self._window_bytes()))
         self._led_count -= count
         if self._left_count is not None:
             count = min(count, self._left_count)
@@ -216,6 +230,9 @@ class LanesFeed:
         """See ``Feed``."""
         for lane in self.lanes:
             lane.close()
+        while self._charged:
+            with contextlib.suppress(IndexError):  # another thread closes too
+                process_budget().release(self._charged.popleft())
 
     def _fill_together(self) -> None:
         """The first runs: one part of each lane in turn, so that all lanes' requests are used at once."""

@@ -213,7 +213,18 @@ class IndexedJob:
             keeps_marks=False,
             count=count,
             led_count=led_count,
+            window_bytes=lambda: self._window_bytes(order),
         )
+
+    def _window_bytes(self, order: IndexedOrder | Mix) -> int:
+        """What the runs of the rank's lanes hold."""
+        found = 0.0
+        for number, sample_bytes in enumerate(self._sample_bytes):
+            source = order.sources[number] if isinstance(order, Mix) else order
+            if source.shuffled:
+                share = len(order.lanes_owned) / order.lanes_count
+                found += share * min(source.window, sum(self._sources[number].counts)) * sample_bytes
+        return round(found)
 
     def _leading(
         self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, _Part]]

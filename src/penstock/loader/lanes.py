@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from penstock.loader.reading import LaneReader, Piece, Segment
 
 
+FORGOTTEN_MIN = 8
+"""Samples that left before they are let go of: a quarter of those that are ready, so that it costs next to nothing."""
+
+
 class Runs(Protocol):
     """What a lane asks of an order: ``StreamOrder`` and ``IndexedOrder`` answer."""
 
@@ -122,6 +126,10 @@ class Lane:
         end = self._ready_at + count
         items = self._ready[self._ready_at : end], self._ready_from[self._ready_at : end]
         self._ready_at = end
+        if end >= FORGOTTEN_MIN and 4 * end >= len(
+            self._ready_from
+        ):  # else a lane holds two runs: one left, one filling
+            self._ready, self._ready_from, self._ready_at = self._ready[end:], self._ready_from[end:], 0
         self.taken_count += count
         while len(self._leaving) > 1 and self._leaving[0].end_count <= self.taken_count:
             self._pins.held_bytes -= self._leaving.popleft().pinned_bytes

@@ -71,16 +71,19 @@ class StreamJob:
             round_count=round_count,
             turn=turn,
             count=left_count,
-            check=lambda: self._check(lanes),
+            window_bytes=lambda: self._checked(lanes),
         )
         return Begun(feed, None)
 
-    def _check(self, lanes: Sequence[Lane]) -> None:
-        """Refuse a window that the budget cannot hold, now that samples are here."""
+    def _checked(self, lanes: Sequence[Lane]) -> int:
+        """What the window of these lanes holds, now that samples are here; one that the budget cannot hold is refused."""
         samples = [sample for lane in lanes for sample in lane.first(SIZED_COUNT)]
-        if samples and self.order.shuffled:
-            sizes = [value.nbytes for sample in samples for value in sample.fields.values()]
-            self._holding.plan(sum(sizes) / len(samples), self.reading.sizes).check()
+        if not samples or not self.order.shuffled:
+            return 0
+        sizes = [value.nbytes for sample in samples for value in sample.fields.values()]
+        plan = self._holding.plan(sum(sizes) / len(samples), self.reading.sizes)
+        plan.check()
+        return plan.window_bytes * len(lanes) // self._holding.readers_count
 
     def batches(self, epoch: int, *, batching: Batching) -> None:
         """See ``Job``; nobody knows."""

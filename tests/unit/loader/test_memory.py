@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from loading import index, shard
+from loading import index, pipeline, shard, write_counted
 from penstock.config import MIB, FetchConfig
 from penstock.errors import ConfigError
+from penstock.fetch import process_budget
 from penstock.loader.memory import Holding
 
 SAMPLE_BYTES = 200_000
@@ -63,3 +64,23 @@ def test_read_ahead_has_what_the_window_leaves() -> None:
         assert plan.read_ahead_bytes >= 96 * MIB
     with pytest.raises(ConfigError, match="more than its budget of 2 GiB"):
         holding.plan(130_000, holding.sizes(130_000)).check()
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_what_left_is_let_go_of(tmp_path: Path, is_indexed: bool) -> None:
+    """Half-way through its runs a feed holds a window of samples, not those as well that left; and it is charged for them."""
+    write_counted(tmp_path / "data", [240] * 8)
+    made = pipeline(tmp_path / "data", window=480, batch=8)
+    place = index(made, tmp_path / "index") if is_indexed else tmp_path / "none"
+    used_bytes = process_budget().statistics().used_bytes
+    with ps.Loader(made, lanes=4, threads=1, index_dir=place) as loader:
+        plan = loader._planned()
+        feed = plan.job.begin(0, None, batching=plan.batching).feed
+        for _ in range(115):
+            feed.take(8)
+        held = sum(len(lane._ready_from) + len(lane._filling_from) for lane in feed.lanes)
+        assert 300 <= held < 640
+        assert process_budget().statistics().used_bytes > used_bytes
+        feed.close()
+        feed.close()
+    assert process_budget().statistics().used_bytes - process_budget().statistics().free_bytes <= used_bytes
