@@ -15,6 +15,7 @@ from penstock.cli.cache import cache
 from penstock.cli.cat import cat
 from penstock.cli.convert import convert
 from penstock.cli.cp import cp
+from penstock.cli.files import one_line
 from penstock.cli.index import index
 from penstock.cli.info import info
 from penstock.cli.ls import ls
@@ -82,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = EXIT_TERMINATED if interrupted else EXIT_INTERRUPTED
     except (PenstockError, OSError) as error:
-        _say(_one_line(error))
+        _say(one_line(error))
         code = EXIT_FAILED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -104,14 +105,6 @@ def _run(arguments: Sequence[str]) -> int:
             _say(message, hint="penstock --help")
         return int(code)
     return 0
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, PenstockError):
-        return " ".join(str(error).split())
-    assert isinstance(error, OSError)
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
 
 
 def _say(text: str, *, hint: str | None = None) -> None:

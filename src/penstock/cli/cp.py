@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from penstock.cli.files import is_there
+from penstock.cli.files import is_there, one_line
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, Cache, Connection, EndpointUrl, Place, Profile, Region
 from penstock.cli.transfer import Files, Item, Objects, copy_inside, stream
@@ -314,8 +314,8 @@ class Report:
                 line |= {"error": type(error).__name__, "message": str(error)}
             print(json.dumps(line))
         elif error is not None:
-            named = str(error) if isinstance(error, StoreError) and error.url else f"{source}: {error}"
-            self._say(f"penstock: {named}")
+            named = isinstance(error, StoreError) and error.url
+            self._say(f"penstock: {'' if named else f'{source}: '}{one_line(error)}")
         elif action == "would copy":
             print(f"{source} -> {target}")
 

@@ -16,7 +16,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.errors import StoreError
+from penstock.errors import PenstockError, StoreError
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 
 if TYPE_CHECKING:
@@ -103,6 +103,14 @@ class Download:
         """Leave nothing."""
         self.temporary.unlink(missing_ok=True)  # before the lock goes with the descriptor
         os.close(self._fd)
+
+
+def one_line(error: Exception) -> str:
+    """What people read: ours in one line, the system's with the file it is of."""
+    if isinstance(error, PenstockError) or not isinstance(error, OSError):
+        return " ".join(str(error).split())
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def refuse_special(path: Path) -> None:
