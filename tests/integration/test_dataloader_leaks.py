@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -17,6 +21,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.server, pytest.mark.torch]
 
 TOTAL = 120
+ENDS_S_MAX = 10.0
 
 
 @pytest.fixture
@@ -64,5 +69,7 @@ def test_everything_is_released(folder: Path, options: dict[str, Any]) -> None:
         for way in ("end", "break", "error", "dropped"):
             _iterate(folder, way, options)
             gc.collect()
-            after = held()
-            assert all(now <= then for now, then in zip(after, before, strict=True)), (way, before, after)
+            deadline_s = time.monotonic() + ENDS_S_MAX  # torch's queues end their threads by themselves
+            while any(np.array(held()) > before):
+                assert time.monotonic() < deadline_s, (way, before, held(), threading.enumerate())
+                os.sched_yield()

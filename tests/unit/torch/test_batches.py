@@ -99,6 +99,7 @@ def test_processes_below_a_dataset(tmp_path: Path) -> None:
         dataset.close()
 
 
+@pytest.mark.server
 def test_torch_is_imported_by_its_own_door_only() -> None:
     """Neither the package, nor its loader, nor its pipeline imports torch; naming penstock.torch does."""
     code = (

@@ -29,7 +29,9 @@ def loader_of(folder: Path, workers: int, *, persistent: bool = False) -> Any:
     return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persistent)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), pytest.param(2, False, marks=pytest.mark.server), (2, True)]
+)
 def test_a_restored_loader_continues(tmp_path: Path, workers: int, persistent: bool) -> None:
     """Stopped and restored several times, also at an epoch's end, the sequence is the one without a stop."""
     total = write_counted(tmp_path, (9, 4, 7))
