@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.errors import PenstockError
 from penstock.formats import FORMATS, Samples
-from penstock.index import ShardIndex, ShardRow, format_kept
+from penstock.index import DatasetIndex, ShardIndex, ShardRow, format_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,8 +99,8 @@ class Recording:
         try:
             index = self._place.load()
         except PenstockError as error:
-            _log.debug("no index is made of this epoch: %s", error)
-            listed = {}
+            _log.warning("no index is made of this epoch: %s", error)
+            index, listed = DatasetIndex(self._place.base_url), {}
         with self._lock:
             self._known = {
                 key
@@ -115,7 +115,8 @@ class Recording:
     def started(self, segment: Segment) -> ShardPass | None:
         """A segment is read now; None: nothing is to be noted of it."""
         is_all = segment.is_whole and not segment.skip_count and segment.count is None
-        if segment.format is None or not is_all or self._key(segment) in self._known:
+        key = self._key(segment)
+        if segment.format is None or not is_all or key in self._known or key not in self._expected:
             return None
         return ShardPass(segment.format)
 

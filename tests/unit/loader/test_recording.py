@@ -141,6 +141,7 @@ def test_a_place_that_cannot_be_written_stops_nobody(tmp_path: Path, caplog: pyt
     (tmp_path / "found").write_text("a file")
     assert len(streamed(pipeline(tmp_path / "data"), tmp_path / "found")) == total
     assert "cannot be kept" in caplog.text
+    assert len([each for each in caplog.records if each.levelname == "WARNING"]) == 1
 
 
 def test_an_index_replaces_what_a_pass_left(tmp_path: Path) -> None:
