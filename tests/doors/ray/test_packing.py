@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -90,6 +92,9 @@ def test_a_node_is_lost_under_way(cluster: Cluster, source: Path, tmp_path: Path
             pass
         begun = uploads(tmp_path / "there")
         cluster.remove_node(victim, allow_graceful=False)
+        for path in tmp_path.glob(f"{victim.node_id}.*"):  # a machine that is lost takes its workers along, at once
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.suffix[1:]), signal.SIGKILL)
     finally:
         (tmp_path / "hold").unlink()
     thread.join(90)
