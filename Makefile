@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite test-ceph test-tensorflow test-jax test-lightning bench clean
+.PHONY: help demo test lint unit suite test-ceph test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -54,13 +54,17 @@ test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (i
 FRAMEWORK_tensorflow := tensorflow-cpu
 FRAMEWORK_jax := jax
 FRAMEWORK_lightning := $(TORCH) lightning
+FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
+FRAMEWORK_mosaicml := $(TORCH) mosaicml-streaming
+UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import
 
 .venvs/%/.ready: pyproject.toml
 	@echo "== set-up: .venvs/$* with penstock and $(FRAMEWORK_$*) (once)"
 	$(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORK_$*)
-	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image,processes]'
+	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image,processes,parquet,zstd]'
+	$(if $(UNWANTED_$*),.venvs/$*/bin/python -m pip uninstall --quiet --yes $(UNWANTED_$*))
 	@touch $@
 
 test-tensorflow: .venvs/tensorflow/.ready  ## The TensorFlow door, in an environment of its own
@@ -71,6 +75,12 @@ test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own
 
 test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environment of its own
 	.venvs/lightning/bin/python -m pytest tests/doors/lightning -q
+
+test-ray: .venvs/ray/.ready  ## Packing on a Ray cluster of several nodes and from Hugging Face's data sets, in an environment of its own
+	.venvs/ray/bin/python -m pytest tests/doors/ray -q
+
+test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by MosaicML Streaming, in an environment of its own
+	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q
 
 bench: $(VENV)/.ready  ## Peers, servers and every benchmark (half an hour); one question: make bench, then python bench/X.py
 	bash bench/setup.sh

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.loader.explain import explain as explain
     from penstock.loader.indexing import build_index as build_index
     from penstock.loader.peek import peek as peek
+    from penstock.loader.warming import warm_cache as warm_cache
     from penstock.pipeline import Audio as Audio
     from penstock.pipeline import Bytes as Bytes
     from penstock.pipeline import Float as Float
@@ -75,6 +76,7 @@ _ORIGIN = {
     "build_index": "penstock.loader.indexing",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.peek",
+    "warm_cache": "penstock.loader.warming",
     **dict.fromkeys(_errors, "penstock.errors"),
 }
 _SUBPACKAGES = ("index", "pack", "tensorflow", "testing", "torch")
