@@ -48,7 +48,7 @@ suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"
 	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py tests/integration/test_doors_s3.py \
-		tests/integration/test_cli.py tests/integration/test_bad_input.py -q -m server
+		tests/integration/test_cli.py tests/integration/test_bad_input.py tests/integration/test_claims.py -q -m server
 
 # The suites of frameworks that are too heavy for `make test`, each in an environment of its own.
 FRAMEWORK_tensorflow := tensorflow-cpu
