@@ -82,9 +82,10 @@ test-ray: .venvs/ray/.ready  ## Packing on a Ray cluster of several nodes and fr
 test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by MosaicML Streaming, in an environment of its own
 	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q
 
-bench: $(VENV)/.ready  ## Peers, servers and every benchmark (half an hour); one question: make bench, then python bench/X.py
+bench: $(VENV)/.ready  ## Peers, servers and every benchmark (hours); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
-	for question in small_objects large_objects listing import_time memory tar_parse shuffle_quality; do $(BIN)/python bench/$$question.py; done
+	for question in small_objects large_objects listing import_time memory tar_parse shuffle_quality samples single_objects small_samples libraries first_batch resume busy_step \
+		cache random_access packing converting; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made
 	rm -rf $(VENV) .venvs bench/.venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

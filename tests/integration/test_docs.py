@@ -101,7 +101,7 @@ def documented(ministack: Ministack) -> dict[str, str]:
 def test_examples_of_a_page(page: Path, documented: dict[str, str], tmp_path: Path) -> None:
     """What a page shows as runnable runs, in order, in an empty directory, with warnings as errors."""
     pytest.importorskip("torch")
-    run(blocks_of(page), tmp_path, documented)
+    run(blocks_of(page), tmp_path, {**documented, "XDG_CACHE_HOME": str(tmp_path / ".cache")})
 
 
 @pytest.mark.server

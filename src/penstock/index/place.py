@@ -289,7 +289,13 @@ class IndexPlace:
 
     def _make_folder(self) -> None:
         if isinstance(self.store, LocalStore) and not self._prefix:
-            self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"an index cannot be kept in {self.store.root}: {error.strerror}",
+                    hint="say where: index_dir=, --index-dir or XDG_CACHE_HOME; or keep it beside the shards",
+                ) from error
 
 
 class EarlyIndex:

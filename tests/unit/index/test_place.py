@@ -79,6 +79,15 @@ def test_a_directory_is_named_after_url_and_endpoint(tmp_path: Path, monkeypatch
     assert default_directory() == tmp_path / ".cache" / "penstock" / "index"
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """Where an index cannot be kept, the error says where, why, and what to say instead."""
+    (tmp_path / "file").touch()
+    place = in_directory(named("s3://b/train/", "1.tar"), tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"/file/.*: Not a directory") as caught:
+        place.save(DatasetIndex(place.base_url, [ROW]))
+    assert "index_dir=" in caught.value.hint
+
+
 def test_beside_is_below_the_shards(memory: MemoryStore) -> None:
     """Under one name that no format takes for a shard."""
     from penstock.formats import format_of_name
