@@ -13,7 +13,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import ConfigError, CorruptShardError, PenstockError
+from penstock.errors import ClosedError, ConfigError, CorruptShardError, PenstockError
 from penstock.fetch import PlanItem, coalesce
 from penstock.formats import FORMATS, LOST, format_of_name, joined
 from penstock.loader.looking import contents_of
@@ -79,7 +79,7 @@ class RangedShard:
         self._sample = 0  # number of the next unit's first sample
         self._given_count = 0
         self._saved_bytes = 0
-        self._ended = False
+        self._ended = self._closed = False
         self._failure: PenstockError | None = None  # to begin
         self._runs: list[Run] = []
 
@@ -89,10 +89,13 @@ class RangedShard:
         Raises:
             StoreError: as the store says.
             CorruptShardError: the shard is not of its format.
+            ClosedError: by another thread.
             ConfigError: a unit is larger than half the byte budget.
         """
         if self._chunks is not None:
             return
+        if self._closed:
+            raise _closed()
         if self._failure is not None:
             raise self._failure
         began_s = time.perf_counter()
@@ -126,8 +129,9 @@ class RangedShard:
             began_s = time.perf_counter()
             chunk = next(self._chunks, None)
             self._meter.store_s += time.perf_counter() - began_s
-            if chunk is not None:
-                self._take(chunk)
+            if chunk is None:  # and there are units left
+                raise _closed()
+            self._take(chunk)
         if self._unit == self._stop:  # said now: nobody may ask again
             self._ended = True
             self._end()
@@ -136,6 +140,7 @@ class RangedShard:
 
     def close(self) -> None:
         """Cancel what is being read; from any thread, idempotent."""
+        self._closed = True
         self._contents.close()
         if self._chunks is not None:
             self._chunks.close()  # type: ignore[attr-defined]
@@ -240,6 +245,10 @@ class RangedShard:
             if noted is not None:
                 noted.count = self._given_count
             self._recording.ended(segment, noted)
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the loader was closed while it was iterated")
 
 
 def too_few(segment: Segment, there_count: int) -> CorruptShardError:

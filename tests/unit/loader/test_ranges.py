@@ -13,9 +13,12 @@ import pytest
 import penstock as ps
 from counting import Counted, counted_stores
 from loading import formatted, index
-from penstock.errors import ConfigError, CorruptShardError, ObjectChangedError
+from penstock.errors import ClosedError, ConfigError, CorruptShardError, ObjectChangedError
 from penstock.fetch import process_budget
-from penstock.loader.statistics import LoaderStatistics
+from penstock.loader.ranges import RangedShard
+from penstock.loader.reading import ReadAhead, Reading, Segment
+from penstock.loader.shards import Shard
+from penstock.loader.statistics import LoaderStatistics, Meter
 
 KIB = 1024
 ROWS = 60
@@ -274,3 +277,20 @@ def test_left_half_way_nothing_is_held(tmp_path: Path, name: str) -> None:
     assert sorted(first + rest) == sorted([key for key, _ in WANT] * 5)
     del loader
     assert held_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["parquet", "zip"])
+def test_reading_that_is_given_up_ends(tmp_path: Path, name: str) -> None:
+    """Closed by another thread in the midst of a shard, or before its first byte: an error, and no endless nothing."""
+    write(tmp_path, name, rows_per_group=1)
+    reading = Reading(
+        sizes=ReadAhead(64 * KIB, 1), pinned_bytes_max=1 << 20, on_corrupt=["raise"], fields=[None], copies=False, meter=Meter()
+    )  # fmt: skip
+    with ps.connect(str(tmp_path), fetch=ps.FetchConfig(gap_bytes_max=0)) as store:
+        for is_begun in (False, True):
+            shard = RangedShard(Segment(Shard(store, f"s.{name}"), 0, format_name=name), reading=reading)
+            if is_begun:
+                shard.begin()
+            shard.close()
+            with pytest.raises(ClosedError):
+                [shard.read() for _ in range(2 * ROWS)]
