@@ -129,9 +129,10 @@ class RangedShard:
             began_s = time.perf_counter()
             chunk = next(self._chunks, None)
             self._meter.store_s += time.perf_counter() - began_s
-            if chunk is None:  # and there are units left
+            if chunk is not None:
+                self._take(chunk)
+            elif self._unit < self._stop:
                 raise _closed()
-            self._take(chunk)
         if self._unit == self._stop:  # said now: nobody may ask again
             self._ended = True
             self._end()
