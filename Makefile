@@ -38,7 +38,7 @@ lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 
 unit: $(VENV)/.ready  ## Offline tests, under a minute
 	@echo "== unit tests"
-	$(BIN)/python -m pytest tests/unit tests/style -q -m 'not server'
+	$(BIN)/python -m pytest tests/unit tests/style -q -n 2 -m 'not server'
 
 suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
 	@echo "== contract, property and integration tests"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -159,13 +162,17 @@ def test_nothing_stays_reserved(dataset: Dataset) -> None:
         found = process_budget().statistics()
         return found.used_bytes - found.free_bytes
 
+    gc.collect()  # what earlier tests left
     before = used_bytes()
     samples = dataset[0:TOTAL]
-    assert used_bytes() == before
+    assert used_bytes() <= before
     half = dataset.iter_samples()
     assert next(half) == samples[0]
     del half
-    assert used_bytes() == before
+    deadline_s = time.monotonic() + 20
+    while used_bytes() > before and time.monotonic() < deadline_s:  # requests on their way are cancelled, and end
+        threading.Event().wait(0.01)
+    assert used_bytes() <= before
 
 
 def test_members_nobody_wants_are_not_read(tmp_path: Path) -> None:
