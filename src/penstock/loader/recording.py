@@ -94,7 +94,7 @@ class Recording:
 
     def begin(self, shards: Iterable[Shard]) -> None:
         """An epoch begins, or goes on, with these shards. Cost: a read of what is known, by other processes too."""
-        self.close()
+        self._settle()
         listed = {shard.url[len(self._place.base_url) :]: shard for shard in shards}
         try:
             index = self._place.load()
@@ -140,7 +140,11 @@ class Recording:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until what was found is written."""
+        """Wait until what was found is written; idempotent."""
+        self._settle()
+        self._place.store.close()
+
+    def _settle(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -152,7 +156,8 @@ class Recording:
         try:
             self._place.save_pass(found)
         except (PenstockError, OSError) as error:
-            _log.warning("the index that this epoch made of %d shards cannot be kept: %s", len(found), error)
+            # its words alone: whoever keeps log records would keep the traceback, and with it the store
+            _log.warning("the index that this epoch made of %d shards cannot be kept: %s", len(found), str(error))
             return
         samples_count = sum(len(index) for index in found)
         _log.info("indexed %d shards, %d samples, while reading them: %s", len(found), samples_count, self._place.url)
