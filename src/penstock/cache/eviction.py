@@ -95,9 +95,7 @@ class Evictor:
         return self._counted(sizes_bytes)
 
     def _counted(self, sizes_bytes: Mapping[int, int]) -> bool:
-        if sum(sizes_bytes.values()) > self._files.free_bytes(self._config.free_ratio_min):
-            return False
-        return self._files.count(sizes_bytes, self._config.bytes_max)
+        return self._files.count(sizes_bytes, self._config.bytes_max, free_ratio_min=self._config.free_ratio_min)
 
     def evict(self, wanted_bytes: int) -> int:
         """Remove the least recently used entries that take `wanted_bytes` together; bytes that went."""

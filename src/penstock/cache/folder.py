@@ -229,9 +229,14 @@ class Folder:
             self._reserved_bytes[entry.name.folder] -= size_bytes
             self.usage.add({entry.name.folder: -size_bytes})
 
-    def count(self, sizes_bytes: Mapping[int, int], total_bytes_max: int) -> bool:
-        """Count entries that are about to be written, by folder; False where all would be more than `total_bytes_max`."""
+    def count(self, sizes_bytes: Mapping[int, int], total_bytes_max: int, *, free_ratio_min: float) -> bool:
+        """Count entries that are about to be written, by folder.
+
+        False where all would be more than `total_bytes_max`, or these more than the disk has beside what is being written.
+        """
         with self._lock:
+            if sum(sizes_bytes.values()) > self._free_bytes(free_ratio_min):
+                return False
             if not self.usage.add(sizes_bytes, total_bytes_max):
                 return False
             self._reserved_bytes.update(sizes_bytes)
@@ -303,9 +308,14 @@ class Folder:
         return removed_count
 
     def free_bytes(self, free_ratio_min: float) -> int:
-        """Bytes that the file system may still take, beyond the part that is to be left free; negative if less."""
+        """Bytes that the file system may still take, beyond what is being written and is to be left free; negative if less."""
+        with self._lock:
+            return self._free_bytes(free_ratio_min)
+
+    def _free_bytes(self, free_ratio_min: float) -> int:
         status = os.statvfs(self.top)
-        return int(status.f_bavail * status.f_frsize - free_ratio_min * status.f_blocks * status.f_frsize)
+        left_bytes = status.f_bavail * status.f_frsize - free_ratio_min * status.f_blocks * status.f_frsize
+        return int(left_bytes) - self._reserved_bytes.total()
 
 
 def folders() -> range:
