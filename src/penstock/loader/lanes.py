@@ -233,11 +233,11 @@ class Lane:
             self._pins.held_bytes += bytes_count
             self._filling_bytes += bytes_count
             return samples
-        return [_copied(sample) for sample in samples]
+        return [copied(sample) for sample in samples]
 
 
-def _copied(sample: Sample) -> Sample:
-    """A sample whose values have memory of their own, typed as they were."""
+def copied(sample: Sample) -> Sample:
+    """A sample whose values have memory of their own, typed as they were; what is lost has none."""
     if sample is LOST:
         return sample
     fields = {}

@@ -14,10 +14,10 @@ import numpy as np
 
 from penstock.config import FetchConfig
 from penstock.fetch import PlanItem
-from penstock.formats import Sample
 from penstock.index import Verifier
 from penstock.loader.feed import Begun, Block, Mark
 from penstock.loader.indexed import IndexedJob
+from penstock.loader.lanes import copied
 from penstock.loader.leading import Place, Stretch, is_enterable, parsed
 from penstock.loader.objects import ObjectsFeed
 from penstock.order import IndexedOrder
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.formats import Sample
     from penstock.index import ShardIndex
     from penstock.loader.feed import Batching, Feed, Where
     from penstock.loader.finding import FoundSource
@@ -204,7 +205,7 @@ class StridedFeed:
             position = self._positions.pop(place)
             self._held_bytes += sample.size_bytes or 0
             is_much = self._held_bytes > self._bytes_max
-            self._here[position] = _copied(sample) if is_much else sample, origin
+            self._here[position] = copied(sample) if is_much else sample, origin
 
     # ── what to ask for (pulled by the reading thread, ahead) ──────────────────────────────────────────────────────
 
@@ -325,11 +326,3 @@ def _consecutive(samples: list[int]) -> Iterator[tuple[int, int]]:
         if at == len(samples) or samples[at] != samples[at - 1] + 1:
             yield samples[first], at - first
             first = at
-
-
-def _copied(sample: Sample) -> Sample:
-    """A sample whose members have memory of their own."""
-    fields: dict[str, Any] = {
-        name: memoryview(bytes(value)) if value.format == "B" else value for name, value in sample.fields.items()
-    }
-    return Sample(sample.key, fields, sample.offset_bytes, sample.size_bytes)
