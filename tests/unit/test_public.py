@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,19 @@ def test_importing_is_light(statement: str) -> None:
     """``import penstock`` imports none of the heavy libraries."""
     code = f"import sys; {statement}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_connecting_is_light(tmp_path: Path) -> None:
+    """A first connect imports neither botocore, where the AWS config says nothing of it, nor urllib.request and ssl."""
+    (tmp_path / "config").write_text("[default]\noutput = json\n")
+    code = """import sys, penstock
+penstock.connect("s3://bucket/", endpoint_url="http://127.0.0.1:9", region="us-east-1")
+print([name for name in ("botocore", "urllib.request", "http.client", "ssl") if name in sys.modules])"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"AWS_CONFIG_FILE": str(tmp_path / "config")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 

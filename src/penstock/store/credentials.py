@@ -225,7 +225,7 @@ def botocore_session(profile: str | None, _key: str | None) -> Any:
 def setting_region(profile: str | None) -> str | None:
     """The region by environment or config file, or None."""
     found = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if found or not _has_config_file(profile):
+    if found or not _config_says("region", profile):
         return found or None
     region = botocore_session(profile, _named()).get_config_variable("region")
     return str(region) if region else None
@@ -236,7 +236,7 @@ def setting_endpoint_url(profile: str | None) -> str | None:
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return None
     found = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if found or not _has_config_file(profile):
+    if found or not _config_says("endpoint_url", profile):
         return found or None
     session = botocore_session(profile, _named())
     scoped = session.get_scoped_config()
@@ -247,16 +247,24 @@ def setting_endpoint_url(profile: str | None) -> str | None:
 
 def setting_addressing(profile: str | None) -> str | None:
     """``addressing_style`` of the config file's s3 section, or None."""
-    if not _has_config_file(profile):
+    if not _config_says("addressing_style", profile):
         return None
     section = botocore_session(profile, _named()).get_scoped_config().get("s3")
     style = section.get("addressing_style") if isinstance(section, dict) else None
     return str(style) if style in ("path", "virtual") else None
 
 
-def _has_config_file(profile: str | None) -> bool:
-    """Whether there is a file for botocore to read: without one, its import can be spared."""
+def _config_says(setting: str, profile: str | None) -> bool:
+    """Whether the config file may say something of `setting`: where its name is not in it, botocore's import is spared.
+
+    A profile that somebody names is looked for in any case: it has to be there.
+    """
     if profile is not None or os.environ.get("AWS_PROFILE"):
         return True
     path = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
-    return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111 - no pathlib on the way to the first byte
+    try:
+        # no pathlib on the way to the first byte
+        with open(os.path.expanduser(path), "rb") as file:  # noqa: PTH111, PTH123
+            return setting.encode() in file.read()
+    except OSError:
+        return False

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
-from xml.sax.saxutils import escape
 
 from penstock.errors import ProtocolError
 from penstock.types import ObjectInfo, Page, Part
@@ -33,6 +32,8 @@ _TRUNCATED = re.compile(r"<IsTruncated>\s*(\w+)\s*</IsTruncated>")
 _TOKEN = re.compile(r"<NextContinuationToken>([^<]*)</NextContinuationToken>")
 _CHARACTER = re.compile(r"&(#[0-9]{1,7}|#x[0-9a-fA-F]{1,6}|amp|lt|gt|quot|apos);")
 _NAMED = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
+# not xml.sax.saxutils, which imports urllib.request, http.client and ssl: a quarter of what a first connect costs
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
 _NO_CHECKSUMS: Mapping[str, str] = MappingProxyType({})
 _info = partial(tuple.__new__, ObjectInfo)  # skips NamedTuple's Python-level __new__: 0.1 instead of 0.35 µs per key
 _CHECKSUMS = {
@@ -232,15 +233,15 @@ def complete_body(parts: Iterable[Part]) -> bytes:
     tags = {name: tag for tag, name in _CHECKSUMS.items()}
     rows = []
     for part in parts:
-        sums = "".join(f"<{tags[name]}>{escape(value)}</{tags[name]}>" for name, value in part.checksums.items())
-        rows.append(f"<Part><ETag>{escape(part.etag)}</ETag>{sums}<PartNumber>{part.part_number}</PartNumber></Part>")
+        sums = "".join(f"<{tags[name]}>{_escaped(value)}</{tags[name]}>" for name, value in part.checksums.items())
+        rows.append(f"<Part><ETag>{_escaped(part.etag)}</ETag>{sums}<PartNumber>{part.part_number}</PartNumber></Part>")
     body = "".join(rows)
     return f'<CompleteMultipartUpload xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{body}</CompleteMultipartUpload>'.encode()
 
 
 def _escaped(key: str) -> str:
     """A key in XML: a bare carriage return or newline would come back as a space or newline, hence by number."""
-    return escape(key, {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
+    return key.translate(_ESCAPES)
 
 
 # ── safely from bytes to elements ───────────────────────────────────────────────────────────────────────────────────
