@@ -9,8 +9,8 @@ from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Tran
 
 if TYPE_CHECKING:
     from penstock.fetch.budget import PartBuffer
+    from penstock.fetch.flight import Flight
     from penstock.fetch.plan import PlanItem
-    from penstock.fetch.read_ahead import ReadAhead
 
 
 class Item:
@@ -123,7 +123,7 @@ class Slot:
     __slots__ = (
         "buffer",
         "completion",
-        "engine",
+        "flight",
         "item",
         "landing",
         "length_bytes",
@@ -132,8 +132,8 @@ class Slot:
         "transfer",
     )
 
-    def __init__(self, engine: ReadAhead, item: Item, start: int, length_bytes: int | None) -> None:
-        self.engine = engine
+    def __init__(self, flight: Flight, item: Item, start: int, length_bytes: int | None) -> None:
+        self.flight = flight
         self.item = item
         self.start = start
         self.length_bytes = length_bytes
@@ -152,20 +152,20 @@ class Slot:
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """See ``types.Sink``."""
-        return self.engine.on_head(self, info, span)
+        return self.flight.on_head(self, info, span)
 
     def done(self, completion: Completion) -> None:
         """See ``types.Sink``."""
-        self.engine.on_done(self, completion)
+        self.flight.on_done(self, completion)
 
 
 class AskingSink:
     """Hears the HEAD that asks for a large object's size, and for the checksum of the whole."""
 
-    __slots__ = ("engine", "item", "landing")
+    __slots__ = ("flight", "item", "landing")
 
-    def __init__(self, engine: ReadAhead, item: Item) -> None:
-        self.engine = engine
+    def __init__(self, flight: Flight, item: Item) -> None:
+        self.flight = flight
         self.item = item
         self.landing: Landing | None = None
 
@@ -175,4 +175,4 @@ class AskingSink:
 
     def done(self, completion: Completion) -> None:
         """See ``types.Sink``."""
-        self.engine.on_asked(self.item, completion)
+        self.flight.on_asked(self.item, completion)

@@ -1,0 +1,99 @@
+"""Where the bodies of requests land, and what is reserved for them: one place per part, or one for all parts of an object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock import forks
+from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
+from penstock.types import Completion, Landing
+
+if TYPE_CHECKING:
+    from penstock.fetch.slots import Item, Slot
+
+
+class Places:
+    """Gives slots the memory that their bodies go to. Called under the lock of a ``Flight``, but for ``release``.
+
+    Args:
+        budget: What they are charged to.
+        whole: Items are delivered as one piece of memory each; else part by part.
+    """
+
+    def __init__(self, budget: Budget, *, whole: bool) -> None:
+        self._budget = budget
+        self._whole = whole
+        self._generation = forks.generation()
+
+    def prepare(self, slot: Slot, estimate_bytes: int, *, force: bool) -> bool:
+        """Reserve the slot's bytes and say where they land; False where the budget lacks them, unless `force`.
+
+        Args:
+            slot: About to be sent.
+            estimate_bytes: What a body of unknown length is taken for.
+            force: Let it in beyond the budget.
+        """
+        length = slot.length_bytes
+        if self._whole and slot is not slot.item.slots[0]:  # also where it is small: one piece of memory for the object
+            return self._prepare_shared(slot, force=force)
+        if length is None or length < POOLED_BYTES_MIN:
+            size_bytes = length if length is not None else estimate_bytes
+            if not self._budget.reserve(size_bytes, force=force):
+                return False
+            slot.reserved_bytes = size_bytes
+            return True
+        return self.take_buffer(slot, length, force=force)
+
+    def take_buffer(self, slot: Slot, size_bytes: int, *, force: bool) -> bool:
+        """A buffer of the slot's own; False where the budget lacks the bytes, unless `force`."""
+        buffer = self._budget.acquire(size_bytes, force=force)
+        if buffer is None:
+            return False
+        slot.buffer = buffer
+        slot.landing = Landing(buffer.view, 0, size_bytes, direct=buffer.owner)
+        return True
+
+    def _prepare_shared(self, slot: Slot, *, force: bool) -> bool:
+        """A part of an object that is delivered whole: its place in the object's one buffer."""
+        item = slot.item
+        span = item.span()
+        assert span is not None
+        assert slot.length_bytes is not None
+        if item.buffer is None:
+            item.buffer = self._budget.acquire(span.length_bytes, force=force)
+            if item.buffer is None:
+                return False
+            self.join_first(item)
+        offset = slot.start - span.start
+        slot.landing = Landing(item.buffer.view, offset, offset + slot.length_bytes)
+        return True
+
+    def join_first(self, item: Item) -> None:
+        """Copy the first part, which landed by itself, to the head of its object's one buffer: one part per object."""
+        first = item.slots[0]
+        completion = first.completion
+        if item.buffer is None or completion is None:
+            return
+        if first.landing is not None and first.landing.buffer is item.buffer.view:
+            return  # done before
+        body = completion.body
+        first.landing = Landing(item.buffer.view, 0, len(body))
+        first.landing.position = len(body)
+        item.buffer.view[: len(body)] = body
+        completion.landing = first.landing
+        first.buffer = None
+
+    def adopt(self, slot: Slot, completion: Completion) -> None:
+        """Have a body that landed elsewhere, a hedge's, where the slot wants it."""
+        landing = completion.landing
+        if slot.landing is not None and landing is not None and landing.buffer is not slot.landing.buffer:
+            target = memoryview(slot.landing.buffer)[slot.landing.start : slot.landing.end]
+            target[: len(landing.view)] = landing.view
+            slot.landing.position = slot.landing.start + len(landing.view)
+            completion.landing = slot.landing
+
+    def release(self, slot: Slot) -> None:
+        """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""
+        if slot.reserved_bytes and self._generation == forks.generation():
+            self._budget.release(slot.reserved_bytes)
+            slot.reserved_bytes = 0
