@@ -22,12 +22,14 @@ class Warmed(NamedTuple):
         size_bytes: That they have.
         fetched_bytes: Of those, asked of the store; the rest was there.
         refused_count: Blocks that could not be kept: the limit, or the disk.
+        evicted_bytes: At least so much of it is gone again, to stay within the limit: the cache is too small for it.
     """
 
     requests_count: int
     size_bytes: int
     fetched_bytes: int
     refused_count: int
+    evicted_bytes: int
 
 
 def warm(
@@ -48,12 +50,17 @@ def warm(
     """
     if not isinstance(store, Cached):
         raise ConfigError("there is nothing to warm: the store has no cache", hint="connect(url, cache='PATH:SIZE')")
-    before = store.counts
-    fetched_bytes, refused_count = before.fetched_bytes, before.refused_count
+    before = store.statistics()
     requests_count = size_bytes = 0
     for chunk in store.read_parts(requests):
         requests_count += chunk.last
         size_bytes += len(chunk.data)
         progress(chunk.last, len(chunk.data))
-    after = store.counts
-    return Warmed(requests_count, size_bytes, after.fetched_bytes - fetched_bytes, after.refused_count - refused_count)
+    after = store.statistics()
+    return Warmed(
+        requests_count,
+        size_bytes,
+        fetched_bytes=after.fetched_bytes - before.fetched_bytes,
+        refused_count=after.refused_count - before.refused_count,
+        evicted_bytes=max(0, size_bytes - after.used_bytes) if after.evicted_bytes > before.evicted_bytes else 0,
+    )

@@ -121,6 +121,12 @@ def warm(
         print(f"{done.requests_count} objects, {human_bytes(done.size_bytes)}{there}: {config.path}")
     if done.refused_count:
         print(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full", file=sys.stderr)
+    if done.evicted_bytes:
+        gone = (
+            f"{human_bytes(done.evicted_bytes)} of it is gone again: the cache or its disk is too small for all of it"
+        )
+        print(f"penstock: {gone}", file=sys.stderr)
+    if done.refused_count or done.evicted_bytes:
         raise typer.Exit(1)
 
 

@@ -48,6 +48,16 @@ def test_warming_what_was_accessed(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "accesses.jsonl:2" in capsys.readouterr().err
 
 
+def test_warming_more_than_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was evicted again while the rest was read is said, and is no success: the job would not find it."""
+    (tmp_path / "data").mkdir()
+    for name in "abc":
+        (tmp_path / f"data/{name}").write_bytes(bytes(4_000_000))
+    command = ["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache:9MB"]
+    assert run(command) == 1
+    assert "gone again: the cache or its disk is too small" in capsys.readouterr().err
+
+
 def test_warming_by_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Braces and wildcards name shards, as for a pipeline."""
     (tmp_path / "data").mkdir()
