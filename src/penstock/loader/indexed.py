@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.loader.entering import segment_of
 from penstock.loader.feed import Begun, LanesFeed, Mark
-from penstock.loader.lanes import Lane, Pins, RunStart
+from penstock.loader.lanes import Lane, Pins
 from penstock.loader.leading import (
     RUNS_BYTES_MIN,
     RUNS_PER_LED_MIN,
@@ -25,6 +26,7 @@ from penstock.loader.leading import (
 )
 from penstock.loader.mixing import MixedLane
 from penstock.loader.objects import ObjectLane, ObjectsFeed
+from penstock.loader.parts import Part, led_rows, part_of, parts_of, positions_between, row_of
 from penstock.loader.reading import LaneReader
 from penstock.loader.selecting import may_pay
 from penstock.order import Batches, Mix
@@ -66,38 +68,6 @@ class IndexedSource(NamedTuple):
     def sample_bytes(self) -> float:
         """Of a sample as stored, on average; 0 for objects."""
         return sum(row.size_bytes for row in self.rows) / max(1, sum(self.counts)) if self.objects is None else 0.0
-
-
-class _Part(NamedTuple):
-    """Of a lane: one source's samples, from the run on in which the next one lies.
-
-    Attributes:
-        source: Number of the source.
-        order: Of its current pass.
-        lane: In that order.
-        start: The run, or where nothing is permuted the sample itself.
-        skip_count: Samples of the run that left already.
-        left_count: Samples from there to the end of the pass.
-        run_count: Samples of the run; 0 where nothing is permuted.
-        stored: What to read.
-    """
-
-    source: int
-    order: IndexedOrder
-    lane: int
-    start: RunStart
-    skip_count: int
-    left_count: int
-    run_count: int
-    stored: list[Stored]
-
-    def leading(self, count: int) -> list[Place]:
-        """The next `count` samples that leave."""
-        taken = self.start.before_count + self.skip_count
-        leaving = self.order.leaving(self.lane, taken, count)
-        return [
-            Place(self.source, *each) for each in zip(leaving.shards.tolist(), leaving.samples.tolist(), strict=True)
-        ]
 
 
 class IndexedJob:
@@ -144,7 +114,7 @@ class IndexedJob:
         return ObjectsFeed(
             objects,
             order=order,
-            positions=_positions(order, position, stop),
+            positions=positions_between(order, position, stop),
             meter=self.reading.meter,
             threads_count=self._threads_count,
         )
@@ -180,28 +150,27 @@ class IndexedJob:
     def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed:
         """The rank's samples of an epoch with positions in [position, stop).
 
-        Cost: one small read for each shard that a lane enters or leaves inside, all at once; then the samples of a batch.
+        Cost: a small read for each shard that samples of the first batch lie in, and these samples; before the samples
+        behind them, or where none are read first, one for each shard that a lane enters or leaves inside, all at once.
         """
-        self._offsets.clear()
+        self._offsets = {}
         rounds, first_lane = divmod(position, order.lanes_count)
-        owned = [number for number in order.lanes_owned if order.lane_length(number) > _row(number, position, order)]
-        rows = {number: _row(number, position, order) for number in owned}
-        parts = [(number, part) for number in owned for part in _parts(order, number, rows[number])]
-        leading = self._leading(order, rows, parts)
-        self._load_offsets(
-            (part for _, part in parts), leading=[place for places in leading.values() for place in places]
-        )
-        led = self._led(leading)
-        led_count = len(owned) * _led_rows(self._led_count, order) if led else 0
+        owned = [number for number in order.lanes_owned if order.lane_length(number) > row_of(number, position, order)]
+        rows = {number: row_of(number, position, order) for number in owned}
+        parts = [(number, part) for number in owned for part in parts_of(order, number, rows[number])]
+        led = self._led(self._leading(order, rows, parts))
+        later = [part for number, part in parts if (number, part.source) in led]
+        self._load_offsets(part for number, part in parts if (number, part.source) not in led)
+        led_count = len(owned) * led_rows(self._led_count, order) if led else 0
         pins = Pins(self.reading.pinned_bytes_max)
         lanes: list[AnyLane] = []
         try:
-            lanes.extend(self._lane(order, number, rows[number], pins, led) for number in owned)
+            lanes.extend(self._lane(order, number, rows[number], pins, led, later) for number in owned)
         except BaseException:
             for lane in lanes:
                 lane.close()
             raise
-        count = len(_positions(order, position, stop))
+        count = len(positions_between(order, position, stop))
         turn = sum(number < first_lane for number in owned)
         if turn == len(owned):  # the rank's lanes had their turn in this round
             rounds, turn = rounds + 1, 0
@@ -227,16 +196,17 @@ class IndexedJob:
         return round(found)
 
     def _leading(
-        self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, _Part]]
+        self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, Part]]
     ) -> dict[tuple[int, int], list[Place]]:
         """By lane and source, the samples of the first batch; none where their runs are here as soon."""
-        count = _led_rows(self._led_count, order)
+        count = led_rows(self._led_count, order)
         found: dict[tuple[int, int], list[Place]] = {}
         runs_bytes = led_bytes = 0.0
+        parts = [(number, part) for number, part in parts if self._sources[part.source].objects is None]
+        rows_read = chain.from_iterable(self._sources[number].rows for number in {part.source for _, part in parts})
+        if not all(is_enterable(name) and has for name, has in {(row.format, row.has_offsets) for row in rows_read}):
+            return {}
         for number, part in parts:
-            source = self._sources[part.source]
-            if not all(is_enterable(row.format) and row.has_offsets for row in source.rows):
-                return {}  # objects have no rows, and no lane of theirs has a run
             turns = order.sources_of(number, rows[number], count)
             places = part.leading(int(np.count_nonzero(turns == part.source)))
             runs_bytes += part.run_count * self._sample_bytes[part.source]
@@ -248,19 +218,9 @@ class IndexedJob:
 
     def _led(self, leading: Mapping[tuple[int, int], Sequence[Place]]) -> dict[tuple[int, int], Led]:
         """The samples of `leading`, read; none where one is corrupt: whoever reads its run says so, where it is its turn."""
-        by_shard: dict[tuple[int, int], set[int]] = {}
-        for places in leading.values():
-            for place in places:
-                by_shard.setdefault((place.source, place.shard), set()).add(place.sample)
-        wanted: list[Stretch] = []
-        for (source, number), samples in by_shard.items():
-            shards = self._sources[source].shards
-            shard = shards[number % len(shards)]
-            index = self._offsets[source, number % len(shards)]
-            wanted += stretches(shard, index, sorted(samples), source=source, number=number)
         here: dict[Place, tuple[Sample, Where]] = {}
         try:
-            for stretch, data in read(wanted):
+            for stretch, data in read(self._stretches(leading)):
                 self.reading.meter.bytes += len(data)
                 here.update(parsed(stretch, data))
             return {
@@ -270,19 +230,55 @@ class IndexedJob:
         except (DataError, KeyError):
             return {}
 
+    def _stretches(self, leading: Mapping[tuple[int, int], Sequence[Place]]) -> Iterator[Stretch]:
+        """Where the samples of `leading` lie, shard by shard, as the shards' indexes arrive."""
+        by_source: dict[int, dict[int, list[int]]] = {}
+        for place in chain.from_iterable(leading.values()):
+            by_source.setdefault(place.source, {}).setdefault(place.shard, []).append(place.sample)
+        for number, wanted in by_source.items():
+            source = self._sources[number]
+            count = len(source.shards)
+            for shard, known in zip(wanted, self._loaded(number, [each % count for each in wanted]), strict=True):
+                yield from stretches(
+                    source.shards[shard % count], known, sorted(wanted[shard]), source=number, number=shard
+                )
+
+    def _loaded(self, number: int, shards: Sequence[int]) -> Iterator[ShardIndex]:
+        """The indexes of some shards of a source, in order; those that were not there are all asked for at once."""
+        source = self._sources[number]
+        offsets = self._offsets
+        missing = [shard for shard in dict.fromkeys(shards) if (number, shard) not in offsets]
+        assert source.place is not None
+        arriving = zip(missing, source.place.load_shards([source.rows[shard] for shard in missing]), strict=True)
+        for shard in shards:
+            while (number, shard) not in offsets:
+                arrived, index = next(arriving)
+                offsets[number, arrived] = index
+            yield offsets[number, shard]
+
     def _lane(
-        self, order: IndexedOrder | Mix, number: int, row: int, pins: Pins, led: dict[tuple[int, int], Led]
+        self,
+        order: IndexedOrder | Mix,
+        number: int,
+        row: int,
+        pins: Pins,
+        led: dict[tuple[int, int], Led],
+        later: list[Part],
     ) -> AnyLane:
+        """A lane from a row on; `later`: parts of which the offsets are wanted when the first of the led is opened."""
+
         def open_lane(source: int, taken: int) -> tuple[AnyLane, int]:
-            part = _part(order, number, source, taken)
-            self._load_offsets([part])
-            return self._source_lane(part, pins, led.pop((number, source), None)), part.left_count
+            part = part_of(order, number, source, taken)
+            first = led.pop((number, source), None)
+            if first is None:
+                self._load_offsets([part])
+            return self._source_lane(part, pins, first, later), part.left_count
 
         if isinstance(order, Mix):
             return MixedLane(number, order=order, row=row, open_lane=open_lane)
         return open_lane(0, row)[0]
 
-    def _source_lane(self, part: _Part, pins: Pins, led: Led | None) -> AnyLane:
+    def _source_lane(self, part: Part, pins: Pins, led: Led | None, later: list[Part]) -> AnyLane:
         objects = self._sources[part.source].objects
         if objects is not None:
             return ObjectLane(
@@ -296,6 +292,8 @@ class IndexedJob:
         led_count = len(led.samples) if led is not None else 0
 
         def opened() -> Lane:
+            self._load_offsets(later)
+            later.clear()
             segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
             return Lane(
                 part.lane,
@@ -322,27 +320,20 @@ class IndexedJob:
             source=source,
         )
 
-    def _load_offsets(self, parts: Iterable[_Part], *, leading: Iterable[Place] = ()) -> None:
-        """The indexes of the shards of which a lane reads a part, single samples or some fields, where they are not there."""
-        missing: dict[int, list[int]] = {}
-        for place in leading:
-            missing.setdefault(place.source, []).append(place.shard % len(self._sources[place.source].shards))
+    def _load_offsets(self, parts: Iterable[Part]) -> None:
+        """The indexes of the shards of which a lane reads a part, or some fields, where they are not there."""
+        missing: dict[int, set[int]] = {}
         for part in parts:
             source = self._sources[part.source]
             for stored in part.stored if source.place is not None else ():
                 shard = stored.shard % len(source.shards)
                 row = source.rows[shard]
                 is_part = row.has_offsets and stored.samples_count < row.samples_count
-                is_part = is_part or may_pay(source.shards[shard], row, self.reading.fields[part.source])
-                if is_part and (part.source, shard) not in self._offsets:
-                    missing.setdefault(part.source, []).append(shard)
-        for source_index, shards in missing.items():
-            source = self._sources[source_index]
-            wanted = sorted(set(shards))
-            assert source.place is not None
-            found = source.place.load_shards([source.rows[shard] for shard in wanted])
-            for shard, index in zip(wanted, found, strict=True):
-                self._offsets[source_index, shard] = index
+                if is_part or may_pay(source.shards[shard], row, self.reading.fields[part.source]):
+                    missing.setdefault(part.source, set()).add(shard)
+        for number, shards in missing.items():
+            for _ in self._loaded(number, sorted(shards)):
+                pass
 
 
 class _Runs:
@@ -358,39 +349,3 @@ class _Runs:
         del count
         order: list[int] = self._order.permute_run(lane, run_index).tolist()
         return order
-
-
-def _parts(order: IndexedOrder | Mix, number: int, row: int) -> Iterator[_Part]:
-    """Of a lane from a row on, all sources that have something left."""
-    for source, taken in enumerate(order.taken(number, row)):
-        part = _part(order, number, source, taken)
-        if part.left_count:
-            yield part
-
-
-def _part(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> _Part:
-    place = order.source_at(source, number, taken)
-    lane, left_count = place.lane, place.order.lane_length(place.lane) - place.taken
-    if place.order.shuffled and left_count > 0:
-        run_index, skip_count = place.order.run_at(lane, place.taken)
-        start = RunStart(run_index, None, 0, 0, place.order.run_start(lane, run_index))
-    else:
-        skip_count, start = 0, RunStart(0, None, 0, 0, place.taken)
-    run_count = place.order.run_length(lane, start.run_index) if place.order.shuffled else 0
-    stored = place.order.lane_segments(lane, start.before_count) if left_count > 0 else []
-    return _Part(source, place.order, lane, start, skip_count, left_count, run_count, stored)
-
-
-def _led_rows(led_count: int, order: IndexedOrder | Mix) -> int:
-    """Samples of each lane that lead, for so many positions."""
-    return -(-led_count // order.lanes_count)
-
-
-def _positions(order: IndexedOrder | Mix, position: int, stop: int) -> range:
-    """The rank's, of those in [position, stop)."""
-    return range(position + (order.rank - position) % order.world_size, stop, order.world_size)
-
-
-def _row(lane: int, position: int, order: IndexedOrder | Mix) -> int:
-    """Samples of a lane that have positions below `position`."""
-    return max(0, -((lane - position) // order.lanes_count))

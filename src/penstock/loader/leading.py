@@ -21,7 +21,7 @@ from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.formats import Sample
     from penstock.index import ShardIndex
@@ -101,18 +101,17 @@ def stretches(shard: Shard, index: ShardIndex, samples: Sequence[int], *, source
     return found
 
 
-def read(wanted: Sequence[Stretch]) -> Iterator[tuple[Stretch, Buffer]]:
-    """The bytes of each stretch, as they arrive; all are asked for at once.
+def read(wanted: Iterable[Stretch]) -> Iterator[tuple[Stretch, Buffer]]:
+    """The bytes of each stretch, as they arrive; each is asked for as soon as `wanted` gives it.
 
     Raises:
         StoreError: one cannot be read, or is not what was indexed.
     """
     for store, group in groupby(wanted, key=attrgetter("shard.store")):
         in_flight: InFlight[Stretch] = InFlight(store)
-        waiting = iter(list(group))
         try:
             while True:
-                while len(in_flight) < REQUESTS_MAX and (stretch := next(waiting, None)) is not None:
+                while len(in_flight) < REQUESTS_MAX and (stretch := next(group, None)) is not None:
                     in_flight.submit(Get(stretch.shard.key, stretch.span, stretch.shard.etag), stretch)
                 if not in_flight:
                     break

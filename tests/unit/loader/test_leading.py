@@ -56,6 +56,20 @@ def test_short_runs_are_not_led(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("always_led")
+def test_a_mix_with_objects_is_led(tmp_path: Path) -> None:
+    """Of a mix, what comes out of shards is read ahead of its runs; objects are samples by themselves."""
+    write_counted(tmp_path / "data", SIZES)
+    (tmp_path / "objects").mkdir()
+    for number in range(480):
+        (tmp_path / "objects" / f"{number:05d}.cls").write_text(str(1000 + number))
+    shards = pipeline(tmp_path / "data", window=240).source
+    ps_mix = ps.mix({ps.shards(shards.urls[0]): 0.5, ps.objects(f"{tmp_path}/objects/"): 0.5})
+    made = ps_mix.shuffle(window=480, seed=0).decode(ps.Integer("cls")).batch(8)
+    with ps.Loader(made, lanes=4, threads=1, index_dir=index(pipeline(tmp_path / "data"), tmp_path / "index")) as loader:
+        assert sorted(numbers(loader)) == [*range(480), *range(1000, 1480)]
+
+
+@pytest.mark.usefixtures("always_led")
 def test_a_led_sample_is_held_against_its_checksum(tmp_path: Path) -> None:
     """Bytes that changed under the same version are no batch but an error."""
     with opened(tmp_path) as loader:
