@@ -373,6 +373,34 @@ def test_a_fork_leaves_the_parent_undisturbed(tmp_path: Path) -> None:
         assert sorted(numbers([first, *steps])) == list(range(800))
 
 
+_SPAWNED = """
+import multiprocessing, sys
+import penstock as ps
+
+def doubled(sample):
+    return {"cls": 2 * sample["cls"]}
+
+def train(data):
+    made = ps.shards(data).decode(ps.Integer("cls")).map(doubled).batch(16)
+    with ps.Loader(made, processes=1) as loader:
+        print(sum(int(batch["cls"].sum()) for batch in loader))
+
+if __name__ == "__main__":
+    rank = multiprocessing.get_context("spawn").Process(target=train, args=(sys.argv[1],))
+    rank.start()
+    rank.join()
+"""
+
+
+def test_functions_of_a_spawned_main_module_reach_the_workers(folder: Path, tmp_path: Path) -> None:
+    """A rank that ``spawn`` started has its script's functions in a module that no worker can import: they go along."""
+    script = tmp_path / "train.py"
+    script.write_text(_SPAWNED)
+    command = [sys.executable, str(script), f"{folder}/"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{2 * sum(range(sum(SIZES)))}\n"
+
+
 def test_an_exception_crosses_with_its_traceback(folder: Path, place: Path) -> None:
     """A user's error keeps class, fields, notes and the worker's traceback; batches before it are delivered."""
 

@@ -33,6 +33,8 @@ def reweighted(
     if not isinstance(order, Mix) or not isinstance(pipeline.source, MixSource):
         raise ConfigError(f"set_weights() needs a mix, this loader reads {pipeline.source!r}")
     parts = pipeline.source.parts
+    if not isinstance(weights, list | tuple | Mapping):
+        raise ConfigError(f"set_weights({weights!r}) must be a list of weights, or a mapping")
     given = [weights.get(part, 0.0) for part in parts] if isinstance(weights, Mapping) else list(weights)
     unknown = [part for part in weights if part not in parts] if isinstance(weights, Mapping) else []
     if unknown or len(given) != len(parts):
@@ -43,6 +45,8 @@ def reweighted(
     entries = []
     for part, weight in zip(parts, given, strict=True):
         inner = part.flat().schedule
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ConfigError(f"set_weights() weight {weight!r} must be a number of at least 0")
         shares = next(each for begin, each in reversed(inner) if begin <= position)
         entries += [weight * share for share in shares]
     changed = order.at_epoch(epoch).with_weights(entries, position=position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, PenstockError
@@ -166,7 +167,7 @@ class Epoch:
         self._mark = delivery.mark if delivery is not None else self._mark
         # batches by size are as long as they come out
         rows_count = delivery.rows if delivery is not None and self._is_by_size else self._plan.rows_count
-        found = self._found(delivery, rows_count, self._mark)
+        found = self._told(partial(self._found, delivery, rows_count, self._mark))
         self._goes_on = self._asked()
         return found
 
@@ -275,16 +276,17 @@ class Epoch:
         return batch if self._layout is None else self._layout.finish(batch)
 
     def _any_row(self) -> dict[str, Any] | None:
-        """A sample of this rank, where the epoch was resumed behind its last one: the first one of the epoch."""
+        """A sample to pad with: of this rank, where the epoch was resumed behind its last one; else of any other."""
         self._is_chosen = True  # any will do
-        run = self._started(self._plan.job.begin(self._number, None, batching=self._batching))
-        try:
-            while (delivery := run.next_batch()) is not None:
-                if not delivery.is_empty:
-                    self._layout = delivery.layout
-                    return row_to_repeat(delivered(delivery, size=self._plan.rows_count))
-        finally:
-            run.close()
+        for job in (self._plan.job, self._plan.job.divided(0, 1)):
+            run = self._started(job.begin(self._number, None, batching=self._batching))
+            try:
+                while (delivery := run.next_batch()) is not None:
+                    if not delivery.is_empty:
+                        self._layout = delivery.layout
+                        return row_to_repeat(delivered(delivery, size=self._plan.rows_count))
+            finally:
+                run.close()
         return None
 
 

@@ -58,6 +58,9 @@ class Job(Protocol):
     def cursor(self, mark: Any) -> dict[str, Any]:
         """A mark as JSON."""
 
+    def divided(self, rank: int, world_size: int) -> Job:
+        """The same data, in the same order, as another rank of another world reads it."""
+
 
 class Plan(NamedTuple):
     """What was found out.

@@ -53,6 +53,7 @@ class Session:
         self._mark: Any = None  # behind the last of them
         self._cursor: dict[str, Any] | None = None  # where in the epoch reading began
         self._decided: dict[str, Any] | None = None  # the statistics that `on_epoch` was given for this epoch
+        self._changed: dict[str, Any] | None = None  # the epoch and statistics for which it gave the pipeline of now
         self._loaded: dict[str, Any] | None = None  # a state that iteration has yet to begin from
         self._accepts_changed_data = False
         self._running: Epoch | None = None
@@ -178,6 +179,7 @@ class Session:
             "data": plan.digest if plan is not None else "",
             "cursor": cursor,
             "on_epoch": self._decided,
+            "changed": self._changed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool) -> None:
@@ -192,9 +194,13 @@ class Session:
 
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
         """See ``Loader``."""
+        if self._loaded is not None:
+            self._decide()
         plan = self.planned()
         if self._loaded is not None:
             self._cursor, self._loaded = self._resumed(plan), None
+        if not isinstance(from_batch, int):
+            raise ConfigError(f"set_weights(from_batch={from_batch!r}) must be a whole number")
         if from_batch < self._batches_count:
             raise ConfigError(
                 f"set_weights(from_batch={from_batch}): batch {self._batches_count - 1} was handed out already"
@@ -265,16 +271,32 @@ class Session:
         said = self._loaded.get("on_epoch") if self._loaded is not None else None
         if said is None:
             said = asdict(self.statistics())
-        changed = on_epoch(self.epoch, LoaderStatistics(**said))
+        current = self.pipeline if self._loaded is None else self._before(self._loaded.get("changed"))
+        changed = self._asked(self.epoch, said)
         self._decided = said
         if changed is None:
-            changed = self.pipeline
-        if not isinstance(changed, Pipeline) or (changed.stage(Batch) or changed.stage(BatchBySize)) is None:
-            raise ConfigError(f"on_epoch gave {changed!r}, not a pipeline with .batch(), or None to go on with what is")
+            changed = current
+        else:
+            self._changed = {"epoch": self.epoch, "statistics": said}
         if changed != self.pipeline:
             self._finder.close()
             self._use(changed)
         self._agree_on_data()
+
+    def _before(self, changed: Mapping[str, Any] | None) -> Pipeline:
+        """What was read before the epoch of the loaded state: as given, or as `on_epoch` changed it last."""
+        self._changed = None if changed is None else dict(changed)
+        return self._first if changed is None else self._asked(**changed) or self._first
+
+    def _asked(self, epoch: int, statistics: Mapping[str, Any]) -> Pipeline | None:
+        """What ``on_epoch`` gives for an epoch."""
+        assert self.options.on_epoch is not None
+        given = self.options.on_epoch(epoch, LoaderStatistics(**statistics))
+        if given is None:
+            return None
+        if not isinstance(given, Pipeline) or (given.stage(Batch) or given.stage(BatchBySize)) is None:
+            raise ConfigError(f"on_epoch gave {given!r}, not a pipeline with .batch(), or None to go on with what is")
+        return given
 
     def _agree_on_mode(self) -> None:
         """Read by an index only where all ranks have one: each host may have its own, left by an earlier job."""

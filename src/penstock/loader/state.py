@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.formats import FORMATS
+from penstock.loader.statistics import LoaderStatistics
 from penstock.order import ORDER_VERSION
 
 if TYPE_CHECKING:
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 STATE_VERSION = 1
 _REQUIRED = {"version": int, "order_version": int, "mode": str, "epoch": int, "batches": int, "job": dict, "data": str}
+_COUNTS = ("segment", "offset_bytes", "sample", "run", "before", "emitted")  # of a lane in a cursor
+_COUNT_MAX = (1 << 62) - 1
 _WORDS = {
     "seed": "the seed of .shuffle()",
     "window": "the window of .shuffle()",
@@ -59,7 +64,60 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         )
     if state["epoch"] < 0 or state["batches"] < 0:
         raise ConfigError(f"the state has epoch={state['epoch']}, batches={state['batches']}: neither can be negative")
+    _check_statistics(state.get("on_epoch"))
+    if state.get("changed") is not None:
+        _check_statistics(_entries(state["changed"], "changed", ("epoch", "statistics"))["statistics"])
+    cursor = state.get("cursor", {})
+    if (cursor is None and state["batches"]) or (cursor is not None and not state["job"]):
+        raise ConfigError(
+            f"the state has batches={state['batches']}, cursor={cursor!r:.80}, job={state['job']!r:.80}: a part of it is gone"
+        )
+    _check_cursor(cursor, mode=state["mode"])
     return dict(state)
+
+
+def _check_statistics(said: Any) -> None:
+    names = {each.name for each in fields(LoaderStatistics)}
+    if said is not None and not (isinstance(said, dict) and said.keys() == names):
+        raise ConfigError(f"the state has {said!r:.80}, which are no statistics of a loader")
+
+
+def _check_cursor(cursor: Any, *, mode: str) -> None:
+    """Refuse what no loader of this mode left: a state that was cut or edited."""
+    if cursor is None:
+        return
+    names = ("position",) if mode == "index" else ("round", "turn", "left", "lanes")
+    _entries(cursor, "cursor", names)
+    for name in ("position", "round", "turn", "left", "skip", "handed_size"):
+        if name in cursor and not (cursor[name] is None and name == "left"):
+            _check_count(f"cursor[{name!r}]", cursor[name])
+    handed = cursor.get("handed", [])
+    for number in handed if isinstance(handed, list | tuple) else [handed]:
+        _check_count("cursor['handed']", number)
+    for lane, entry in _entries(cursor.get("lanes", {}), "cursor['lanes']", ()).items():
+        if not lane.isdecimal():
+            raise ConfigError(f"the state has a lane {lane!r}, which is no number")
+        if entry is not None:
+            where = f"cursor['lanes'][{lane!r}]"
+            _entries(entry, where, (*_COUNTS, "format", "etag"))
+            for name in _COUNTS:
+                _check_count(f"{where}[{name!r}]", entry[name])
+            if not isinstance(entry["format"], str) or entry["format"] not in FORMATS:
+                raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is none")
+    if "lanes" in cursor and cursor["turn"] >= max(1, len(cursor["lanes"])):
+        raise ConfigError(f"the state has turn={cursor['turn']} of {len(cursor['lanes'])} lanes")
+
+
+def _entries(value: Any, where: str, names: Iterable[str]) -> dict[str, Any]:
+    if not isinstance(value, dict) or (missing := [name for name in names if name not in value]):
+        lacks = f", without {missing[0]!r}" if isinstance(value, dict) else ""
+        raise ConfigError(f"the state has {where}={value!r:.80}{lacks}", hint="what loader.state_dict() gave")
+    return value
+
+
+def _check_count(where: str, value: Any) -> None:
+    if type(value) is not int or not 0 <= value <= _COUNT_MAX:
+        raise ConfigError(f"the state has {where}={value!r:.40}, not a number in [0, {_COUNT_MAX}]")
 
 
 def check_same_job(state: Mapping[str, Any], *, mode: str, job: Mapping[str, Any]) -> None:

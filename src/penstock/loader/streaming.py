@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
@@ -74,6 +75,13 @@ class StreamJob:
             window_bytes=lambda: self._checked(lanes),
         )
         return Begun(feed, None)
+
+    def divided(self, rank: int, world_size: int) -> StreamJob:
+        """See ``Job``; nothing is recorded of what it reads."""
+        order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_configured)
+        return StreamJob(
+            self._shards, order=order, reading=self.reading._replace(recording=None), holding=self._holding
+        )
 
     def _checked(self, lanes: Sequence[Lane]) -> int:
         """What the window of these lanes holds, now that samples are here; one that the budget cannot hold is refused."""

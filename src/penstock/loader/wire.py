@@ -10,6 +10,7 @@ import importlib
 import pickle
 import socket
 import struct
+import sys
 import threading
 from typing import Any
 
@@ -103,6 +104,9 @@ def by_value(message: Any) -> bytes:
             "processes= sends the pipeline's functions to its workers by cloudpickle, which is not installed",
             hint="pip install 'penstock[processes]'",
         ) from None
+    main = sys.modules.get("__mp_main__")  # of a process that `spawn` or `forkserver` started: no worker can import it
+    if main is not None and main.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(main)
     try:
         data: bytes = cloudpickle.dumps(message)
     except Exception as error:

@@ -114,6 +114,37 @@ def test_the_pipeline_may_change_between_epochs(tmp_path: Path, caplog: pytest.L
         assert_same(left, right)
 
 
+def test_what_on_epoch_changed_stays_changed_after_a_resume(parts: list[Any], tmp_path: Path) -> None:
+    """None goes on with what the function gave epochs ago, also in a new process: inside an epoch, and between two."""
+
+    def on_epoch(epoch: int, statistics: Any) -> Any:
+        return ps.mix({parts[1]: 1}).shuffle(window=16).decode(ps.Integer("cls")).batch(4) if epoch == 1 else None
+
+    options = {"lanes": 4, "index_dir": tmp_path / "index", "on_epoch": on_epoch}
+    with ps.Loader(mixed(parts), **options) as loader:
+        states, keys = [], []
+        for _ in loader.epochs(4):
+            for batch in loader:
+                keys.append(batch["__shard__"])
+                states.append(json.loads(json.dumps(loader.state_dict())))
+    assert set(sources([{"__shard__": shard} for shard in keys[20:]])) == {1}
+    for at in (22, 35, 39):  # in epochs 1 and 2, and at the end of one
+        with ps.Loader(mixed(parts), **options) as loader:
+            loader.load_state_dict(states[at])
+            assert [batch["__shard__"] for _ in loader.epochs(4) for batch in loader] == keys[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("weights", "from_batch"), [("ab", 3), (None, 3), ([1, "b"], 3), ([1, 1], 3.5), ([1, 1], "x"), ([1, 1], -1)]
+)
+def test_weights_that_are_none_are_refused(parts: list[Any], tmp_path: Path, weights: Any, from_batch: Any) -> None:
+    """No numbers, no list, half a batch: an error that shows it, and the loader goes on as it was."""
+    with ps.Loader(mixed(parts), lanes=4, index_dir=tmp_path / "index") as loader:
+        with pytest.raises(ConfigError):
+            loader.set_weights(weights, from_batch=from_batch)
+        assert len(list(loader)) == 20
+
+
 def test_ranks_that_decide_differently_are_stopped(tmp_path: Path) -> None:
     """Another data set on one rank is an error on all, before a batch is read."""
     write_counted(tmp_path / "data", (8, 8, 8, 8))

@@ -10,6 +10,7 @@ import pytest
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ConfigError
+from resuming import in_step, valid_rows
 
 EMPTY = bytes(10240)
 """A tar of nothing, as ``tar`` writes it."""
@@ -29,7 +30,7 @@ def read(made: Any, **options: Any) -> list[int]:
         ]
 
 
-@pytest.mark.parametrize("sizes", [[40], [0, 23, 0], [7, 9]])
+@pytest.mark.parametrize("sizes", [[40], [0, 23, 0], [7, 9], [2]])
 def test_an_index_serves_more_ranks_than_shards(tmp_path: Path, sizes: list[int]) -> None:
     """Four ranks on one to three shards, empty ones among them: each sample once, as many batches on each."""
     total = write_counted(tmp_path / "data", sizes)
@@ -42,6 +43,23 @@ def test_an_index_serves_more_ranks_than_shards(tmp_path: Path, sizes: list[int]
         with ps.Loader(made, **job(rank, place)) as loader:
             lengths.add(len(loader))
     assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("mode", ["stream", "require"])
+def test_a_rank_without_a_sample_pads_with_those_of_others(tmp_path: Path, mode: Any) -> None:
+    """A rank whose shards are empty, or whose samples are all filtered out, has as many batches, of rows that do not count."""
+    write_counted(tmp_path / "data", [5, 0])
+    stored = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls"))
+    made = stored.filter(lambda sample: sample["cls"] % 2 == 0).batch(2)
+    place = index(made, tmp_path / "index")
+
+    def make(**options: Any) -> ps.Loader:
+        return ps.Loader(made, threads=1, lanes=2, index=mode, index_dir=place, **options)
+
+    ranks = in_step(make, 2)
+    assert sorted(number for batches in ranks for number in valid_rows(batches, "cls")) == [0, 2, 4]
+    assert len({len(batches) for batches in ranks}) == 1
+    assert all(len(batch["cls"]) == len(batch["__valid__"]) for batches in ranks for batch in batches)
 
 
 def test_a_rank_without_a_shard_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import functools
 import json
+import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from loading import counted, numbers, pipeline, shard, write_counted
+from loading import counted, index, numbers, pipeline, shard, write_counted
 from penstock.errors import ConfigError, ObjectChangedError
 from resuming import assert_resumes_everywhere
 
@@ -154,6 +157,36 @@ def test_what_is_no_state_is_refused(folder: Path, changes: dict[str, Any], mess
             loader.load_state_dict({**saved(folder), **changes})
         with pytest.raises(ConfigError, match="not list"):
             loader.load_state_dict([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["stream", "require"])
+def test_a_damaged_state_is_refused_by_name(folder: Path, tmp_path: Path, mode: Any) -> None:
+    """Anything else in place of an entry, or none, is a ConfigError, or another place of the same data: never a crash."""
+    made = pipeline(folder)
+    options = {"index": mode, "index_dir": index(made, tmp_path / "index"), "lanes": 2}
+    with ps.Loader(made, **options) as loader:
+        next(iter(loader))
+        text = json.dumps(loader.state_dict())
+    refused = 0
+    for path in list(_paths(json.loads(text))):
+        for value in (None, -1, 10**30, "x", [], {}, 1.5, ...):
+            state = json.loads(text)
+            *above, last = path
+            inside = functools.reduce(operator.getitem, above, state)
+            inside.pop(last) if value is ... else operator.setitem(inside, last, value)
+            with ps.Loader(made, **options) as loader:
+                try:
+                    loader.load_state_dict(state)
+                    assert len(numbers(loader)) <= 92
+                except (ConfigError, ps.CorruptShardError):
+                    refused += 1
+    assert refused > 60
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key in value if isinstance(value, dict) else ():
+        yield (*path, key)
+        yield from _paths(value[key], (*path, key))
 
 
 def test_the_state_of_many_lanes_is_small(tmp_path: Path) -> None:
