@@ -172,8 +172,12 @@ def local_path(url: str) -> Path:
     """The path of a ``file://`` URL, or of a plain path, made absolute.
 
     Raises:
-        ConfigError: a ``file://`` URL that names another host.
+        ConfigError: a ``file://`` URL that names another host; a URL that lacks a slash.
     """
+    if url.startswith(("s3:", "http:", "https:")):
+        scheme, _, rest = url.partition(":")
+        hint = f"{scheme}://{rest.lstrip('/')} has two slashes; the path is ./{url}"
+        raise ConfigError(f"{url!r} is a path, and begins like a URL", hint=hint)
     if not url.startswith("file:"):
         return Path(url).expanduser().absolute()
     parts = urlsplit(url)

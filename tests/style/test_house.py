@@ -53,6 +53,11 @@ def test_modules_are_short() -> None:
     assert long == []
 
 
+def test_hints_can_be_pasted() -> None:
+    """``pip install 'penstock[extra]'`` has its quotes: without them zsh takes the brackets for a pattern."""
+    assert [shown(path) for path in SOURCES if "pip install penstock[" in path.read_text()] == []
+
+
 def test_nothing_is_unfinished() -> None:
     """No marker of unfinished work is left in code, tests or documentation."""
     found = [

@@ -49,6 +49,14 @@ except ImportError as error:
     assert "pip install 'penstock[torch]'" in done.stdout
 
 
+@pytest.mark.parametrize("url", ["s3:/bucket/train/", "s3:bucket", "https:/host/key"])
+def test_a_url_that_lacks_a_slash(url: str) -> None:
+    """A slip in the scheme is said, instead of looked for on this machine; a path of that name can be written."""
+    with pytest.raises(ps.ConfigError, match=r"begins like a URL\. Hint: \w+://(bucket|host)"):
+        ps.connect(url)
+    assert ps.connect(f"./{url}").describe("").startswith("file:///")
+
+
 def test_open_creates_or_refuses(tmp_path: Path) -> None:
     """``ps.open(url, "xb")`` writes a new object, refuses to replace one, and says what to do instead."""
     url = f"file://{tmp_path}/new"

@@ -52,11 +52,12 @@ def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:
     first, second = next(found, None), next(found, None)
     if first is None:
         if place.key:
+            here = f"this is a path on this machine; a bucket is s3://{place.url}"
             raise ObjectMissingError(
                 "no key begins with this",
                 operation="LIST",
                 url=place.url,
-                hint="check its spelling: list a shorter prefix",
+                hint="check its spelling: list a shorter prefix" if "://" in place.url else here,
             )
         return
     if second is None and first.is_prefix and first.key == place.key + "/":

@@ -169,7 +169,7 @@ def _pillow() -> Any:
     try:
         return import_module("PIL.Image"), import_module("PIL.ImageDraw")
     except ImportError as error:
-        raise ConfigError("a contact sheet needs Pillow", hint="pip install penstock[image]") from error
+        raise ConfigError("a contact sheet needs Pillow", hint="pip install 'penstock[image]'") from error
 
 
 def _tile(data: bytes) -> Any:

@@ -58,7 +58,7 @@ class Zstd:
         try:
             zstandard = import_module("zstandard")
         except ImportError as error:
-            raise ConfigError("zstd needs zstandard", hint="pip install penstock[zstd]") from error
+            raise ConfigError("zstd needs zstandard", hint="pip install 'penstock[zstd]'") from error
         self._stream: Any = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compressobj()
 
     def compress(self, data: Buffer) -> bytes:

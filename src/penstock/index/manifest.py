@@ -247,4 +247,6 @@ def _pyarrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigError("Parquet needs pyarrow", hint="pip install penstock[parquet], or write JSON lines") from error
+        raise ConfigError(
+            "Parquet needs pyarrow", hint="pip install 'penstock[parquet]', or write JSON lines"
+        ) from error

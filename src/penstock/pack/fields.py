@@ -167,7 +167,7 @@ def _image(value: Any, field: str) -> bytes:
         try:
             image_of = import_module("PIL.Image").fromarray
         except ImportError as error:
-            raise ConfigError("writing images needs Pillow", hint="pip install penstock[image]") from error
+            raise ConfigError("writing images needs Pillow", hint="pip install 'penstock[image]'") from error
         value = image_of(value)
     out = io.BytesIO()
     value.save(out, format=_IMAGES[extension])

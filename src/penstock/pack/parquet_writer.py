@@ -84,7 +84,7 @@ class ParquetWriter:
             self._pyarrow = import_module("pyarrow")
             self._parquet = import_module("pyarrow.parquet")
         except ImportError as error:
-            raise ConfigError("Parquet needs pyarrow", hint="pip install penstock[parquet]") from error
+            raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
         self._sink = _Sink(write)
         self._schema: Any = None
         self._writer: Any = None

@@ -101,7 +101,7 @@ class How:
         if self.executor not in ("threads", "ray"):
             raise ConfigError(f"executor={self.executor!r} must be 'threads' or 'ray'")
         if self.executor == "ray" and find_spec("ray") is None:
-            raise ConfigError("executor='ray' needs Ray", hint="pip install penstock[ray]")
+            raise ConfigError("executor='ray' needs Ray", hint="pip install 'penstock[ray]'")
         if self.address is not None and self.executor != "ray":
             raise ConfigError(f"address={self.address!r} is a Ray cluster's", hint="executor='ray'")
         if self.jobs is not None and self.jobs < 1:

@@ -70,7 +70,7 @@ def _parquet(data: Buffer, url: str) -> list[dict[str, Any]]:
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigError("Parquet needs pyarrow", hint="pip install penstock[parquet]") from error
+        raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
     try:
         rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(bytes(data))).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:

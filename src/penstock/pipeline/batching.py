@@ -43,7 +43,7 @@ class Batch:
             )
         for count in (self.size, self.global_size):
             if count is not None and not _is_positive(count):
-                raise ConfigError(f".batch({count!r}) must be at least 1 sample")
+                raise ConfigError(f".batch({count!r}) must be a whole number of samples, at least 1")
         _check_shapes(self.collate, self.pad, self.ragged)
 
     def __repr__(self) -> str:

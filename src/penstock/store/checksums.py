@@ -128,6 +128,6 @@ def encode(name: str, data: Buffer) -> str:
     """The checksum of `data` as S3 writes it in a header."""
     fresh = hasher(name)
     if fresh is None:
-        raise ChecksumError(f"{name} cannot be computed here", hint="pip install penstock[crt]")
+        raise ChecksumError(f"{name} cannot be computed here", hint="pip install 'penstock[crt]'")
     fresh.update(data)
     return base64.b64encode(fresh.digest()).decode()

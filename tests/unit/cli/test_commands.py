@@ -79,6 +79,13 @@ def test_ls_recursive_json(memory: MemoryStore, objects: dict[str, bytes], capsy
     assert all(each["last_modified"].endswith("Z") and each["etag"] for each in found)
 
 
+def test_ls_of_a_bare_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bucket without ``s3://`` is a path: the hint says both."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["ls", "my-bucket"]) == 1
+    assert "a path on this machine; a bucket is s3://my-bucket" in capsys.readouterr().err
+
+
 def test_ls_human_and_nothing(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
     """Sizes with units; a prefix that matches nothing is an error, an empty store is not."""
     assert run(["ls", url(memory)]) == 0
