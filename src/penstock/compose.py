@@ -63,7 +63,7 @@ def connect(
         requester_pays: Agree to pay for requests and transfer.
         sse_customer_key: 32 bytes: the key of objects encrypted with SSE-C.
         expected_bucket_owner: Account that must own the bucket.
-        upload_checksums: Send a CRC32 with what is written.
+        upload_checksums: Send a CRC32C with what is written.
         requests_max: Requests of this store in flight at once.
         transport: Deadlines, connections, TLS, proxy.
         retry: Attempts and backoff.

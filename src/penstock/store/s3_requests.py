@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from penstock.types import Key
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_~/-][A-Za-z0-9_.~/-]*")
-_CHECKSUM = "crc32"
-"""What is sent with data: CRC32, which every store that knows checksums knows, computed at 3 GB/s by zlib."""
+_CHECKSUM = "crc32c"
+"""What is sent with data: of those that S3 took up together, and also keeps of whole objects made of parts, the cheapest
+here: 18 to 23 GB/s, CRC32 by zlib 3 to 4. Whoever reads the object later verifies it at the same speed."""
 
 
 CLAIM_HEADER = "x-amz-meta-penstock-claim"
@@ -52,7 +53,7 @@ class S3Options:
         requester_pays: Agree to pay for requests and transfer.
         sse_customer_key: 32 bytes: the AES-256 key of objects encrypted with a customer's key (SSE-C).
         expected_bucket_owner: 12-digit account that must own the bucket.
-        upload_checksums: Send a CRC32 with everything written; off for stores that refuse what they do not know.
+        upload_checksums: Send a CRC32C with everything written; off for stores that refuse what they do not know.
     """
 
     requester_pays: bool = False
@@ -188,7 +189,7 @@ def _claim_headers(claim: str) -> list[str]:
 def _create(_site: Site, options: S3Options, operation: CreateMultipart) -> _Built:
     headers = options.key_headers() + _claim_headers(operation.claim)
     if options.upload_checksums:
-        headers += ["x-amz-checksum-algorithm: CRC32", "x-amz-checksum-type: FULL_OBJECT"]
+        headers += ["x-amz-checksum-algorithm: CRC32C", "x-amz-checksum-type: FULL_OBJECT"]
     return "CREATE", operation.key, "POST", "?uploads=", [*headers, "Content-Type:"], b""
 
 

@@ -177,6 +177,7 @@ class Upload:
         self._upload_id: str | None = None
         self.begun = False
         self._pending_bytes = 0
+        self._spare: list[bytearray] = []  # memory of parts that have gone
         self._lengths: list[int] = []
         self._parts: dict[int, Part] = {}
         self._ending = False
@@ -188,12 +189,19 @@ class Upload:
         """The store's name of it; None before the first part."""
         return self._upload_id
 
+    def take_spare(self, part_bytes: int) -> bytearray:
+        """Memory for the next part: that of one that has gone, else none. Fresh memory costs more than filling it."""
+        spare = self._spare.pop() if self._spare else bytearray()
+        return spare if len(spare) == part_bytes else bytearray()
+
     def next_part_bytes(self, part_bytes: int) -> int:
         """Size of the next part."""
         return part_bytes * (1 + len(self._lengths) // PARTS_PER_STEP)
 
     def send(self, body: Buffer) -> None:
         """Send one part; waits while too many are in flight. `body` must stay as it is until the upload has ended.
+
+        A ``bytearray`` is this upload's from now on: ``take_spare`` hands it out again.
 
         Raises:
             StoreError: of this part or an earlier one.
@@ -207,7 +215,9 @@ class Upload:
             _watch(self)
         length = len(body)
         while self._is_full(length):
-            self._collect()
+            gone = self._collect().operation
+            if isinstance(gone, PutPart) and isinstance(gone.body, bytearray):
+                self._spare.append(gone.body)
         assert self._upload_id is not None
         self._lengths.append(length)
         self._pending_bytes += length
@@ -218,11 +228,12 @@ class Upload:
         count = len(self._in_flight)
         return count >= REQUESTS_MAX or (count > 0 and self._pending_bytes + length > PENDING_BYTES_MAX)
 
-    def _collect(self) -> None:
+    def _collect(self) -> Completion:
         number, completion = self._in_flight.wait()
         self._note(number, completion)
         if completion.error is not None:
             raise completion.error
+        return completion
 
     def _note(self, number: int, completion: Completion) -> None:
         if number:
@@ -239,6 +250,7 @@ class Upload:
         Raises:
             StoreError: of any part, or of the commit; the caller then aborts.
         """
+        self._spare.clear()
         while self._in_flight:
             self._collect()
         assert self._upload_id is not None

@@ -76,7 +76,8 @@ class Writer(io.RawIOBase):
         self._if_absent = if_absent
         self._made_in = forks.generation()
         self._upload = Upload(core, key, if_absent=if_absent)
-        self._buffer = bytearray()
+        self._buffer = bytearray()  # of the next part: it grows, or is as large as one and is filled anew
+        self._filled = 0
         self._position = 0
         self.info: ObjectInfo | None = None
         self._finalizer = weakref.finalize(self, drop, self._upload)
@@ -153,17 +154,23 @@ class Writer(io.RawIOBase):
             start = 0
             while start < len(view):
                 full = self._upload.next_part_bytes(self._part_bytes)
-                end = min(len(view), start + full - len(self._buffer))
-                self._buffer += view[start:end]
-                start = end
-                if len(self._buffer) == full:
+                end = min(len(view), start + full - self._filled)
+                filled = self._filled + end - start
+                if self._filled == len(self._buffer):
+                    self._buffer += view[start:end]
+                else:  # through a view: a slice of a bytearray would copy what is assigned to it first
+                    memoryview(self._buffer)[self._filled : filled] = view[start:end]
+                self._filled, start = filled, end
+                if filled == full:
                     self._send()
         self._position += len(view)
         return len(view)
 
     def _send(self) -> None:
-        body, self._buffer = self._buffer, bytearray()  # never touched again: it is the part's until it has gone
-        self._upload.send(body)
+        del self._buffer[self._filled :]
+        self._upload.send(self._buffer)  # not touched again until it has gone
+        part_bytes = self._upload.next_part_bytes(self._part_bytes)
+        self._buffer, self._filled = self._upload.take_spare(part_bytes), 0
 
     def close(self) -> None:
         """Send the rest and make the object visible; nothing after the first time, nor after ``abort()``.
@@ -176,10 +183,10 @@ class Writer(io.RawIOBase):
             return
         self._check()
         with self._aborting():
-            if not self._upload.begun:
+            if not self._upload.begun:  # all of it is in the buffer, which has grown
                 self.info = write(self._core, self._key, self._buffer, if_absent=self._if_absent)
             else:
-                if self._buffer:
+                if self._filled:
                     self._send()
                 self.info = self._upload.commit()
         self._end("closed")

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -271,3 +272,16 @@ def test_a_failed_part_copy_leaves_nothing(memory):
         copy(store, "s", "t", copy_bytes_max=1000, part_bytes=1000)
     assert [info.key for info in memory.list()] == ["s"]
     assert memory._bucket.uploads == {}
+
+
+def test_memory_of_parts_is_used_again():
+    """An object of 30 growing parts, written in odd pieces, takes the memory of five, and has the bytes that it should."""
+    store = MemoryStore()
+    core = Recording(store)
+    data = random.Random(7).randbytes(PARTS_PER_STEP * 1000 + 30 * 2000 + 17)
+    with Writer(core, "object", part_bytes=1000) as out:
+        for start in range(0, len(data), 333):
+            out.write(data[start : start + 333])
+    assert bytes(store.read("object").data) == data
+    bodies = {id(operation.body) for operation in core.operations if isinstance(operation, PutPart)}
+    assert len(bodies) <= 2 * 5 + 1  # of either size, and the last
