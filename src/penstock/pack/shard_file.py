@@ -155,7 +155,7 @@ class ShardFile:
             self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed by _end
         self._compressor = COMPRESSORS[self._written.compression]() if self._written.compression else None
         self._stored_bytes = 0
-        self._buffer = bytearray(BLOCK_WRITE_BYTES)  # one for all blocks: fresh memory costs more than filling it
+        self._buffer = memoryview(bytearray(BLOCK_WRITE_BYTES))  # one for all: fresh memory costs more than filling it
         self._filled = 0
         self._crc = 0
         self._crcs: list[int] = []
@@ -278,7 +278,7 @@ class ShardFile:
 
     def _end(self) -> None:
         self._filled = 0
-        self._buffer = bytearray()
+        self._buffer = memoryview(b"")
         if self._spool is not None:
             self._spool.close()
 
@@ -297,8 +297,7 @@ class ShardFile:
 
     def _flush(self) -> None:
         if self._filled:
-            with memoryview(self._buffer) as view:
-                self._spooled(view[: self._filled])
+            self._spooled(self._buffer[: self._filled])
             self._filled = 0
 
     def _spooled(self, data: Buffer) -> None:
