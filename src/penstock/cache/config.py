@@ -26,7 +26,7 @@ class CacheConfig:
         bytes_max: Of all entries together, headers and rounding to 4 KiB included.
         free_ratio_min: Part of the file system to be left free, whoever fills it.
         block_bytes: Objects up to this size are kept whole, larger ones in blocks of it. A miss fetches whole blocks, so a
-            small read of a large object costs one; a block costs about 7 system calls to store and 3 to read.
+            small read of a large object costs one; a block costs about 7 system calls to store and 4 to read.
         metadata_ttl_s: Seconds for which listings, sizes, versions and misses are believed without asking. 0 asks each
             time: a listing, or a HEAD for each object that was not listed; ``math.inf`` never asks again.
         namespace: Kept apart from other namespaces of the directory, e.g. one for each team or role whose credentials may

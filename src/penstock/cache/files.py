@@ -55,7 +55,7 @@ class Files(Folder):
             start: First byte wanted, in the block.
             size_bytes: Of the whole block.
 
-        Cost: three system calls: open, read, close; at the first read in this process also the checksum of all of it
+        Cost: four system calls: open, header, read, close; at the first read in this process also the checksum of all of it
             and a mark that it was used.
         """
         path = self.entries + name.path
@@ -71,8 +71,11 @@ class Files(Folder):
             if seen_s is None:
                 self._read_first(fd, (identity, block_index), view, start, size_bytes)
                 self.counts.verified_count += 1
-            elif _read_all(fd, [view], header_bytes + start) != len(view):
-                raise CorruptEntryError("the file is shorter than it was")
+            else:
+                if header_bytes == ROUND_BYTES and len(view) == size_bytes:
+                    os.pread(fd, header_bytes, 0)  # see _read_first
+                if _read_all(fd, view, header_bytes + start) != len(view):
+                    raise CorruptEntryError("the file is shorter than it was")
             now_s = time.monotonic()
             if seen_s is None or now_s - seen_s > _TOUCH_S:
                 self._mark_used(fd, name.file, now_s)
@@ -90,13 +93,16 @@ class Files(Folder):
 
     def _read_first(self, fd: int, block: tuple[bytes, int], view: memoryview, start: int, size_bytes: int) -> None:
         """Read the whole block, hold it against its checksums, and give the part asked for."""
-        head = bytearray(header_bytes_of(block[0], size_bytes))
+        header_bytes = header_bytes_of(block[0], size_bytes)
         whole = view if len(view) == size_bytes else small_buffer(size_bytes)[:size_bytes]
-        count = _read_all(fd, [memoryview(head), whole], 0)
+        # by itself: what follows the first page the kernel then reads ahead in larger and larger folios. Read at once, all
+        # pages of a block are single ones, and cost twice as much each time that they are copied (docs/LOG.md)
+        head = os.pread(fd, header_bytes, 0)
+        count = _read_all(fd, whole, header_bytes)
         header = decode(head)
         if (header.identity, header.block_index) != block:
             raise CorruptEntryError("it is another block")
-        check_data(header, whole[: max(0, count - len(head))])
+        check_data(header, whole[:count])
         if whole is not view:
             view[:] = whole[start : start + len(view)]
 
@@ -157,18 +163,11 @@ class Files(Folder):
         return os.access(self.entries + name.path, os.F_OK)
 
 
-def _read_all(fd: int, views: list[memoryview], offset: int) -> int:
-    """Fill the views in order as far as the file goes; bytes read. One system call unless a signal cuts it short."""
-    wanted = sum(map(len, views))
-    done = os.preadv(fd, views, offset)
-    while 0 < done < wanted:
-        rest = []
-        skip = done
-        for view in views:
-            if skip < len(view):
-                rest.append(view[skip:])
-            skip = max(0, skip - len(view))
-        count = os.preadv(fd, rest, offset + done)
+def _read_all(fd: int, view: memoryview, offset: int) -> int:
+    """Fill `view` as far as the file goes; bytes read. One system call unless a signal cuts it short."""
+    done = os.preadv(fd, [view], offset)
+    while 0 < done < len(view):
+        count = os.preadv(fd, [view[done:]], offset + done)
         if count == 0:
             break
         done += count

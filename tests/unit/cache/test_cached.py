@@ -456,6 +456,31 @@ def test_a_block_that_goes_while_it_is_read(world: World, monkeypatch: pytest.Mo
     assert (store.statistics().fetched_bytes, store.statistics().corrupt_count) == (0, 0)
 
 
+def test_the_header_is_read_before_the_block(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a whole block, for the first time or again, asks for its header alone: see ``Files._read_first``."""
+    world.memory.write("k", content(2 * MIB))
+    store = world.cache(block_bytes=MIB, threads_max=1)
+    epoch(store)
+    reads: list[tuple[int, int]] = []
+    pread, preadv = os.pread, os.preadv
+
+    def header(fd: int, size_bytes: int, offset: int) -> bytes:
+        if "/entries/" in os.readlink(f"/proc/self/fd/{fd}"):
+            reads.append((offset, size_bytes))
+        return pread(fd, size_bytes, offset)
+
+    def data(fd: int, views: list[memoryview], offset: int) -> int:
+        reads.append((offset, len(views[0])))
+        return preadv(fd, views, offset)
+
+    monkeypatch.setattr(os, "pread", header)
+    monkeypatch.setattr(os, "preadv", data)
+    for _ in range(2):
+        reads.clear()
+        assert sum(len(chunk.data) for chunk in store.read_parts(listed(store))) == 2 * MIB
+        assert reads == 2 * [(0, 4096), (4096, MIB)]
+
+
 def test_the_directory_may_go_under_way(world: World) -> None:
     """rm -rf beside a job: it reads on, and fills the directory again."""
     data = content(8 * BLOCK_BYTES)
