@@ -35,6 +35,8 @@ class Store(ABC):
     """
 
     fetch_config: FetchConfig | None = None
+    pages_anywhere: bool = True
+    """Whether a page that begins at any key costs no more than a request, so that a listing may guess where to begin."""
 
     @abstractmethod
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
@@ -226,6 +228,7 @@ class Wrapper(Store):
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.fetch_config = inner.fetch_config
+        self.pages_anywhere = inner.pages_anywhere
 
     def describe(self, key: Key) -> str:
         """As the store inside."""

@@ -1,8 +1,9 @@
 """Listing in key order, in parallel where that pays.
 
-A store gives 1 000 keys per request, and the token for the next page only with this one, so a flat prefix takes one
-round trip after another. Below prefixes it need not: a page that ends inside a sub-prefix shows that there are some, a
+A store gives 1 000 keys per request, and the token for the next page only with this one, so that one round trip would
+follow another. Below prefixes it need not: a page that ends inside a sub-prefix shows that there are some, a
 page with delimiter ``/`` finds up to 1 000 of them at once, and each is listed like the whole, 64 requests at a time.
+Elsewhere the key space is cut where the next pages may begin (``key_space``), and its parts are listed at once.
 
 It pays only where sub-prefixes hold many keys: a request per prefix with one key each would cost 1 000 requests where
 one suffices. So a prefix is split only when its page shows at least ``KEYS_PER_PREFIX_MIN`` keys per sub-prefix, and
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
+from penstock.store.key_space import FIRST_GUESSES, Trust, next_pages
 from penstock.types import ListPage, ObjectInfo
 
 if TYPE_CHECKING:
@@ -70,8 +72,8 @@ def list_objects(
         ConfigError: at once, for arguments that cannot be.
         StoreError: from the iterator, which ends there and cancels the rest; so does dropping it.
 
-    Cost: one request per page of a flat prefix; for a split one, one per page of each sub-prefix and one per 1 000
-    sub-prefixes. Holds at most ``PAGES_MAX`` pages.
+    Cost: one request per page of a flat prefix, and where its keys are no numbers up to as many more; for a split one,
+    one per page of each sub-prefix and one per 1 000 sub-prefixes. Holds at most ``PAGES_MAX`` pages.
     """
     if not isinstance(prefix, str):
         raise ConfigError(f"prefix must be a str, not {type(prefix).__name__}: {prefix!r}")
@@ -83,7 +85,10 @@ def list_objects(
         raise ConfigError(f"requests_max={requests_max!r} must be at least 1")
     if not 1 <= keys_max <= 1000:
         raise ConfigError(f"keys_max={keys_max!r} must lie in [1, 1000]")
-    listing = _Listing(core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max, skip=skip)
+    trust = Trust(FIRST_GUESSES if getattr(core, "pages_anywhere", True) else 0)
+    listing = _Listing(
+        core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max, skip=skip, trust=trust
+    )
     return listing.iterate()
 
 
@@ -106,7 +111,8 @@ class _Segment:
     """Keys in order (``objects``), or a part of the key space that has yet to be listed.
 
     A part of the key space is the keys that begin with ``prefix`` and are past ``low``, or with ``from_low`` also `low`
-    itself. ``after`` is what the store is told to begin past: `low`, or a little less where its own grouping needs it.
+    itself, and with a ``high`` not past that. ``after`` is what the store is told to begin past: `low`, or a little less
+    where its own grouping needs it.
     """
 
     __slots__ = (
@@ -116,6 +122,8 @@ class _Segment:
         "finds",
         "flat_count",
         "from_low",
+        "guessed_count",
+        "high",
         "low",
         "next",
         "objects",
@@ -136,6 +144,7 @@ class _Segment:
         self.prefix = prefix
         self.low = low
         self.from_low = False
+        self.high = ""
         self.after = after
         self.token = token
         self.objects = objects
@@ -143,6 +152,7 @@ class _Segment:
         self.finds: _Split | None = None  # listed with a delimiter, for the sub-prefixes of this
         self.child_of: _Split | None = None  # a sub-prefix that was found for this
         self.flat_count = 0  # pages to list flat before a split is considered again
+        self.guessed_count = 0  # it was cut off by guessing that it holds so many keys, and nobody looked yet
         self.dropped = False  # its keys come by another segment
         self.next: _Segment | None = None
 
@@ -156,17 +166,19 @@ class _Segment:
 
     def own(self, objects: list[ObjectInfo]) -> list[ObjectInfo]:
         """Those of `objects` that it stands for; nearly always all."""
-        if not objects or objects[0].key > self.low:
-            return objects
-        first_past = bisect_left if self.from_low else bisect_right
-        return objects[first_past(objects, self.low, key=_key) :]
+        if objects and objects[0].key <= self.low:
+            first_past = bisect_left if self.from_low else bisect_right
+            objects = objects[first_past(objects, self.low, key=_key) :]
+        if self.high and objects and objects[-1].key > self.high:
+            objects = objects[: bisect_right(objects, self.high, key=_key)]
+        return objects
 
 
 class _Listing:
     """One listing: the segments, and the pages in flight. Used by one thread at a time."""
 
     def __init__(
-        self, core: Core, prefix: str, *, recursive: bool, requests_max: int, keys_max: int, skip: str
+        self, core: Core, prefix: str, *, recursive: bool, requests_max: int, keys_max: int, skip: str, trust: Trust
     ) -> None:
         self._recursive = recursive
         self._skip = skip
@@ -176,6 +188,7 @@ class _Listing:
         self._in_flight: InFlight[_Segment] = InFlight(core)
         self._wanted: list[tuple[str, int, _Segment]] = []  # a heap: nearest to the front first
         self._numbers = count()
+        self._trust = trust
         self._held_count = 0  # segments with keys that were not taken
         self._made_in = forks.generation()
         self._front = _Segment(prefix)
@@ -256,6 +269,7 @@ class _Listing:
                 hint="this server does not page as S3 does",
             )
         rest = self._rest_found(segment, page) if segment.finds else self._rest(segment, page)
+        parts = [] if rest is None else [rest, *self._cut(segment, rest, page)]
         if segment.finds is not None and self._recursive:
             segment.objects = []
             last = self._insert_found(segment, page)
@@ -263,9 +277,10 @@ class _Listing:
             segment.objects = _merged(page) if page.prefixes else segment.own(page.objects)
             self._held_count += bool(segment.objects)
             last = segment
-        if rest is not None:
-            rest.next, last.next = last.next, rest
-            self._want(rest)
+        for part in parts:
+            part.next, last.next = last.next, part
+            self._want(part)
+            last = part
 
     def _rest(self, segment: _Segment, page: Page) -> _Segment | None:
         """What is left to be listed after a flat page: more of the same, or a prefix to split."""
@@ -273,24 +288,48 @@ class _Listing:
         if split is not None:
             split.keys_count += len(page.objects)
             split.children_count += segment.token is None
-        if page.next_token is None:
+        last, high = page.objects[-1].key if page.objects else "", segment.high
+        if segment.guessed_count:
+            self._trust.judge(len(segment.own(page.objects)), segment.guessed_count)
+        if page.next_token is None or (high and last >= high):
             return None
-        last = page.objects[-1].key if page.objects else ""
-        if self._skip and last.startswith(self._skip):
-            behind = self._skip + "\U0010ffff"
+        behind = self._skip + "\U0010ffff"
+        if self._skip and last.startswith(self._skip) and not high and segment.low != behind:
             return _Segment(segment.prefix, low=behind, after=behind)
-        splits = segment.flat_count == 0 and last > segment.low
+        splits = segment.flat_count == 0 and last > segment.low and not high
         inside = _dense_sub_prefix(page.objects, segment.prefix) if splits else None
         if inside is None:
             rest = _Segment(segment.prefix, low=max(last, segment.low), token=page.next_token)
             rest.from_low = segment.from_low and rest.low == segment.low
             rest.child_of = split
             rest.flat_count = max(0, segment.flat_count - 1)
+            rest.high = high
             return rest
         # Past `inside` without its slash: the store then groups all of `inside`, whatever it makes of a start within.
         rest = _Segment(segment.prefix, low=last, after=inside[:-1])
         rest.finds = _Split(segment.prefix)
         return rest
+
+    def _cut(self, segment: _Segment, rest: _Segment, page: Page) -> list[_Segment]:
+        """Leave `rest` no more than a page, as far as can be guessed from this one; returns what comes behind it.
+
+        A store that begins its pages elsewhere than it is asked to gives keys that are not past `low`, none of which
+        counts: then nothing is guessed any more, and each part finds its own keys by going on from page to page.
+        """
+        allowed = self._trust.allowed()
+        if not allowed or rest.finds or rest.token is None or not page.objects or page.objects[0].key <= segment.low:
+            return []
+        keys = [info.key for info in page.objects]
+        parts, before = [], rest
+        for boundary in next_pages(keys, start=len(segment.prefix), high=segment.high, count=allowed):
+            part = _Segment(segment.prefix, low=boundary, after=boundary)
+            part.guessed_count = len(keys)
+            part.flat_count = rest.flat_count
+            part.high, before.high = before.high, boundary
+            parts.append(part)
+            before = part
+        self._trust.spend(len(parts))
+        return parts
 
     def _rest_found(self, segment: _Segment, page: Page) -> _Segment | None:
         """The next page with a delimiter."""

@@ -63,6 +63,8 @@ class LocalStore(ThreadedStore):
     Cost: threads while there is work; bytes read land in the caller's buffer without a copy.
     """
 
+    pages_anywhere = False  # a directory is read whole, and kept for the page after
+
     def __init__(self, root: str | os.PathLike[str], *, threads_max: int = 16) -> None:
         path = os.fspath(root)
         if "\0" in path:
