@@ -18,7 +18,7 @@ from penstock.store.traced import StoreStatistics
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.config import FetchConfig
     from penstock.fetch import PlanItem
@@ -46,11 +46,15 @@ class Read(NamedTuple):
     pieces: list[Piece]
 
 
-def break_even_bytes(store: Store) -> int:
+def break_even_bytes(stores: Iterable[Store]) -> int:
     """The gap that takes as long to read as the next answer takes to begin, on one connection, as measured so far.
 
-    Cost: a few medians of 512 numbers.
+    Of several stores, the narrowest. Cost: a few medians of 512 numbers for each.
     """
+    return min(map(_break_even_bytes, stores))
+
+
+def _break_even_bytes(store: Store) -> int:
     layer: Any = store
     while layer is not None:
         found = layer.statistics()
@@ -78,13 +82,15 @@ def gap_worth_bytes(gaps: Sequence[int], *, others_count: int, break_even_bytes:
     return max(REQUEST_BYTES, break_even_bytes)
 
 
-def merged(pieces: Sequence[Piece], store: Store, config: FetchConfig, *, gap_bytes: int | None = None) -> list[Read]:
-    """The requests for some pieces of one store, each byte asked for once.
+def merged(
+    pieces: Sequence[Piece], stores: Iterable[Store], config: FetchConfig, *, gap_bytes: int | None = None
+) -> list[Read]:
+    """The requests for some pieces, each byte asked for once.
 
     Args:
         pieces: In any order; of a whole object at most one.
-        store: That they lie in.
-        config: How it is read.
+        stores: That they lie in.
+        config: How they are read.
         gap_bytes: The widest gap to read through; None: what is worth it.
     """
     reads = [Read(piece.item, [piece]) for piece in pieces if piece.item.span is None]
@@ -96,7 +102,7 @@ def merged(pieces: Sequence[Piece], store: Store, config: FetchConfig, *, gap_by
         gap_bytes = gap_worth_bytes(
             gaps,
             others_count=others_count,
-            break_even_bytes=0 if few else break_even_bytes(store),
+            break_even_bytes=0 if few else break_even_bytes(stores),
             requests_max=config.requests_max,
         )
     for key, span, piece in ranged:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.index import SampleMap
 from penstock.loader.selecting import gap_bytes_of, may_pay, wanted_spans
+from penstock.store.several import Several
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from penstock.pipeline import Objects
     from penstock.store import Store
     from penstock.types import ByteRange
-
-_Place: TypeAlias = "tuple[int, tuple[Store, list[PlanItem]]]"
 
 LOCATED_COUNT = 64
 """Numbers of a stream that are looked up at once: their shards' indexes are read side by side."""
@@ -75,11 +74,13 @@ class StoredPlaces(ABC):
     """Samples whose bytes lie in stores, each in one piece or several.
 
     Args:
-        config: How their stores read; each was connected with it.
-        gap_bytes: The widest gap to read through; None: as each store is measured.
+        stores: That they lie in.
+        config: How they read; each was connected with it.
+        gap_bytes: The widest gap to read through; None: as the stores are measured.
     """
 
-    def __init__(self, config: FetchConfig, *, gap_bytes: int | None) -> None:
+    def __init__(self, stores: Iterable[Store], config: FetchConfig, *, gap_bytes: int | None) -> None:
+        self._stores = Several(list(stores))
         self._config = config
         self._gap_bytes = gap_bytes
 
@@ -88,8 +89,8 @@ class StoredPlaces(ABC):
         """Samples."""
 
     @abstractmethod
-    def _located(self, numbers: Sequence[int]) -> list[tuple[Store, list[PlanItem]]]:
-        """Where each sample's pieces lie."""
+    def _located(self, numbers: Sequence[int]) -> list[list[PlanItem]]:
+        """Where each sample's pieces lie, by the keys of ``Several``."""
 
     @abstractmethod
     def _made(self, number: int, data: Sequence[memoryview]) -> Fetched:
@@ -98,80 +99,51 @@ class StoredPlaces(ABC):
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Fetched]]:
         """See ``Places``."""
         located = self._located(numbers)
-        by_store: dict[int, tuple[Store, list[Piece]]] = {}
-        for row, (store, items) in enumerate(located):
-            pieces = by_store.setdefault(id(store), (store, []))[1]
-            pieces += [Piece(row, slot, item) for slot, item in enumerate(items)]
+        pieces = [Piece(row, slot, item) for row, items in enumerate(located) for slot, item in enumerate(items)]
         held: dict[int, list[Any]] = {}  # of samples in several pieces, those that are here
-        for store, pieces in by_store.values():
-            reads = merged(pieces, store, self._config, gap_bytes=self._gap_bytes)
-            for blob in store.read_many([read.item for read in reads]):
-                item, inside = reads[blob.request_index]
-                begin = item.span.start if item.span is not None else 0
-                for row, slot, (_, span, *_) in inside:
-                    data = blob.data if span is None else blob.data[span.start - begin : span.end - begin]
-                    count = len(located[row][1])
-                    if count == 1:
-                        yield row, self._made(numbers[row], (data,))
-                        continue
-                    parts = held.setdefault(row, [None] * count)
-                    parts[slot] = data
-                    if None not in parts:
-                        yield row, self._made(numbers[row], held.pop(row))
+        reads = merged(pieces, self._stores.stores, self._config, gap_bytes=self._gap_bytes)
+        for blob in self._stores.read_many([read.item for read in reads]):
+            item, inside = reads[blob.request_index]
+            begin = item.span.start if item.span is not None else 0
+            for row, slot, (_, span, *_) in inside:
+                data = blob.data if span is None else blob.data[span.start - begin : span.end - begin]
+                count = len(located[row])
+                if count == 1:
+                    yield row, self._made(numbers[row], (data,))
+                    continue
+                parts = held.setdefault(row, [None] * count)
+                parts[slot] = data
+                if None not in parts:
+                    yield row, self._made(numbers[row], held.pop(row))
 
     def stream(self, numbers: Iterable[int]) -> Iterator[tuple[int, Fetched]]:
         """See ``Places``. What adjoins, or nearly, is read as one; nothing is sorted."""
-        places = (place for some in _blocks(numbers) for place in zip(some, self._located(some), strict=True))
-        place = next(places, None)
-        while place is not None:
-            run = _Run(place, places)
-            blobs = run.store.read_many(run.requests())
-            for blob in blobs:
-                number, count = run.asked.popleft()
-                yield number, self._made(number, [blob.data, *(next(blobs).data for _ in range(count - 1))])
-            place = run.next
+        asked: deque[tuple[int, int]] = deque()  # number and pieces of each sample that was pulled
+        blobs = self._stores.read_many(self._requests(numbers, asked))
+        for blob in blobs:
+            number, count = asked.popleft()
+            yield number, self._made(number, [blob.data, *(next(blobs).data for _ in range(count - 1))])
+
+    def _requests(self, numbers: Iterable[int], asked: deque[tuple[int, int]]) -> Iterator[PlanItem]:
+        for some in _blocks(numbers):
+            for number, items in zip(some, self._located(some), strict=True):
+                asked.append((number, len(items)))
+                yield from items
 
     @property
-    @abstractmethod
-    def stores(self) -> Iterable[Store]:
+    def stores(self) -> Sequence[Store]:
         """All that the samples lie in."""
+        return self._stores.stores
 
     def close(self) -> None:
         """See ``Places``."""
-        for store in self.stores:
-            store.close()
+        self._stores.close()
 
 
 def _blocks(numbers: Iterable[int]) -> Iterator[list[int]]:
     numbers = iter(numbers)
     while some := list(islice(numbers, LOCATED_COUNT)):
         yield some
-
-
-class _Run:
-    """Samples of one store that follow each other, pulled as they are read.
-
-    Attributes:
-        store: Theirs.
-        asked: Number and pieces of each that was pulled; whoever has the pieces takes it out.
-        next: The first of another store, once all are pulled.
-    """
-
-    def __init__(self, first: _Place, others: Iterator[_Place]) -> None:
-        self.store = first[1][0]
-        self.asked: deque[tuple[int, int]] = deque()
-        self.next: _Place | None = first
-        self._others = others
-
-    def requests(self) -> Iterator[PlanItem]:
-        """Their pieces."""
-        while self.next is not None:
-            number, (store, items) = self.next
-            if store is not self.store:
-                return
-            self.asked.append((number, len(items)))
-            yield from items
-            self.next = next(self._others, None)
 
 
 class ObjectPlaces(StoredPlaces):
@@ -184,18 +156,18 @@ class ObjectPlaces(StoredPlaces):
     """
 
     def __init__(self, source: Objects, shards: Iterable[Shard], config: FetchConfig) -> None:
-        super().__init__(config, gap_bytes=0)
         self._group_by = source.group_by
-        self._stores: list[Store] = []
+        stores: list[Store] = []
         found: list[Shard] = []
         first, store_of = [0], []
         for store, run in groupby(shards, key=attrgetter("store")):
-            self._stores.append(store)
+            stores.append(store)
             by_key = {each.key: each for each in run}
             for group in group_objects(by_key, group_by=source.group_by):
                 found += [by_key[key] for key in group.members.values()]
                 first.append(len(found))
-                store_of.append(len(self._stores) - 1)
+                store_of.append(len(stores) - 1)
+        super().__init__(stores, config, gap_bytes=0)
         self._first = np.array(first, dtype=np.int64)
         self._store_of = np.array(store_of, dtype=np.uint32)
         self._names = Names(each.key for each in found)
@@ -206,11 +178,6 @@ class ObjectPlaces(StoredPlaces):
     def __len__(self) -> int:
         return len(self._store_of)
 
-    @property
-    def stores(self) -> Iterable[Store]:
-        """All that the samples lie in."""
-        return self._stores
-
     def find(self, key: str) -> int | None:
         """See ``Places``."""
         if self._by_key is None:
@@ -220,15 +187,13 @@ class ObjectPlaces(StoredPlaces):
             self._by_key = by_key
         return self._by_key.get(key)
 
-    def _located(self, numbers: Sequence[int]) -> list[tuple[Store, list[PlanItem]]]:
-        stores = self._stores
-        return [(stores[self._store_of[number]], list(map(self._item, self._rows(number)))) for number in numbers]
+    def _located(self, numbers: Sequence[int]) -> list[list[PlanItem]]:
+        return [[self._item(row, self._store_of[number]) for row in self._rows(number)] for number in numbers]
 
     def _made(self, number: int, data: Sequence[memoryview]) -> Fetched:
         key, fields, name = self._group(number)
-        return Fetched(
-            Sample(key, dict(zip(fields, data, strict=True)), 0), self._stores[self._store_of[number]].describe(name)
-        )
+        url = self._stores.describe(f"{self._store_of[number]}/{name}")
+        return Fetched(Sample(key, dict(zip(fields, data, strict=True)), 0), url)
 
     def _group(self, number: int) -> tuple[str, Iterable[str], str]:
         """A sample's key, its fields, and its first object."""
@@ -239,10 +204,10 @@ class ObjectPlaces(StoredPlaces):
     def _rows(self, number: int) -> range:
         return range(int(self._first[number]), int(self._first[number + 1]))
 
-    def _item(self, row: int) -> PlanItem:
+    def _item(self, row: int, store: int) -> PlanItem:
         size_bytes = int(self._sizes[row])
         etag = self._etags[row] or None
-        return PlanItem(self._names[row], etag=etag, size_bytes=size_bytes if size_bytes >= 0 else None)
+        return PlanItem(f"{store}/{self._names[row]}", etag=etag, size_bytes=size_bytes if size_bytes >= 0 else None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_by_key": None}
@@ -264,7 +229,11 @@ class ShardPlaces(StoredPlaces):
     def __init__(
         self, known: Lookup, config: FetchConfig, *, fields: frozenset[str] | None, gap_bytes: int | None
     ) -> None:
-        super().__init__(config, gap_bytes=gap_bytes)
+        numbers: dict[Store, int] = {}
+        self._keys = [
+            f"{numbers.setdefault(found.shard.store, len(numbers))}/{found.shard.key}" for found in known.found
+        ]
+        super().__init__(numbers, config, gap_bytes=gap_bytes)
         self._known = known
         self._fields = fields
         self._map = SampleMap(known)
@@ -279,25 +248,24 @@ class ShardPlaces(StoredPlaces):
     def __len__(self) -> int:
         return len(self._map)
 
-    @property
-    def stores(self) -> Iterable[Store]:
-        """All that the samples lie in, and the index."""
-        stores = [found.shard.store for found in self._known.found]
-        return {id(store): store for store in [*stores, self._known.place.store]}.values()
+    def close(self) -> None:
+        """See ``Places``; also of the index."""
+        super().close()
+        self._known.place.store.close()
 
     def find(self, key: str) -> int | None:
         """See ``Places``."""
         return self._map.find(key)
 
-    def _located(self, numbers: Sequence[int]) -> list[tuple[Store, list[PlanItem]]]:
+    def _located(self, numbers: Sequence[int]) -> list[list[PlanItem]]:
         spans = self._map.spans(numbers)
         for number in {number for number, _ in spans}:
             self._need_head(number)
         located = []
         for index, (number, span) in zip(numbers, spans, strict=True):
-            shard, _, size_bytes, _, if_match = self._known.found[number]
+            _, _, size_bytes, _, if_match = self._known.found[number]
             wanted = self._wanted(index, number) or [span]
-            located.append((shard.store, [PlanItem(shard.key, each, if_match, size_bytes) for each in wanted]))
+            located.append([PlanItem(self._keys[number], each, if_match, size_bytes) for each in wanted])
         return located
 
     def _wanted(self, index: int, number: int) -> list[ByteRange] | None:

@@ -21,6 +21,7 @@ from penstock.errors import ClosedError, DecodeError
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.loader.feed import Block, Mark
+from penstock.store.several import Several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,9 +49,8 @@ class Origin(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """One sample: its key, where its members lie, and what to call it."""
+    """One sample: its key, where its members lie in ``ObjectSource.stores``, and what to call it."""
 
-    store: Store | None
     key: str
     members: tuple[tuple[str, PlanItem], ...]
     url: str
@@ -63,22 +63,29 @@ class ObjectSource:
         shards: The objects, as listed; empty where the user's function reads.
         source: As the pipeline describes it.
         number: Of the source, in a mix.
+
+    Attributes:
+        groups: The samples, in stored order.
+        stores: That they lie in; None where the user's function reads.
     """
 
     def __init__(self, shards: Sequence[Shard], source: Objects, *, number: int) -> None:
         self.number = number
         self.read = source.read
+        self.stores: Several | None = None
         if source.read is not None:
-            self.groups = [_Group(None, url, (), url) for url in source.urls]
+            self.groups = [_Group(url, (), url) for url in source.urls]
             return
         self.groups = []
-        for _, run in groupby(shards, key=attrgetter("store")):
-            group = list(run)
-            items = {each.key: PlanItem(each.key, etag=each.etag, size_bytes=each.size_bytes) for each in group}
-            store = group[0].store
+        stores: list[Store] = []
+        for at, (store, run) in enumerate(groupby(shards, key=attrgetter("store"))):
+            stores.append(store)
+            items = {each.key: PlanItem(f"{at}/{each.key}", etag=each.etag, size_bytes=each.size_bytes) for each in run}
             for found in group_objects(items, group_by=source.group_by):
                 members = tuple((field, items[key]) for field, key in found.members.items())
-                self.groups.append(_Group(store, found.key, members, store.describe(members[0][1].key)))
+                url = store.describe(next(iter(found.members.values())))
+                self.groups.append(_Group(found.key, members, url))
+        self.stores = Several(stores)
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -91,7 +98,7 @@ class ObjectSource:
 
 
 class ObjectReader:
-    """Samples of a store's objects, read ahead; those of several stores in turns of one each.
+    """Samples that are objects of stores, read ahead.
 
     Args:
         source: Whose.
@@ -104,7 +111,6 @@ class ObjectReader:
         self._meter = meter
         self._asked: deque[_Group] = deque()
         self._numbers = numbers
-        self._held: _Group | None = None  # of another store than those before it
         self._blobs: Any = None
         self._closed = False
 
@@ -114,15 +120,12 @@ class ObjectReader:
         Raises:
             StoreError: an object cannot be read.
         """
-        while True:
-            if self._blobs is not None and (item := self._take()) is not None:
-                return item
-            first = self._held or self._next_group()
-            if first is None or self._closed:
+        if self._blobs is None:
+            if self._closed:
                 return None
-            self._held = None
-            assert first.store is not None
-            self._blobs = first.store.read_many(self._requests(first))
+            assert self._source.stores is not None
+            self._blobs = self._source.stores.read_many(self._requests())
+        return self._take()
 
     def close(self) -> None:
         """Cancel what is being read; from any thread, idempotent."""
@@ -131,21 +134,13 @@ class ObjectReader:
         if close is not None:
             close()
 
-    def _next_group(self) -> _Group | None:
-        number = next(self._numbers, None)
-        return None if number is None else self._source.groups[number]
-
-    def _requests(self, first: _Group) -> Iterator[PlanItem]:
-        """Pulled by the iterating thread, a little ahead: all groups of one store that follow each other."""
-        group: _Group | None = first
-        while group is not None:
-            if group.store is not first.store:
-                self._held = group
-                return
+    def _requests(self) -> Iterator[PlanItem]:
+        """Pulled by the iterating thread, a little ahead."""
+        for number in self._numbers:
+            group = self._source.groups[number]
             self._asked.append(group)
             for _, item in group.members:
                 yield item
-            group = self._next_group()
 
     def _take(self) -> tuple[Sample, Where] | None:
         began_s = time.perf_counter()

@@ -20,6 +20,7 @@ from loading import counted, shard, write_counted, write_formatted
 from penstock.access import Dataset
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
 from penstock.fetch import process_budget
+from penstock.store import Store
 from penstock.store.traced import Traced
 
 SIZES = (9, 4, 7)
@@ -310,6 +311,31 @@ def test_several_stores_and_groups(tmp_path: Path) -> None:
     order = [5, 0, 3, 3, 1]
     assert numbers(dataset[order]) == numbers(dataset.iter_samples(order)) == [5, 0, 1, 1, 2]
     assert dataset["4"]["txt"] == "text 4"
+
+
+@pytest.mark.parametrize("kind", ["objects", "shards"])
+def test_several_stores_are_one_plan(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neighbours in the order lie in different prefixes, reading ahead goes on: each order is one ``read_many``."""
+    for name in "ab":
+        write_counted(tmp_path / name, (5,))
+        (tmp_path / name / "x.cls").write_text("0")
+    urls = [f"{tmp_path}/a/", f"{tmp_path}/b/"]
+    source = ps.objects(urls) if kind == "objects" else ps.shards(urls)
+    with source.open(index_dir=tmp_path / "index") as dataset:
+        order = [number for pair in zip(range(len(dataset) // 2), range(len(dataset) // 2, len(dataset)), strict=True)
+                 for number in pair]  # fmt: skip
+        expected = [dataset[number] for number in order]
+        plans: list[Store] = []
+        original = Store.read_many
+
+        def counted_plan(self: Store, requests: Any, **options: Any) -> Any:
+            plans.append(self)
+            return original(self, requests, **options)
+
+        monkeypatch.setattr(Store, "read_many", counted_plan)
+        assert list(dataset.iter_samples(order)) == expected
+        assert dataset[order] == expected
+        assert len(plans) == 2
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def pieces_of(items: list[PlanItem]) -> list[Piece]:
 @given(ITEMS, st.integers(0, 20_000))
 def test_every_piece_lies_in_one_read(items: list[PlanItem], gap_bytes: int) -> None:
     """Each piece comes in exactly one read, inside its span; reads are of one object, and no longer than a part."""
-    reads = merged(pieces_of(items), MemoryStore(), FetchConfig(part_bytes=PART_BYTES), gap_bytes=gap_bytes)
+    reads = merged(pieces_of(items), [MemoryStore()], FetchConfig(part_bytes=PART_BYTES), gap_bytes=gap_bytes)
     assert sorted(piece.row for read in reads for piece in read.pieces) == list(range(len(items)))
     for read in reads:
         outer = read.item.span
@@ -54,7 +54,7 @@ def test_every_piece_lies_in_one_read(items: list[PlanItem], gap_bytes: int) -> 
 def test_objects_are_reads_of_their_own() -> None:
     """A whole object is asked for as it is, whatever lies beside it."""
     items = [PlanItem("a"), PlanItem("b", size_bytes=5)]
-    reads = merged(pieces_of(items), MemoryStore(), FetchConfig())
+    reads = merged(pieces_of(items), [MemoryStore()], FetchConfig())
     assert [(read.item, [piece.row for piece in read.pieces]) for read in reads] == [(items[0], [0]), (items[1], [1])]
 
 
@@ -90,11 +90,11 @@ def answered(store: Traced, *, first_byte_s: float, received_bytes: int, body_s:
 def test_break_even_is_measured_per_store() -> None:
     """First-byte time times the rate of a body, of that store's own answers; a documented number before there are any."""
     near, far = Traced(MemoryStore()), Traced(MemoryStore())
-    assert break_even_bytes(near) == BREAK_EVEN_BYTES
-    assert break_even_bytes(MemoryStore()) == BREAK_EVEN_BYTES
+    assert break_even_bytes([near]) == BREAK_EVEN_BYTES
+    assert break_even_bytes([MemoryStore()]) == BREAK_EVEN_BYTES
     for _ in range(5):
         answered(near, first_byte_s=0.001, received_bytes=10**6, body_s=0.01)
         answered(near, first_byte_s=0.001, received_bytes=200_000, body_s=10.0)  # says nothing of a rate
         answered(far, first_byte_s=0.03, received_bytes=9 * 10**6, body_s=0.1)
-    assert break_even_bytes(near) == pytest.approx(10**5)
-    assert break_even_bytes(far) == pytest.approx(2.7 * 10**6)
+    assert break_even_bytes([near]) == pytest.approx(10**5)
+    assert break_even_bytes([far]) == pytest.approx(2.7 * 10**6)

@@ -13,6 +13,7 @@ import penstock as ps
 from loading import index, numbers, write_counted
 from penstock.errors import DecodeError, ObjectChangedError, ObjectMissingError
 from penstock.pipeline import mix, objects
+from penstock.store import Store
 from resuming import assert_resumes_everywhere
 
 COUNT = 23
@@ -48,6 +49,22 @@ def test_each_sample_once_with_all_its_members(folder: Path) -> None:
         for key, url, number in zip(batch["__key__"], batch["__shard__"], batch["cls"], strict=True):
             assert key == f"d{number % 3}/{number:03d}"
             assert url.endswith(f"{key}.cls")
+
+
+def test_prefixes_are_read_as_one_plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shuffled over several prefixes, an epoch reads ahead across them: one ``read_many``, whatever lies where."""
+    plans: list[Store] = []
+    original = Store.read_many
+
+    def counted_plan(self: Store, requests: Any, **options: Any) -> Any:
+        plans.append(self)
+        return original(self, requests, **options)
+
+    monkeypatch.setattr(Store, "read_many", counted_plan)
+    made = objects([f"{folder}/d{number}/" for number in range(3)], group_by="stem")
+    with ps.Loader(made.shuffle(seed=0).decode(ps.Integer("cls")).batch(4)) as loader:
+        assert sorted(numbers(list(loader))) == list(range(COUNT))
+    assert len(plans) == 1
 
 
 def test_single_objects(folder: Path) -> None:

@@ -1,0 +1,55 @@
+"""``Several``: stores as one, so that what lies in many prefixes or buckets is read ahead as one plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.store.base import Store
+from penstock.types import Get, Head
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.types import Key, Operation, Sink, Transfer
+
+
+class Several(Store):
+    """Reads of several stores: a key is the number of its store, a slash, and the key there.
+
+    Reading stores one after the other waits for the first byte at each change: of two prefixes in random order, at every
+    other object (30 ms each: 60 objects a second instead of 2 700).
+
+    Args:
+        stores: At least one; how the first reads, all do.
+
+    Cost: nothing; closing it closes them.
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores = tuple(stores)
+        self.fetch_config = self.stores[0].fetch_config
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Several, (self.stores,)
+
+    def submit(self, operation: Operation, sink: Sink) -> Transfer:
+        """See ``Store``.
+
+        Raises:
+            ConfigError: it is more than a read of one object.
+        """
+        if not isinstance(operation, Get | Head):
+            raise ConfigError(f"{type(operation).__name__} of several stores: they are only read")
+        number, _, key = operation.key.partition("/")
+        return self.stores[int(number)].submit(operation._replace(key=key), sink)
+
+    def describe(self, key: Key) -> str:
+        """As the store that the key names."""
+        number, _, key = key.partition("/")
+        return self.stores[int(number)].describe(key)
+
+    def close(self) -> None:
+        """Close all; idempotent."""
+        for store in self.stores:
+            store.close()
