@@ -153,9 +153,10 @@ class Samples:
 
     # ── verification ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check(self) -> int:
+    def check(self, labels: list[int] | None = None) -> int:
+        """What a client must answer that delivered the samples of `labels`; None: all."""
         crc = [zlib.crc32(image) * 65537 + len(image) for image in self.images]
-        return sum((label + 1) * crc[label % len(crc)] for label in self.labels) & MASK
+        return sum((label + 1) * crc[label % len(crc)] for label in (self.labels if labels is None else labels)) & MASK
 
     def means(self) -> list[float]:
         """The mean of each distinct picture, resized by Pillow."""
@@ -249,7 +250,7 @@ class Loads(Client):
 
 
 class Fresh(Loads):
-    """A new process for every turn."""
+    """A new process for every turn, for one batch, in which each label has to come with its picture's bytes."""
 
     def start(self, origin: Origin) -> None:
         self.origin = origin
@@ -259,11 +260,11 @@ class Fresh(Loads):
         try:
             process.start(self.origin)
             self.versions = process.versions
-            answer = process.ask({**process.job(job), "check": False})
+            answer = process.ask({**process.job(job), "check": True})
         finally:
             process.close()
-        if answer["samples"] != BATCH:
-            raise BenchError(f"{self.name}: a first batch of {answer['samples']}")
+        if answer["samples"] != BATCH or answer["check"] != samples.check(answer["labels"]):
+            raise BenchError(f"{self.name}: a first batch of {answer['samples']}, labels {answer['labels'][:8]}...")
         return answer
 
 

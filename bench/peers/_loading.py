@@ -24,6 +24,7 @@ Batch: TypeAlias = tuple[Any, Any]
 """Images (buffers, or one array[B, H, W, 3]) and labels (texts, numbers or one array), one of each for a sample."""
 
 MASK = 0xFFFFFFFFFFFFFFFF
+LABELS_MAX = 1024
 
 
 class Loads(Protocol):
@@ -72,6 +73,7 @@ class Tally:
         self.check = check
         self.batches = self.samples = self.bytes = self.sum = 0
         self.means: dict[int, float] = {}
+        self.labels: list[int] = []  # of the first samples
 
     def add(self, batch: Batch) -> None:
         images, labels = batch
@@ -85,6 +87,8 @@ class Tally:
             raise AssertionError(f"{len(images)} images with {len(labels)} labels")
         for image, label in zip(images, labels, strict=True):
             number = label_of(label)
+            if len(self.labels) < LABELS_MAX:
+                self.labels.append(number)
             if decoded:
                 self.means[number] = round(float(image.astype("f4").mean()), 2)
                 self.sum += number + 1
@@ -94,7 +98,7 @@ class Tally:
     def answer(self) -> dict[str, Any]:
         found: dict[str, Any] = {"samples": self.samples, "bytes": self.bytes, "batches": self.batches}
         if self.check:
-            found.update(check=self.sum & MASK, means=self.means)
+            found.update(check=self.sum & MASK, means=self.means, labels=self.labels)
         return found
 
 
