@@ -1,9 +1,9 @@
 """Parquet shards, through pyarrow: the footer first, then row groups by range, only the columns that are wanted.
 
-One row is one sample, a row group is a unit: its rows come together. Columns become fields: binary and text as bytes,
-slices of the decoded column; numbers and lists of numbers as typed views; a struct as ``name.child`` each, but for what
-Hugging Face calls an image or audio (``bytes`` and ``path``), whose bytes are ``name``; anything else (dates, decimals,
-nested lists) as JSON. A null is a field that the sample lacks.
+One row is one sample, a row group is a unit: its bytes come together, its rows are decoded some thousand at a time. Columns
+become fields: binary and text as bytes, slices of the decoded column; numbers and lists of numbers as typed views; a struct
+as ``name.child`` each, but for what Hugging Face calls an image or audio (``bytes`` and ``path``), whose bytes are ``name``;
+anything else (dates, decimals, nested lists) as JSON. A null is a field that the sample lacks.
 
 The key is the column ``__key__``, ``key`` or ``id``, the first of them that holds texts or whole numbers; else the row's
 number in the shard, twelve digits.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.formats.jsonl import KEY_NAMES
-from penstock.formats.ranged import TAIL_BYTES, ShardReader, Unit, merged
+from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit, merged
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.thrift import Struct, read_struct
 from penstock.formats.typed import view_of_array
@@ -38,6 +38,12 @@ BLOCK_BYTES_MAX = 8 << 30
 
 ROWS_MAX = 1 << 28
 """Of a row group: each is a Python object."""
+
+PIECE_BYTES = 4 << 20
+"""Decoded at a time, about; a row group may be gigabytes."""
+
+PIECE_ROWS_MAX = 2048
+"""The same in rows, each of which is some hundred bytes of Python objects besides."""
 
 _GAP_BYTES = 64 << 10  # between columns that are read as one: less than a request costs anywhere
 
@@ -73,16 +79,17 @@ class _Parts(io.RawIOBase):
         end = self._size_bytes if size < 0 else min(self._at + size, self._size_bytes)
         for span, view in self._parts:
             if span.start <= self._at and end <= span.end:
-                data = bytes(view[self._at - span.start : end - span.start])
+                data = view[self._at - span.start : end - span.start]
                 self._at = end
-                return data
+                return data  # type: ignore[return-value]  # pyarrow takes any buffer, and copies none
         raise OSError(f"bytes [{self._at}, {end}) are outside of the columns that the footer names")
 
 
 class ParquetReader(ShardReader):
     """Rows of one Parquet shard, a row group at a time; see ``ranged.py``.
 
-    Cost: one read for the footer, two where it is larger than 64 KiB; a unit holds its row group, decompressed.
+    Cost: one read for the footer, two where it is larger than 64 KiB; a unit holds its row group as stored, and
+        ``PIECE_BYTES`` or so of it decoded.
     """
 
     def __init__(
@@ -105,6 +112,7 @@ class ParquetReader(ShardReader):
         self._columns: list[str] = []  # read, of the top level
         self._key_column: str | None = None
         self._first_rows: list[int] = []
+        self._decoded_bytes: list[int] = []  # of the wanted columns of each row group, as the footer says
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         start = max(0, self._size_bytes - TAIL_BYTES)
@@ -160,14 +168,17 @@ class ParquetReader(ShardReader):
             if not 0 <= size_bytes <= BLOCK_BYTES_MAX or not 0 <= rows_count <= ROWS_MAX:
                 raise ValueError(f"a row group of {rows_count} rows in {size_bytes} bytes")
             if not rows_count:
+                self._decoded_bytes.append(0)
                 return Unit((), 0, 0)  # an empty table has one, whose columns lie nowhere
             extents = [
-                (column[3][3][0].decode("utf-8", "replace"), self._span(column[3], end_bytes)) for column in columns
+                (column[3][3][0].decode("utf-8", "replace"), self._span(column[3], end_bytes), int(column[3][6]))
+                for column in columns
             ]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"its footer describes no row group: {error!r}") from None
-        wanted = [span for name, span in extents if name in self._columns]
-        return Unit(merged(wanted, _GAP_BYTES), rows_count, sum(span.length_bytes for _, span in extents))
+        wanted = [span for name, span, _ in extents if name in self._columns]
+        self._decoded_bytes.append(sum(decoded_bytes for name, _, decoded_bytes in extents if name in self._columns))
+        return Unit(merged(wanted, _GAP_BYTES), rows_count, sum(span.length_bytes for _, span, _ in extents))
 
     def _span(self, column: Struct, end_bytes: int) -> ByteRange:
         """Where a column of a row group lies. ``ColumnMetaData``."""
@@ -177,32 +188,47 @@ class ParquetReader(ShardReader):
             raise ValueError(f"a column lies at bytes [{start}, {end})")
         return ByteRange(start, end)
 
-    def _read(self, unit_index: int, views: list[memoryview]) -> list[Sample]:
+    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
+        unit, end = self.units[unit_index], 0
+        for batch in self._batches(unit_index, views) if unit.samples_count else ():
+            begin, end = end, end + batch.num_rows
+            if end > first:  # what is passed over is decoded, and becomes no object
+                rows = batch.slice(max(0, first - begin))
+                yield Piece(self._samples(unit_index, rows, end - rows.num_rows), rows.nbytes)
+        if end != unit.samples_count:
+            raise ValueError(f"row group {unit_index} has {end} rows, and not the {unit.samples_count} of the footer")
+
+    def _batches(self, unit_index: int, views: list[memoryview]) -> Iterator[Any]:
+        """The wanted columns of a row group, decoded some rows at a time."""
         unit = self.units[unit_index]
-        if not unit.samples_count:
-            return []
         source = self._arrow.PythonFile(_Parts(self._size_bytes, unit.spans, views), mode="r")
+        rows_max = max(
+            1, min(PIECE_ROWS_MAX, PIECE_BYTES * unit.samples_count // max(1, self._decoded_bytes[unit_index]))
+        )
         try:
             file = self._parquet.ParquetFile(
                 source, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True
             )
-            table = file.read_row_group(unit_index, columns=self._columns, use_threads=False)
+            yield from file.iter_batches(rows_max, row_groups=[unit_index], columns=self._columns, use_threads=False)
         except (self._arrow.ArrowException, OSError) as error:
             why = "; ".join(str(error).splitlines())
             raise ValueError(f"row group {unit_index} cannot be read: {why}") from None
-        rows: list[dict[str, memoryview]] = [{} for _ in range(table.num_rows)]
+
+    def _samples(self, unit_index: int, batch: Any, first: int) -> list[Sample]:
+        """Rows that were decoded; the first of them is the row group's `first`-th."""
+        rows: list[dict[str, memoryview]] = [{} for _ in range(batch.num_rows)]
         for name in self._columns:
             if name != "__key__" and (self._fields is None or _holds(name, self._fields)):
-                for field, values in self._values(name, _whole(table.column(name))):
+                for field, values in self._values(name, batch.column(name)):
                     for row, value in zip(rows, values, strict=True):
                         if value is not None:
                             row[field] = value
-        offset_bytes = unit.spans[0].start
-        return [Sample(key, row, offset_bytes) for key, row in zip(self._keys(unit_index, table), rows, strict=True)]
+        offset_bytes = self.units[unit_index].spans[0].start
+        keys = self._keys(self._first_rows[unit_index] + first, batch)
+        return [Sample(key, row, offset_bytes) for key, row in zip(keys, rows, strict=True)]
 
-    def _keys(self, unit_index: int, table: Any) -> Iterator[str]:
-        first = self._first_rows[unit_index]
-        stored = [None] * table.num_rows if self._key_column is None else table.column(self._key_column).to_pylist()
+    def _keys(self, first: int, batch: Any) -> Iterator[str]:
+        stored = [None] * batch.num_rows if self._key_column is None else batch.column(self._key_column).to_pylist()
         return (f"{first + index:012d}" if key is None else str(key) for index, key in enumerate(stored))
 
     def _values(self, name: str, array: Any) -> Iterator[tuple[str, list[memoryview | None]]]:
@@ -231,11 +257,6 @@ class ParquetReader(ShardReader):
 def _holds(column: str, fields: Collection[str]) -> bool:
     """Whether a column of the top level gives one of `fields`: by its own name, or that of a child."""
     return column in fields or any(field.startswith(f"{column}.") for field in fields)
-
-
-def _whole(column: Any) -> Any:
-    whole = column.combine_chunks()
-    return whole if not hasattr(whole, "chunks") else whole.chunk(0)
 
 
 def _is_number(types: Any, kind: Any) -> bool:

@@ -47,6 +47,18 @@ class Unit(NamedTuple):
     size_bytes: int
 
 
+class Piece(NamedTuple):
+    """Samples of a unit that were decoded together.
+
+    Attributes:
+        samples: In stored order.
+        size_bytes: Of the memory that they keep.
+    """
+
+    samples: list[Sample]
+    size_bytes: int
+
+
 class RangedReader(Protocol):
     """One shard, read by ranges; pure.
 
@@ -74,6 +86,13 @@ class RangedReader(Protocol):
 
         Raises:
             CorruptShardError: Its bytes are not what the shard's table of contents says.
+        """
+
+    def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[Piece]:
+        """The same from its `first`-th sample on, as many at a time as are decoded together.
+
+        Raises:
+            CorruptShardError: As ``read``, behind the samples that are before the damage.
         """
 
 
@@ -140,18 +159,25 @@ class ShardReader(Skipping, ABC):
             self._note(error, self._size_bytes)
 
     def read(self, unit_index: int, parts: Sequence[Buffer]) -> list[Sample]:
-        """The samples of that unit, none where it was skipped; see ``RangedReader``."""
+        """The samples of that unit, but for those that were skipped; see ``RangedReader``."""
+        return [sample for piece in self.pieces(unit_index, parts) for sample in piece.samples]
+
+    def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[Piece]:
+        """The same, some at a time; see ``RangedReader``."""
         unit = self.units[unit_index]
         views = [byte_view(part) for part in parts]
         size_bytes = sum(map(len, views))
         if self._passing:
             self.skipped_bytes += size_bytes
-            return []
+            return
+        given_count = first
         try:
             for span, view in zip(unit.spans, views, strict=True):
                 if len(view) != span.end - span.start:
                     raise ValueError(f"{len(view)} bytes are there of {span}")
-            return self._read(unit_index, views)
+            for piece in self._pieces(unit_index, views, first):
+                given_count += len(piece.samples)
+                yield piece
         except ConfigError:
             raise
         except ValueError as error:
@@ -160,16 +186,15 @@ class ShardReader(Skipping, ABC):
                 raise corrupt from None
             self._passing = self._on_corrupt == "skip_shard"
             self._note(corrupt, size_bytes)
-            self.skipped_samples += unit.samples_count - 1
-            return []
+            self.skipped_samples += unit.samples_count - given_count - 1
 
     @abstractmethod
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         """As ``look``; fills ``units``."""
 
     @abstractmethod
-    def _read(self, unit_index: int, views: list[memoryview]) -> list[Sample]:
-        """As ``read``; ``ValueError`` with a sentence where the bytes are corrupt."""
+    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
+        """As ``pieces``; ``ValueError`` with a sentence where the bytes are corrupt."""
 
     def _corrupt(self, what: str, offset_bytes: int) -> CorruptShardError:
         return CorruptShardError(what, shard=self._shard, offset_bytes=offset_bytes)

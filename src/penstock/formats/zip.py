@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.errors import ConfigError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt
-from penstock.formats.ranged import TAIL_BYTES, ShardReader, Unit, merged
+from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit, merged
 from penstock.formats.sample import RESERVED_FIELDS, Sample, split_name
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
+    from collections.abc import Collection, Generator, Iterator, Sequence
 
     from penstock.types import Buffer
 
@@ -78,12 +78,15 @@ class ZipReader(ShardReader):
         super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
         self._samples: list[tuple[str, dict[str, Member], int]] = []  # key, wanted members, where the first of all lies
 
-    def _read(self, unit_index: int, views: list[memoryview]) -> list[Sample]:
+    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
+        if first:
+            return
         key, members, offset_bytes = self._samples[unit_index]
         spans = self.units[unit_index].spans
         fields = {field: _value(member, spans, views) for field, member in members.items()}
         is_one = len(spans) == 1 and spans[0].length_bytes == self.units[unit_index].size_bytes
-        return [Sample(key, fields, offset_bytes, spans[0].length_bytes if is_one else None)]
+        size_bytes = sum(map(len, views))
+        yield Piece([Sample(key, fields, offset_bytes, spans[0].length_bytes if is_one else None)], size_bytes)
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         start = max(0, self._size_bytes - TAIL_BYTES - _END.size)

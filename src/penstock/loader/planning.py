@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
+from penstock.formats import FORMATS
 from penstock.index import in_directory
 from penstock.loader.feed import Batching
 from penstock.loader.indexed import IndexedJob, IndexedSource
@@ -26,6 +27,7 @@ from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Sha
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.index import ShardRow
     from penstock.loader.carrying import CarryMark
     from penstock.loader.feed import Begun
     from penstock.loader.finding import Finder, Found
@@ -230,7 +232,7 @@ def _batching(pipeline: Pipeline, world_size: int, take: int | None) -> Batching
     return Batching(batch.global_size or (batch.size or 1) * world_size, batch.drop_last, take)
 
 
-def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Meter) -> Reading:
+def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Meter, *, ranged_count: int) -> Reading:
     budget_bytes = (options.fetch.budget_bytes_max if options.fetch else None) or default_budget_bytes()
     sources = [leaf.source for leaf in pipeline.flat().leaves]
     if options.cache is not None:
@@ -245,6 +247,8 @@ def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Mete
         on_corrupt=tuple(source.on_corrupt if isinstance(source, Shards) else "raise" for source in sources),
         fields=tuple(leaf.members() for leaf in pipeline.flat().leaves),
         meter=meter,
+        budget_bytes=budget_bytes,
+        ranged_count=ranged_count,
     )
 
 
@@ -265,7 +269,8 @@ def _streamed(found: Found, asked: _Order, options: Options, meter: Meter, batch
     shards = found.sources[0].shards
     order = StreamOrder(shards_count=len(shards), **asked._asdict())
     readers_count = len(order.lanes_owned)
-    reading = _reading(found.pipeline, read_ahead(readers_count, options.fetch), options, meter)
+    sizes = read_ahead(readers_count, options.fetch)
+    reading = _reading(found.pipeline, sizes, options, meter, ranged_count=readers_count)
     if options.index == "auto":
         reading = reading._replace(recording=_recording(shards, options))
     holding = _holding(found.pipeline, [found.sources[0].shards], asked, options, batching, readers_count)
@@ -332,13 +337,18 @@ def _indexed(
     sample_bytes = sum(source.sample_bytes for source in stored) / max(1, len(stored))
     sizes = holding.sizes(sample_bytes)
     holding.plan(sample_bytes, sizes).check()
+    ranged_count = len(order.lanes_owned) * sum(any(map(_is_ranged, source.rows)) for source in stored)
     return IndexedJob(
         sources,
         order=order,
-        reading=_reading(pipeline, sizes, options, meter),
+        reading=_reading(pipeline, sizes, options, meter, ranged_count=ranged_count),
         threads_count=threads_count(options),
         led_count=batching.global_size,
     )
+
+
+def _is_ranged(row: ShardRow) -> bool:
+    return row.format in FORMATS and FORMATS[row.format].ranged is not None
 
 
 def mixed(pipeline: Pipeline, counts: Sequence[Sequence[int]], asked: _Order, saved: Mapping[str, Any]) -> Mix:

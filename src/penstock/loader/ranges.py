@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.fetch import Chunk
     from penstock.formats import RangedReader, Sample
+    from penstock.formats.ranged import Piece, Unit
     from penstock.loader.reading import Reading, Segment
 
 _MANY = 1 << 62
@@ -72,7 +73,9 @@ class RangedShard:
         self._chunks: Iterator[Chunk] | None = None
         self._asked: deque[PlanItem] = deque()  # whose bytes did not all arrive
         self._room: memoryview | None = None  # for one that comes in several chunks
-        self._views: list[memoryview] = []  # of the unit that is next
+        self._views: deque[memoryview] = deque()  # of the units that are next
+        self._pieces: Iterator[Piece] | None = None  # of the unit that is being decoded
+        self._unit_at = 0  # in that unit, the next sample
         self._unit = self._stop = 0  # that is next, and behind the last
         start = segment.first_sample + segment.skip_count
         self._wanted = range(start, _MANY if segment.count is None else start + segment.count)
@@ -125,6 +128,8 @@ class RangedShard:
             return None
         if self._chunks is None:
             self.begin()
+        elif self._pieces is not None:
+            self._advance()
         else:
             began_s = time.perf_counter()
             chunk = next(self._chunks, None)
@@ -148,7 +153,7 @@ class RangedShard:
 
     def _choose(self) -> None:
         """The units in which the segment's samples lie: whole ones before it are passed over unread."""
-        units = self._reader.units if self._reader is not None else ()
+        units = self._units
         ends, wanted = self._contents.ends, self._wanted
         self._unit = bisect_right(ends, wanted.start)
         self._sample = end = ends[self._unit - 1] if self._unit else 0
@@ -165,11 +170,28 @@ class RangedShard:
             self.left_bytes += size_bytes
             end += units[self._stop].samples_count
             self._stop += 1
+        self._check_all_lanes(self.left_bytes // max(1, self._stop - self._unit))
+
+    def _check_all_lanes(self, unit_bytes: int) -> None:
+        """Refuse what all lanes together cannot hold: each has the unit that it reads."""
+        reading = self._reading
+        if unit_bytes * reading.ranged_count > reading.budget_bytes:
+            raise ConfigError(
+                f"{self.segment.url}: units (row groups, or samples) of {unit_bytes} bytes on average, one for each of "
+                f"{reading.ranged_count} lanes, are {unit_bytes * reading.ranged_count} bytes, more than the budget of "
+                f"{reading.budget_bytes}",
+                hint="Loader(lanes=...) with fewer, .select() fewer fields, smaller row groups, or "
+                "FetchConfig(budget_bytes_max=...)",
+            )
+
+    @property
+    def _units(self) -> Sequence[Unit]:
+        return self._reader.units if self._reader is not None else ()
 
     def _requests(self) -> Iterator[PlanItem]:
         shard, sizes = self.segment.shard, self._reading.sizes
         gap_bytes = gap_bytes_of(shard)
-        units = self._reader.units if self._reader is not None else ()
+        units = self._units
         spans = (span for unit in islice(units, self._unit, self._stop) for span in unit.spans)
         while some := list(islice(spans, COALESCED_COUNT)):
             items = [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in some]
@@ -199,26 +221,37 @@ class RangedShard:
             self.left_bytes -= item.span.length_bytes - between_bytes
             for span in spans:
                 self._views.append(data[span.start - item.span.start : span.end - item.span.start])
-                self._advance()
+            self._advance()
 
     def _advance(self) -> None:
-        """Read the units whose bytes are here."""
-        reader = self._reader
-        while reader is not None and self._unit < self._stop:
-            unit = reader.units[self._unit]
-            if len(self._views) < len(unit.spans):
+        """Decode the units whose bytes are here; of one that is decoded in pieces, the next of them."""
+        while self._unit < self._stop:
+            unit = self._units[self._unit]
+            if self._pieces is None and not self._enter(unit):
                 return
-            samples = reader.read(self._unit, self._views)
-            size_bytes = sum(map(len, self._views))
-            self._views = []
-            self._saved_bytes += unit.size_bytes - size_bytes
-            if not samples and self.segment.count is not None:
-                samples = [LOST] * unit.samples_count
-            if samples:
-                begin, end = max(0, self._wanted.start - self._sample), self._wanted.stop - self._sample
-                self._give(samples[begin:end], self._sample + begin, size_bytes)
+            stop = min(unit.samples_count, self._wanted.stop - self._sample)
+            piece = next(self._pieces, None) if self._pieces is not None and self._unit_at < stop else None
+            if piece is not None:
+                self._give(piece.samples[: stop - self._unit_at], self._sample + self._unit_at, piece.size_bytes)
+                self._unit_at += len(piece.samples)
+                if self._unit_at < stop:
+                    return
+            elif self._unit_at < stop and self.segment.count is not None:
+                self._give([LOST] * (stop - self._unit_at), self._sample + self._unit_at, 0)
+            self._pieces = None
             self._unit += 1
             self._sample += unit.samples_count
+
+    def _enter(self, unit: Unit) -> bool:
+        """Begin to decode a unit, if its bytes are here."""
+        assert self._reader is not None
+        if len(self._views) < len(unit.spans):
+            return False
+        views = [self._views.popleft() for _ in unit.spans]
+        self._saved_bytes += unit.size_bytes - sum(map(len, views))
+        self._unit_at = max(0, self._wanted.start - self._sample)
+        self._pieces = self._reader.pieces(self._unit, views, first=self._unit_at)
+        return True
 
     def _give(self, samples: list[Sample], first: int, size_bytes: int) -> None:
         self._given_count += len(samples)

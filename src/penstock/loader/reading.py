@@ -142,6 +142,8 @@ class Reading(NamedTuple):
             copied once in any case, now they are in the processor's cache, and nothing waits as a slice of a part.
         meter: Told of bytes, store and parse time.
         recording: Keeps what is found out about whole shards; None: an index knows it, or nobody wants it.
+        budget_bytes: That the rank may hold.
+        ranged_count: Lanes that may read a unit by its ranges at a time, and hold it.
     """
 
     sizes: ReadAhead
@@ -151,6 +153,8 @@ class Reading(NamedTuple):
     copies: bool
     meter: Meter
     recording: Recording | None = None
+    budget_bytes: int = 1 << 62
+    ranged_count: int = 1
 
 
 class ReadAhead(NamedTuple):

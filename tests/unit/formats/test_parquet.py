@@ -8,6 +8,7 @@ import pytest
 
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.formats import detect, parser_of, ranged_of, samples_of
+from penstock.formats.parquet import PIECE_ROWS_MAX
 from penstock.formats.thrift import read_struct
 
 pa = pytest.importorskip("pyarrow")
@@ -71,6 +72,39 @@ def test_every_row_is_a_sample(compression):
         assert fields["nested.a.b"].tolist() == [index]
         assert json.loads(bytes(fields["deep"])) == [["x"], []]
         assert bytes(fields["kind"]) == [b"cat", b"dog"][index % 2]
+
+
+def test_a_row_group_is_decoded_in_pieces():
+    """However many rows it has, few are objects at a time; the rows are the same from any of them on."""
+    table = pa.table({"n": list(range(10_000)), "text": [f"{n}" for n in range(10_000)]})
+    data = parquet(table, row_group_size=6000)
+    reader, samples, _ = read(data)
+    assert [int(bytes(sample.fields["text"])) for sample in samples] == list(range(10_000))
+    views = [data[span.start : span.end] for span in reader.units[0].spans]
+    pieces = list(reader.pieces(0, views))
+    assert max(len(piece.samples) for piece in pieces) == PIECE_ROWS_MAX
+    for first in (1, PIECE_ROWS_MAX, 3000, 5999):
+        assert [each for piece in reader.pieces(0, views, first=first) for each in piece.samples] == samples[first:6000]
+    long = parquet(pa.table({"n": list(range(50)), "blob": [bytes(1 << 20)] * 50}), use_dictionary=False)
+    reader, _, _ = read(long)
+    views = [long[span.start : span.end] for span in reader.units[0].spans]
+    assert max(piece.size_bytes for piece in reader.pieces(0, views)) <= 5 << 20
+
+
+def test_what_is_corrupt_behind_good_rows_leaves_them():
+    """A damaged page costs its own rows and those behind it; what was decoded before counts, and is given."""
+    rows = [f"{n:04d}" * 100 for n in range(5000)]
+    data = bytearray(parquet(pa.table({"x": rows}), use_dictionary=False, compression="none", data_page_size=100_000))
+    at = data.index(rows[3000].encode())
+    at = data.rindex(rows[2900].encode()[:4] * 100, 0, at)
+    page = next(place for place in range(at, len(data)) if data[place] == 0x15)  # where the next page's header begins
+    data[page : page + 8] = b"\xff" * 8
+    reader, samples, _ = read(data, on_corrupt="skip_sample")
+    assert 0 < len(samples) < 3400
+    assert [bytes(sample.fields["x"]).decode() for sample in samples] == rows[: len(samples)]
+    assert len(samples) + reader.skipped_samples == 5000
+    with pytest.raises(CorruptShardError, match="row group 0 cannot be read"):
+        read(data)
 
 
 def test_only_wanted_columns_are_read():

@@ -145,6 +145,28 @@ def test_a_shard_larger_than_the_budget(tmp_path: Path) -> None:
         budget.bytes_max = before
 
 
+def test_row_groups_of_all_lanes_must_fit_the_budget(tmp_path: Path) -> None:
+    """Each lane holds the row group that it reads: 8 of 5 MB are no plan for 32 MiB, and an error with the numbers."""
+    rows = [{"__key__": f"{n:04d}", "n": b"%d" % n, "big": bytes(256 * KIB)} for n in range(160)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "s.parquet").write_bytes(formatted("parquet", rows, rows_per_group=20))
+    made = ps.shards(f"{tmp_path}/data/").shuffle(window=16)
+    options = {"index": "require", "index_dir": index(made, tmp_path / "index"), "threads": 1}
+    fetch = ps.FetchConfig(budget_bytes_max=32 << 20)
+    budget, before = process_budget(), process_budget().bytes_max
+    try:
+        with ps.Loader(made.batch(4), lanes=8, fetch=fetch, **options) as loader:
+            with pytest.raises(
+                ConfigError, match=r"units .* of 5\d{6} bytes on average.* 8 lanes, are 4\d{7} bytes.*33554432"
+            ):
+                list(loader)
+        for chosen, lanes in ((made, 4), (made.select(["n"]), 8)):
+            with ps.Loader(chosen.batch(4), lanes=lanes, fetch=fetch, **options) as loader:
+                assert sum(len(batch["n"]) for batch in loader) == 160
+    finally:
+        budget.bytes_max = before
+
+
 @pytest.mark.parametrize("name", ["parquet", "zip"])
 def test_a_shard_without_a_name_is_found_by_its_first_bytes(tmp_path: Path, counted: Counted, name: str) -> None:
     """Where only the content tells, reading goes on by range once it has told."""
