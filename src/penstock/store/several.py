@@ -42,7 +42,7 @@ class Several(Store):
         if not isinstance(operation, Get | Head):
             raise ConfigError(f"{type(operation).__name__} of several stores: they are only read")
         number, _, key = operation.key.partition("/")
-        return self.stores[int(number)].submit(operation._replace(key=key), sink)
+        return self.stores[int(number)].submit(type(operation)(key, *operation[1:]), sink)
 
     def describe(self, key: Key) -> str:
         """As the store that the key names."""
