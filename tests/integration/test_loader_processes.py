@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
+from penstock.loader.worker import NICENESS
 from resuming import assert_same
 
 pytestmark = pytest.mark.server
@@ -607,7 +608,7 @@ def test_max_errors_is_of_all_workers(folder: Path, place: Path) -> None:
 
 
 def test_workers_wait_between_epochs(folder: Path, place: Path) -> None:
-    """The next epoch is done by the same processes; a restart in the middle and a killed idle one take new ones."""
+    """The next epoch is done by the same processes, which give way to the loop; a restart in the middle takes new ones."""
     with ps.Loader(pipeline(folder), processes=2, lanes=4, index_dir=place) as loader:
         before = children()
         seen = []
@@ -617,6 +618,8 @@ def test_workers_wait_between_epochs(folder: Path, place: Path) -> None:
             seen.append(children() - before)
         assert len(seen[0]) == 2
         assert seen[0] == seen[1] == seen[2]
+        assert {os.getpriority(os.PRIO_PROCESS, each) for each in seen[0]} == {min(19, os.nice(0) + NICENESS)}
+        assert loader.statistics().threads_cpu_s == 0
         os.kill(min(seen[0]), signal.SIGKILL)
         os.waitid(os.P_PID, min(seen[0]), os.WEXITED | os.WNOWAIT)
         expected = numbers(loader)

@@ -22,6 +22,11 @@ _HINTS: dict[Part, str] = {
     "parse": "fewer, larger members per sample; or processes=, which parse side by side",
     "decode": "more threads or processes, up to the number of cores; Image(height=, width=) scales while it decodes",
 }
+_CONTENDED = (
+    "the loop's own Python and the loader's threads want one interpreter: of {step_ms:.1f} ms a step the loop ran "
+    "{own_ms:.1f} ms itself, the threads {threads_ms:.1f} ms, for which they waited {waited_ms:.1f} ms; processes=1 takes "
+    "them out"
+)
 _GAUGES = ("threads_count", "slots_count", "stall_p50_s", "stall_p99_s")
 _HELP = {
     "stall_s": "Seconds that the training loop waited for a batch.",
@@ -40,7 +45,8 @@ class Bottleneck:
     """Share of the time that the training loop waited, in [0, 1]."""
     seconds: Mapping[str, float]
     """What proves it: seconds that the reader waited for the store, parsed, and waited for decoding or the training
-    loop; and those that all decode threads spent decoding."""
+    loop; those that all decode threads spent decoding; the CPU of the loop itself (``step``) and of the loader's threads
+    (``threads``), and how long these waited for their turn (``contended``)."""
     hint: str
     """What to change."""
 
@@ -58,8 +64,23 @@ def bottleneck_of(statistics: LoaderStatistics) -> Bottleneck:
         "parse": statistics.parse_s,
         "decode": statistics.decode_s,
         "waited": statistics.wait_s,
+        "step": statistics.step_cpu_s,
+        "threads": statistics.threads_cpu_s,
+        "contended": statistics.threads_wait_s,
     }
-    return Bottleneck(part=part, stall_ratio=statistics.stall_ratio, seconds=seconds, hint=_HINTS[part])
+    hint = _contended(statistics) if statistics.contends and part != "store" else _HINTS[part]
+    return Bottleneck(part=part, stall_ratio=statistics.stall_ratio, seconds=seconds, hint=hint)
+
+
+def _contended(statistics: LoaderStatistics) -> str:
+    """The hint for a loop that computes in Python beside the loader's threads, with its milliseconds."""
+    ms = 1e3 / max(1, statistics.batches)
+    return _CONTENDED.format(
+        step_ms=statistics.elapsed_s * ms,
+        own_ms=statistics.step_cpu_s * ms,
+        threads_ms=statistics.threads_cpu_s * ms,
+        waited_ms=statistics.threads_wait_s * ms,
+    )
 
 
 def prometheus(statistics: LoaderStatistics, *, epoch: int, labels: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.errors import ClosedError
+from penstock.loader.statistics import ThreadMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +140,8 @@ class EpochRun:
         self._finished = False
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
+        self._reader: ThreadMeter | None = None
+        self._parsed_s = meter.parse_s  # when the reader's work was last counted
         try:
             self._filling = filling(self)
             self._start(self._read_loop, "penstock-read")
@@ -223,6 +226,7 @@ class EpochRun:
             batch.number = self._appended_count
             self._appended_count += 1
             self._batches.append(batch)
+            self._count_reader()
             self.changed.notify_all()
         self.meter.wait_s += time.perf_counter() - began_s
 
@@ -237,8 +241,15 @@ class EpochRun:
         thread.start()
         self._threads.append(thread)
 
+    def _count_reader(self) -> None:
+        """What the reader ran, and waited while it cut shards; its other waiting is for the store and for room."""
+        before_s, self._parsed_s = self._parsed_s, self.meter.parse_s
+        if self._reader is not None:
+            self._reader.worked(self._parsed_s - before_s)
+
     def _read_loop(self) -> None:
         failure: BaseException | None = None
+        self._reader = ThreadMeter(self.meter)
         try:
             self._filling.fill()
         except BaseException as error:
@@ -252,6 +263,7 @@ class EpochRun:
             self.changed.notify_all()
 
     def _decode_loop(self) -> None:
+        thread = ThreadMeter(self.meter)
         while (task := self.tasks.get()) is not None and not self.stopping:
             began_s = time.perf_counter()
             self._filling.work(task)
@@ -259,3 +271,4 @@ class EpochRun:
             spent_s = time.perf_counter() - began_s
             with self.changed:
                 self.meter.decode_s += spent_s
+                thread.worked(spent_s)

@@ -48,6 +48,7 @@ class Session:
         self.epoch = 0
         self.turn = 0  # counts epochs and restarts: an iterator of an earlier turn is exhausted
         self.left_s: float | None = None  # when the training loop got its last batch
+        self._left_cpu_s = 0.0  # what its thread had run until then
         self._first = pipeline  # as given; `on_epoch` may replace it
         self._batches_count = 0  # handed out in this epoch
         self._mark: Any = None  # behind the last of them
@@ -84,7 +85,7 @@ class Session:
         if turn != self.turn:
             return None
         self.check_open()
-        asked_s = time.perf_counter()
+        asked_s, asked_cpu_s = time.perf_counter(), time.thread_time()
         if self._running is None:
             self._running = self._started()
             if self._closed:  # by another thread meanwhile, which saw no epoch to close
@@ -92,7 +93,8 @@ class Session:
                 self.check_open()
         found = self._running.next()
         got_s = time.perf_counter()
-        self.meter.stepped(asked_s if self.left_s is None else self.left_s, asked_s, got_s)
+        left_s, cpu_s = (asked_s, 0.0) if self.left_s is None else (self.left_s, asked_cpu_s - self._left_cpu_s)
+        self.meter.stepped(left_s, asked_s, got_s, cpu_s=cpu_s)
         if found is None:
             if self._line is not None:
                 self._line.end()
@@ -102,7 +104,7 @@ class Session:
         self._mark = found.mark
         if self._line is not None:
             self._draw(self._line)
-        self.left_s = time.perf_counter()
+        self.left_s, self._left_cpu_s = time.perf_counter(), time.thread_time()
         return found.batch
 
     def begin_at(self, epoch: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.loader")
 STALLS_KEPT = 1024
 STALL_RATIO_OK = 0.05  # below this the training loop, not the data, sets the pace
+
+STEP_CPU_RATIO_MIN = 0.25
+"""Of the time: a loop that computes less waits for something else, and leaves the interpreter alone meanwhile."""
+THREADS_CPU_RATIO_MIN = 0.05
+"""Of the time: what threads run less, they can hardly keep from the loop."""
+THREADS_WAIT_RATIO_MIN = 1.0
+"""Of the time that threads run: beside a loop of pure Python they wait 6 to 12 times as long as they run (docs/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,13 @@ class LoaderStatistics:
     """Samples that ``batch_by_size(oversize="drop")`` left out."""
     threads_count: int
     """Decode threads."""
+    step_cpu_s: float = 0.0
+    """Seconds of CPU that the thread which iterates used in its own steps: what it computes itself."""
+    threads_cpu_s: float = 0.0
+    """Seconds of CPU of the reading and decode threads in this process; next to nothing with ``processes=``."""
+    threads_wait_s: float = 0.0
+    """Seconds by which these threads' parsing and decoding took longer than they ran: they waited for the interpreter, or for
+    a core."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Samples that ``max_errors=`` and ``join(missing="drop")`` left out, by stage."""
 
@@ -78,6 +93,18 @@ class LoaderStatistics:
     def stall_ratio(self) -> float:
         """Share of the time that the training loop waited, in [0, 1]: 0 is perfect, 1 is starving."""
         return self.stall_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def contends(self) -> bool:
+        """Whether the loop's own Python and the loader's threads want one interpreter.
+
+        Both run, and the threads wait for their turn longer than they run.
+        """
+        return (
+            self.step_cpu_s >= STEP_CPU_RATIO_MIN * self.elapsed_s > 0
+            and self.threads_cpu_s >= THREADS_CPU_RATIO_MIN * self.elapsed_s
+            and self.threads_wait_s >= THREADS_WAIT_RATIO_MIN * self.threads_cpu_s
+        )
 
     @property
     def bottleneck(self) -> Literal["consumer", "store", "parse", "decode"]:
@@ -112,7 +139,10 @@ class Meter:
         "slots_count",
         "stall_s",
         "stalls",
+        "step_cpu_s",
         "store_s",
+        "threads_cpu_s",
+        "threads_wait_s",
         "wait_s",
     )
 
@@ -127,6 +157,9 @@ class Meter:
         self.parse_s = 0.0
         self.decode_s = 0.0
         self.wait_s = 0.0
+        self.step_cpu_s = 0.0
+        self.threads_cpu_s = 0.0
+        self.threads_wait_s = 0.0
         self.oversize_count = 0
         self.slots_count = 0
         self.stalls = Recent(STALLS_KEPT)
@@ -142,9 +175,10 @@ class Meter:
         for name, value in sums.items():
             setattr(self, name, getattr(self, name) + value - before.get(name, 0))
 
-    def stepped(self, left_s: float, asked_s: float, got_s: float) -> None:
-        """The training loop left with a batch, came back, and got the next one, at these times."""
+    def stepped(self, left_s: float, asked_s: float, got_s: float, *, cpu_s: float = 0.0) -> None:
+        """The training loop left with a batch, came back, and got the next one, at these times; `cpu_s` it ran meanwhile."""
         self.stall_s += got_s - asked_s
+        self.step_cpu_s += min(max(0.0, cpu_s), asked_s - left_s)  # another thread may have come back
         self.elapsed_s += got_s - left_s
         self.stalls.add(got_s - asked_s)
 
@@ -170,3 +204,18 @@ class Meter:
             threads_count=threads_count,
             dropped=dropped,
         )
+
+
+class ThreadMeter:
+    """What one of a loader's threads adds to ``threads_cpu_s`` and ``threads_wait_s``; made and called on that thread."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._cpu_s = time.thread_time()
+
+    def worked(self, spent_s: float) -> None:
+        """It had work for so long since the last call."""
+        before_s, self._cpu_s = self._cpu_s, time.thread_time()
+        ran_s = self._cpu_s - before_s
+        self._meter.threads_cpu_s += ran_s
+        self._meter.threads_wait_s += max(0.0, spent_s - ran_s)

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from penstock.loader.feed import Block
 PR_SET_PDEATHSIG = 1
 
+NICENESS = 10
+"""Added to a worker's. One that a message wakes takes the core of the training loop that sent it in one of three to five times;
+at this priority in one of twenty-five (docs/LOG.md). A loop that waits for a batch leaves its core to the workers."""
+
 
 class Forwarding(Tolerance):
     """Leaves it to the loader to count dropped samples, as it knows what all its workers dropped."""
@@ -267,6 +271,7 @@ class Inbox:
 
 def main(descriptor: int, parent: int) -> None:
     """Do job after job, epoch after epoch, until the loader is gone or one fails."""
+    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loader decides
     if parent:  # of a main thread: the kernel minds the thread that started this process
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,33 @@ def test_the_bottleneck_shows_its_evidence(loader: ps.Loader) -> None:
     """It names a part, the seconds that prove it, and what to change, also as one line."""
     found = loader.bottleneck()
     assert found.part == loader.statistics().bottleneck
-    assert set(found.seconds) == {"stalled", "store", "parse", "decode", "waited"}
+    assert set(found.seconds) == {"stalled", "store", "parse", "decode", "waited", "step", "threads", "contended"}
     assert str(found).startswith(f"{found.part}: ")
     assert found.hint in str(found)
+
+
+def test_a_loop_that_contends_is_told_so_with_its_milliseconds() -> None:
+    """Without stall, too: a step's own milliseconds, the threads' and their waiting, and that processes take these out."""
+    meter = Meter()
+    meter.batches, meter.elapsed_s, meter.wait_s = 100, 2.8, 2.0
+    meter.step_cpu_s, meter.threads_cpu_s, meter.threads_wait_s = 2.0, 0.4, 1.2
+    found = bottleneck_of(meter.read(threads_count=2, dropped={}))
+    assert found.part == "consumer"
+    for text in ("28.0 ms a step", "20.0 ms itself", "threads 4.0 ms", "waited 12.0 ms", "processes=1"):
+        assert text in found.hint
+
+
+def test_the_loop_and_the_threads_are_measured(tmp_path: Path) -> None:
+    """What a loop computes between batches is its own, what reading and decoding run is the threads'."""
+    write_counted(tmp_path, (40,))
+    with ps.Loader(pipeline(tmp_path, batch=10), index="stream") as loader:
+        before_s = time.thread_time()
+        for _ in loader:
+            while time.thread_time() - before_s < 0.02:
+                pass
+        done = loader.statistics()
+    assert 0.015 < done.step_cpu_s < done.elapsed_s
+    assert done.threads_cpu_s > 0
 
 
 def test_stalls_per_step_are_quantiles() -> None:

@@ -27,6 +27,18 @@ def test_bottleneck(values: dict[str, float], expected: str) -> None:
     assert statistics(**values).bottleneck == expected
 
 
+@pytest.mark.parametrize(
+    ("step_s", "threads_s", "waited_s", "expected"),
+    [(90, 20, 100, True), (90, 20, 4, False), (10, 20, 100, False), (90, 1, 100, False), (0, 0, 0, False)],
+)
+def test_contention_needs_a_loop_that_computes_and_threads_that_wait(
+    step_s: float, threads_s: float, waited_s: float, expected: bool
+) -> None:
+    """Both sides run, and the threads wait longer than they run: else there is no contention for the interpreter."""
+    done = statistics(elapsed_s=100, step_cpu_s=step_s, threads_cpu_s=threads_s, threads_wait_s=waited_s)
+    assert done.contends == expected
+
+
 def test_rates() -> None:
     """Rates are per second of iterating."""
     done = statistics(samples=200, bytes=4000, elapsed_s=4, stall_s=1)
