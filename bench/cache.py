@@ -2,9 +2,13 @@
 
 First shards as bytes, in processes of their own, whose memory is warmed by an uncounted pass over local files. `readinto`
 is the floor: as many threads as the cache has, each reading 8 MiB of a file at a time into one buffer that it keeps. `from
-the disk` drops the page cache of files and entries before each turn; `from memory` does not, and is a race of one memory copy
-against a copy and a checksum, so `readinto and CRC-32C` is beside it. `decoding` is a ``Loader`` that decodes photographs.
-What eight processes fetch is counted by the server. Then samples: the second epoch of libraries that keep a copy on disk.
+the disk` drops the page cache of files and entries before each turn; for `from memory` both were then read once by a process
+before, for what a copy costs depends on what filled the page cache: `as written` are files just written, whose large folios
+make the cheapest copies of all. `decoding` is a ``Loader`` that decodes photographs.
+
+Then 1, 2, 4 and 8 processes that begin one cold data set at the same moment, with one cache directory and without, from
+stores of three kinds; what they get together, and what the server sent. Then samples: the second epoch of libraries that
+keep a copy on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +34,12 @@ from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 MIB = 1 << 20
 THREADS = 8
 PART_BYTES = 8 * MIB
-PROCESSES = 8
+PROCESSES = (1, 2, 4, 8)
+STORES: dict[str, dict[str, Any]] = {
+    "a network that costs nothing": {},
+    "30 ms, 90 MB/s a connection": {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000},
+    "200 MB/s in all": {"ttfb_ms": 30, "total_bytes_per_s": 200_000_000},
+}
 CACHE_BYTES = 1 << 40
 MOUNTED_S_MAX = 20.0
 
@@ -91,8 +100,9 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
     from penstock.store.local import LocalStore
 
     files = Path(task["files"])
-    streamed(LocalStore(files))
-    readinto(files, verified=False)
+    if not task["together"]:
+        streamed(LocalStore(files))
+        readinto(files, verified=False)
     if task["drop"]:
         for folder in (files, Path(task["cache"])):
             drop_pages(folder)
@@ -111,8 +121,11 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
         begun_s = time.perf_counter()
         return {"count": decoded(pipeline, cache), "seconds": time.perf_counter() - begun_s}
     with ps.connect(f"s3://{BUCKET}", cache=cache, **connection) as store:
+        if task["together"]:
+            print("ready", flush=True)
+            sys.stdin.readline()
         begun_s = time.perf_counter()
-        count = streamed(store, "big/")
+        count = streamed(store, task["prefix"])
         seconds = time.perf_counter() - begun_s
         record: Any = store.statistics()
     operations = dict(record.inner.operations if cache is not None else record.operations)
@@ -137,22 +150,25 @@ def drop_pages(folder: Path) -> None:
 class Bench:
     """Runs tasks, and keeps their rates by name, turn by turn: MB/s of bytes, samples/s of photographs."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.files, self.url = folder, folder / "files", url
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.rates: dict[str, list[float]] = {}
         self._caches_count = 0
-        self.new_cache()
 
-    def new_cache(self) -> None:
-        """The next turns begin cold. The last ones' is removed at the end only: ext4 is slow to use its inodes again."""
+    def new_cache(self) -> Path:
+        """Of the next turns. The last ones' is removed at the end only: ext4 is slow to use its inodes again."""
         self._caches_count += 1
-        self.cache = self.folder / f"cache-{self._caches_count}"
+        return self.folder / f"cache-{self._caches_count}"
 
-    def start(self, do: str, **options: Any) -> subprocess.Popen[str]:
-        task = {"do": do, "files": str(self.files), "cache": str(self.cache), "url": self.url, "drop": False, **options}
+    def start(self, do: str, url: str, cache: Path | None, **options: Any) -> subprocess.Popen[str]:
+        task = {
+            "do": do, "url": url, "cache": str(cache), "cached": cache is not None, "files": str(self.folder / "files"),
+            "drop": False, "together": False, "prefix": "big/", **options,
+        }  # fmt: skip
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
         command = [*ends_with_us("KILL"), sys.executable, __file__, "--work", json.dumps(task)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
     def end(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         out, _ = process.communicate()
@@ -160,20 +176,32 @@ class Bench:
             raise SystemExit(f"a worker failed with {process.returncode}")
         return dict(json.loads(out))
 
-    def measure(self, name: str, do: str, **options: Any) -> dict[str, Any]:
-        answer = self.end(self.start(do, **options))
+    def measure(self, name: str, do: str, url: str, cache: Path | None, **options: Any) -> dict[str, Any]:
+        answer = self.end(self.start(do, url, cache, **options))
         rate = answer["count"] / answer["seconds"]
-        self.rates.setdefault(name, []).append(rate if do == "decode" else rate / 1e6)
-        print(f"cache: {name}: {self.rates[name][-1]:.0f}", file=sys.stderr)
+        self.keep(name, rate if do == "decode" else rate / 1e6)
         return answer
+
+    def keep(self, name: str, rate: float) -> None:
+        self.rates.setdefault(name, []).append(rate)
+        print(f"cache: {name}: {rate:.0f}", file=sys.stderr)
 
     def ratios(self, name: str, base: str) -> list[float]:
         return [a / b for a, b in zip(self.rates[name], self.rates[base], strict=True)]
 
-    def together(self, *, cached: bool) -> float:
-        """The slowest's seconds of processes that begin one data set at the same time."""
-        running = [self.start("stream", cached=cached) for _ in range(PROCESSES)]
-        return max(float(self.end(process)["seconds"]) for process in running)
+    def together(self, count: int, url: str, cache: Path | None) -> float:
+        """MB/s of processes together that begin one data set at the same moment, until the last has all of it."""
+        running = [self.start("stream", url, cache, prefix="shared/", together=True) for _ in range(count)]
+        for process in running:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit("a worker did not get ready")
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        answers = [self.end(process) for process in running]
+        return sum(answer["count"] for answer in answers) / max(answer["seconds"] for answer in answers) / 1e6
 
 
 def write_rate(folder: Path, size_bytes: int) -> float:
@@ -195,46 +223,68 @@ def sent(log: Path) -> int:
     return sum(int(size_bytes) for method, status, size_bytes in rows if method == "GET" and int(size_bytes) > 65536)
 
 
-def shards_as_bytes(root: Path, folder: Path, data_bytes: int, turns: int) -> tuple[list[Row], list[list[str]], Any]:
-    """All turns: rows, table, record."""
-    disk = [write_rate(folder, data_bytes) for _ in range(2)]
-    fetched, waits, requests = [], [], []
+def shards_as_bytes(root: Path, bench: Bench, data_bytes: int, turns: int) -> tuple[list[Row], dict[str, Any]]:
+    """One process, cold and warm: rows, record."""
+    requests: list[float] = []
+    disk = [write_rate(bench.folder, data_bytes) for _ in range(2)]
     with Origin(root) as origin:
-        bench = Bench(folder, origin.url)
-        for turn in range(turns):
+        for _ in range(turns):
             for name, do in (("decoding", "decode"), ("raw", "stream")):
-                bench.new_cache()
-                bench.measure(f"cold, {name}", do, cached=True)
-                bench.measure(f"no cache, {name}", do, cached=False)
-            for where, drop in (("the disk", True), ("memory", False)):
-                warm = bench.measure(f"warm, from {where}", "stream", cached=True, drop=drop)
-                bench.measure(f"readinto, from {where}", "readinto", drop=drop)
-                requests.append(float(warm["requests"]))
-            bench.measure("readinto and CRC-32C, from memory", "readinto", verified=True)
-            log = folder / f"sent-{turn}"
-            with Origin(root, log=log) as counted:
-                bench.new_cache()
-                bench.url = counted.url
-                shared_s = bench.together(cached=True)
-            fetched.append(sent(log) / data_bytes)
-            bench.url = origin.url
-            waits.append(bench.together(cached=False) / shared_s)
+                cache = bench.new_cache()
+                bench.measure(f"cold, {name}", do, origin.url, cache)
+                bench.measure(f"no cache, {name}", do, origin.url, None)
+            bench.measure("warm, from the disk", "stream", origin.url, cache, drop=True)
+            bench.measure("readinto, from the disk", "readinto", origin.url, cache, drop=True)
+            bench.end(bench.start("stream", origin.url, cache))
+            requests.append(bench.measure("warm, from memory", "stream", origin.url, cache)["requests"])
+            bench.measure("readinto, from memory", "readinto", origin.url, cache)
+            bench.measure("readinto and CRC-32C, from memory", "readinto", origin.url, cache, verified=True)
+            shutil.rmtree(bench.folder / "files")
+            shutil.copytree(root / BUCKET / "big", bench.folder / "files")
+            bench.measure("readinto, from memory, as written", "readinto", origin.url, cache)
     ratios = bench.ratios
-    rows = [
-        Row("warm : readinto, from the disk", ratios("warm, from the disk", "readinto, from the disk"), 0.8, 0.88),
-        Row("warm : readinto, from memory", ratios("warm, from memory", "readinto, from memory"), 0.8, 0.88),
-        Row(
-            "warm : readinto and CRC-32C, from memory",
-            ratios("warm, from memory", "readinto and CRC-32C, from memory"),
-            0.8,
-            0.88,
-        ),
+    warm = [
+        ("warm, from the disk", "readinto, from the disk"),
+        ("warm, from memory", "readinto, from memory"),
+        ("warm, from memory", "readinto and CRC-32C, from memory"),
+    ]
+    rows = [Row(f"{name} : {base.partition(',')[0]}", ratios(name, base), 0.8, 0.88) for name, base in warm]
+    rows += [
         Row("requests of a warm epoch", requests, 1, 1, less=True),
         Row("cold : no cache, raw", ratios("cold, raw", "no cache, raw"), 0.6, 0.8),
         Row("cold : no cache, decoding", ratios("cold, decoding", "no cache, decoding"), 0.9, 0.97),
-        Row(f"{PROCESSES} cold processes: data sets sent by the server", fetched, 1.001, 1.001, less=True),
-        Row(f"{PROCESSES} cold processes: speed : without", waits, 1, 1.5),
     ]
+    return rows, {"disk_write_mb_per_s": disk}
+
+
+def processes_together(root: Path, bench: Bench, data_bytes: int, turns: int, counts: tuple[int, ...]) -> list[Row]:
+    """Cold processes, with one cache and without: rows of the most processes, the rates of all are kept."""
+    most, rows = counts[-1], []
+    fetched: list[float] = []
+    for number, (store, options) in enumerate(STORES.items()):
+        for turn in range(turns):
+            for count in counts:
+                log = bench.folder / f"sent-{number}-{turn}-{count}"
+                with Origin(root, log=log, **options) as origin:
+                    bench.keep(f"{count} together, {store}", bench.together(count, origin.url, bench.new_cache()))
+                fetched.append(sent(log) / data_bytes)
+                with Origin(root, **options) as origin:
+                    bench.keep(f"{count} without a cache, {store}", bench.together(count, origin.url, None))
+        ratios = bench.ratios(f"{most} together, {store}", f"{most} without a cache, {store}")
+        limited = "total_bytes_per_s" in options
+        rows.append(
+            Row(
+                f"{most} together : without a cache, {store}",
+                ratios,
+                most / 2 if limited else 1,
+                most * 0.8 if limited else 1.5,
+            )
+        )
+    return [Row("data sets sent by the server, at most", [max(fetched)], 1.001, 1.001, less=True), *rows]
+
+
+def tabulated(bench: Bench, disk: list[float]) -> tuple[list[list[str]], dict[str, dict[str, int]]]:
+    """A table of all rates, and their spreads for the record."""
     spread = {
         name: {"median": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
         for name, rates in bench.rates.items()
@@ -242,7 +292,7 @@ def shards_as_bytes(root: Path, folder: Path, data_bytes: int, turns: int) -> tu
     table = [["MB/s; decoding: samples/s", "median (min..max)"]]
     table += [[name, f"{s['median']} ({s['min']}..{s['max']})"] for name, s in spread.items()]
     table.append(["disk, written and synced", f"{statistics.median(disk):.0f}"])
-    return rows, table, {"data_bytes": data_bytes, "disk_write_mb_per_s": disk, "rates": spread}
+    return table, spread
 
 
 # ── second epochs of samples ─────────────────────────────────────────────────────────────────────────────────────────
@@ -313,8 +363,11 @@ def main() -> None:
         print(json.dumps(work(json.loads(sys.argv[2]))))
         return
     options = arguments(__doc__ or "", at={"help": "a folder on the disk to be measured; default: the temporary one"})
-    count, size_bytes, photographs = (4, 16 * MIB, 1024) if options.quick else (8, 64 * MIB, 4096)
-    with objects({"big": (count, size_bytes)}) as root, tempfile.TemporaryDirectory(dir=options.at) as name:
+    count, size_bytes, photographs = (4, 16 * MIB, 1024) if options.quick else (16, 64 * MIB, 4096)
+    with (
+        objects({"big": (count, size_bytes), "shared": (8, 16 * MIB)}) as root,
+        tempfile.TemporaryDirectory(dir=options.at) as name,
+    ):
         folder = Path(name)
         (root / "scratch").mkdir()
         shutil.copytree(root / BUCKET / "big", folder / "files")
@@ -323,7 +376,12 @@ def main() -> None:
         counts = [min(each, photographs - begun) for begun in range(0, photographs, each)]
         samples.write_tars(root / BUCKET / "tar", counts, "jpg")
         if not options.only:
-            rows, table, record = shards_as_bytes(root, folder, count * size_bytes, options.turns(5, 1))
+            bench = Bench(folder)
+            rows, record = shards_as_bytes(root, bench, count * size_bytes, options.turns(3, 1))
+            counts = (PROCESSES[0], PROCESSES[-1]) if options.quick else PROCESSES
+            rows += processes_together(root, bench, 8 * 16 * MIB, options.turns(1, 1), counts)
+            table, record["rates"] = tabulated(bench, record["disk_write_mb_per_s"])
+            record["data_bytes"] = count * size_bytes
             print_report("cache: shards as bytes", table, rows, {"bench": "cache", **record, **surroundings()})
         run = second_epochs(root, folder, samples, options)
         peers = {

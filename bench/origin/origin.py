@@ -61,6 +61,7 @@ class Origin:
         ttfb_ms: Milliseconds before any answer begins: fixed, or the median of a log-normal if `ttfb_sigma`.
         ttfb_sigma: Sigma of the logarithm of the delay.
         rate_bytes_per_s: Bandwidth of each connection, paced by the kernel; 0 is unlimited.
+        total_bytes_per_s: Bandwidth of all connections together; 0 is unlimited.
         error_503: Share of requests that are answered 503 SlowDown.
         tls: Serve https with a certificate of its own authority, `ca_path`.
         log: A file to which every answer is appended as "METHOD STATUS BODY-BYTES"; complete when the origin has ended.
@@ -74,6 +75,7 @@ class Origin:
         ttfb_ms: float = 0.0,
         ttfb_sigma: float = 0.0,
         rate_bytes_per_s: int = 0,
+        total_bytes_per_s: int = 0,
         error_503: float = 0.0,
         tls: bool = False,
         log: Path | None = None,
@@ -81,7 +83,8 @@ class Origin:
         self.root = root
         self.listed = listed or {}
         self.ttfb_ms, self.ttfb_sigma = ttfb_ms, ttfb_sigma
-        self.rate_bytes_per_s, self.error_503, self.tls = rate_bytes_per_s, error_503, tls
+        self.rate_bytes_per_s, self.total_bytes_per_s = rate_bytes_per_s, total_bytes_per_s
+        self.error_503, self.tls = error_503, tls
         self.log = log
         self.port = 0
         self.ca_path: Path | None = None
@@ -161,6 +164,8 @@ class Origin:
         environment = {**os.environ, "LD_PRELOAD": str(shim), "PACE_CC": "cubic"}
         if self.rate_bytes_per_s:
             environment["PACE_RATE"] = str(self.rate_bytes_per_s)
+        if self.total_bytes_per_s:
+            environment["PACE_TOTAL"] = str(self.total_bytes_per_s)
         for _ in range(5):
             self.port = _free_port()
             (run / "nginx.conf").write_text(self._configuration())
@@ -232,6 +237,7 @@ def main() -> None:
     parser.add_argument("--ttfb-ms", type=float, default=0.0)
     parser.add_argument("--ttfb-sigma", type=float, default=0.0)
     parser.add_argument("--rate-bytes-per-s", type=int, default=0)
+    parser.add_argument("--total-bytes-per-s", type=int, default=0)
     parser.add_argument("--error-503", type=float, default=0.0)
     parser.add_argument("--tls", action="store_true")
     options = vars(parser.parse_args())
