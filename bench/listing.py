@@ -48,7 +48,9 @@ def measure(options: Any, case: str) -> None:
 
         with run:
             run.turns(turn)
-        run.report([Row("keys/s : boto3", run.ratios("keys/s", "penstock", "boto3"), 12, 20)], keys=len(keys), case=case)
+        run.report(
+            [Row("keys/s : boto3", run.ratios("keys/s", "penstock", "boto3"), 12, 20)], keys=len(keys), case=case
+        )
 
 
 if __name__ == "__main__":
