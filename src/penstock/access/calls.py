@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock import forks
 from penstock.access.names import Names
 from penstock.access.places import Fetched
-from penstock.errors import DecodeError
+from penstock.errors import ClosedError, DecodeError
 from penstock.formats import Sample
 from penstock.formats.grouping import NO_EXTENSION
 
@@ -37,8 +37,16 @@ class CallPlaces:
         self._read: Callable[[str], bytes | Mapping[str, bytes]] = source.read
         self._names = Names(source.urls)
         self._by_key: dict[str, int] | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._made_in = -1
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self._pool = ThreadPoolExecutor(CALLS_MAX, "penstock-read-fn")  # its threads begin with the first call
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        """The pool's threads are the parent's."""
+        self._start()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -46,14 +54,16 @@ class CallPlaces:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None, "_by_key": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Fetched]]:
         """See ``Places``."""
         return enumerate(fetched for _, fetched in self.stream(numbers))
 
     def stream(self, numbers: Iterable[int]) -> Iterator[tuple[int, Fetched]]:
         """See ``Places``."""
-        if self._pool is None or self._made_in != forks.generation():  # a child's has no threads
-            self._pool, self._made_in = ThreadPoolExecutor(CALLS_MAX, "penstock-read-fn"), forks.generation()
         calls: deque[tuple[int, Future[Sample]]] = deque()
         try:
             for number in numbers:
@@ -62,6 +72,10 @@ class CallPlaces:
                     yield _answered(*calls.popleft())
             while calls:
                 yield _answered(*calls.popleft())
+        except (CancelledError, RuntimeError) as error:
+            if not self._closed:
+                raise
+            raise ClosedError("the data set was closed while it was read", hint="open it again") from error
         finally:
             for _, call in calls:
                 call.cancel()
@@ -73,10 +87,9 @@ class CallPlaces:
         return self._by_key.get(key)
 
     def close(self) -> None:
-        """Let the pool's threads end; idempotent."""
-        pool, self._pool = self._pool, None
-        if pool is not None and self._made_in == forks.generation():
-            pool.shutdown(wait=True, cancel_futures=True)
+        """Let calls under way end, and the pool's threads; idempotent."""
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _called(self, key: str) -> Sample:
         try:

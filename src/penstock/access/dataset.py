@@ -209,7 +209,7 @@ class Dataset:
         return self._opened().find(key)
 
     def close(self) -> None:
-        """Let go of stores; idempotent."""
+        """Let go of stores; idempotent. Batches under way in other threads are given, or are a ``ClosedError``."""
         if not self._closed:
             self._closed = True
             self._places.close()
@@ -252,6 +252,7 @@ class Dataset:
     def _iterated(self, places: Places, indices: Iterable[Any], random: SampleRandom) -> Iterator[Sample]:
         for number, fetched in places.stream(map(self._number, _listed(indices))):
             yield self._made(number, fetched, random)
+            self._opened()
 
     def _made(self, number: int, fetched: Fetched, random: SampleRandom) -> Sample:
         sample, url = fetched
@@ -261,7 +262,14 @@ class Dataset:
 
 
 def _listed(indices: Any) -> Iterable[Any]:
-    """Of an array, its numbers as Python's."""
+    """Of an array, its numbers as Python's.
+
+    Raises:
+        ConfigError: they are one key, or bytes.
+    """
+    if isinstance(indices, str | bytes | bytearray | memoryview):
+        hint = "a key is a str: dataset[key], or read_samples([key])"
+        raise ConfigError(f"{indices!r:.80} is {type(indices).__name__}, not numbers or keys", hint=hint)
     listed: Iterable[Any] = indices.tolist() if hasattr(indices, "tolist") else indices
     return listed
 

@@ -105,6 +105,9 @@ def test_no_such_number(dataset: Dataset) -> None:
             dataset[wrong]
     with pytest.raises(ConfigError, match="flatnonzero"):
         dataset[np.ones(TOTAL, bool)]
+    for wrong_key in (b"s00001", "s00001"):
+        with pytest.raises(ConfigError, match="not numbers or keys"):
+            dataset.read_samples(wrong_key)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         dataset[1.5]  # type: ignore[call-overload]
 
@@ -247,6 +250,36 @@ def test_closed(dataset: Dataset) -> None:
     for use in (lambda: dataset[0], lambda: list(dataset), lambda: "s" in dataset):
         with pytest.raises(ClosedError, match="open it again"):
             use()
+
+
+def test_closed_while_it_is_iterated(dataset: Dataset) -> None:
+    """What iterates a data set that is closed hears so at the next sample, not after all that was read ahead."""
+    samples = dataset.iter_samples(number % TOTAL for number in iter(int, 1))
+    next(samples)
+    dataset.close()
+    with pytest.raises(ClosedError, match="open it again"):
+        next(samples)
+
+
+def test_calls_closed_under_way() -> None:
+    """Threads that wait for a user's function when the data set is closed get samples or ``ClosedError``, nothing else."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def read(key: str) -> bytes:
+        began.set()
+        assert goes_on.wait(20)
+        return key.encode()
+
+    dataset = ps.objects([str(number) for number in range(200)], read=read).open()
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(dataset.read_samples, range(200)) for _ in range(2)]
+        assert began.wait(20)
+        closing = pool.submit(dataset.close)
+        while not dataset._closed:
+            goes_on.wait(0.01)
+        goes_on.set()
+        closing.result(20)
+        assert all(isinstance(each.exception(20), ClosedError) for each in asking)
 
 
 def test_repr_says_what_it_is(dataset: Dataset) -> None:
