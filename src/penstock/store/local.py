@@ -299,9 +299,8 @@ class LocalStore(ThreadedStore):
         """As the base; a missing root is a missing bucket."""
         mapped = super().as_store_error(error, operation)
         if type(mapped) is ObjectMissingError and not self.root.is_dir():
-            missing = BucketMissingError(
-                f"there is no directory {self.root}", operation=mapped.operation, url=mapped.url
-            )
+            text, hint = f"there is no directory {self.root}", "check the path"
+            missing = BucketMissingError(text, hint=hint, operation=mapped.operation, url=mapped.url)
             missing.__cause__ = error
             return missing
         return mapped
