@@ -97,7 +97,13 @@ def test_any_listing_is_the_naive_one(seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InFlight, "wait", store.waited(InFlight.wait))
         infos = listing.list_objects(
-            store, prefix, recursive=recursive, requests_max=rng.choice([1, 2, 64]), keys_max=keys_max, skip=skip
+            store,
+            prefix,
+            recursive=recursive,
+            requests_max=rng.choice([1, 2, 64]),
+            keys_max=keys_max,
+            skip=skip,
+            skips_at_once=rng.random() < 0.5,
         )
         found = [info.key for info in infos]
     wanted = [key for key in sorted(keys) if key.startswith(prefix)]

@@ -38,15 +38,22 @@ class Shard:
         listed_size_bytes: The same.
     """
 
-    __slots__ = ("etag", "format", "key", "listed_etag", "listed_size_bytes", "size_bytes", "store", "url")
+    __slots__ = ("_url", "etag", "format", "key", "listed_etag", "listed_size_bytes", "size_bytes", "store")
 
     def __init__(self, store: Store, key: Key, *, etag: str | None = None, size_bytes: int | None = None) -> None:
         self.store = store
         self.key = key
-        self.url = store.describe(key)
+        self._url: str | None = None  # through a store's wrappers it takes as long as all else here
         self.format: str | None = None
         self.etag = self.listed_etag = etag
         self.size_bytes = self.listed_size_bytes = size_bytes
+
+    @property
+    def url(self) -> str:
+        """See above."""
+        if self._url is None:
+            self._url = self.store.describe(self.key)
+        return self._url
 
 
 class _Listing(NamedTuple):
@@ -85,6 +92,7 @@ class ShardFinder:
         self._takes_all = isinstance(source, Objects)
         self._fetch = fetch
         self._stores: dict[str, Store] = {}
+        self._seeks_index = False  # beside what is listed
 
     def find(self) -> list[Shard]:
         """All shards, or objects, of the source; looked for the first time only.
@@ -125,6 +133,7 @@ class ShardFinder:
     def early_index(self) -> EarlyIndex | None:
         """Ask for the index beside what ``find`` is going to list; None where that is more or less than one folder."""
         urls, source = self._source.urls, self._source
+        self._seeks_index = True
         if len(urls) != 1 or source.is_list or source.manifest is not None:
             return None
         url = urls[0]
@@ -172,7 +181,8 @@ class ShardFinder:
         store = self._store(folder)
         others_count = 0
         shards = []
-        for info in list_objects(store, "", skip="" if self._takes_all else FOLDER):
+        skip = "" if self._takes_all else FOLDER
+        for info in list_objects(store, "", skip=skip, skips_at_once=self._seeks_index and bool(skip)):
             if info.is_prefix or (matches is not None and matches(info.key) is None):
                 continue
             if self._is_other(info.key):

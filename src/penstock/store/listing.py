@@ -56,6 +56,7 @@ def list_objects(
     requests_max: int = REQUESTS_MAX,
     keys_max: int = 1000,
     skip: str = "",
+    skips_at_once: bool = False,
 ) -> Iterator[ObjectInfo]:
     """Objects whose key begins with `prefix`, in key order; see ``Store.list``.
 
@@ -67,6 +68,7 @@ def list_objects(
         keys_max: Keys per page asked for; S3's most is 1 000.
         skip: Nobody wants keys that begin with this, which ends with a slash: they are passed over where that saves
             requests, and may come where it does not.
+        skips_at_once: Such keys are likely: what is behind them is asked for beside one key that shows what is before them.
 
     Raises:
         ConfigError: at once, for arguments that cannot be.
@@ -89,6 +91,8 @@ def list_objects(
     listing = _Listing(
         core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max, skip=skip, trust=trust
     )
+    if skips_at_once and skip and skip.startswith(prefix) and recursive and getattr(core, "pages_anywhere", True):
+        listing.begin_behind()
     return listing.iterate()
 
 
@@ -124,6 +128,7 @@ class _Segment:
         "from_low",
         "guessed_count",
         "high",
+        "keys_max",
         "low",
         "next",
         "objects",
@@ -145,6 +150,7 @@ class _Segment:
         self.low = low
         self.from_low = False
         self.high = ""
+        self.keys_max = 1000  # of the next page
         self.after = after
         self.token = token
         self.objects = objects
@@ -162,6 +168,7 @@ class _Segment:
 
     def operation(self, keys_max: int) -> ListPage:
         """The request for its next page."""
+        keys_max = min(keys_max, self.keys_max)
         return ListPage(self.prefix, "/" if self.finds else "", self.token, "" if self.token else self.after, keys_max)
 
     def own(self, objects: list[ObjectInfo]) -> list[ObjectInfo]:
@@ -182,6 +189,7 @@ class _Listing:
     ) -> None:
         self._recursive = recursive
         self._skip = skip
+        self._behind = skip + "\U0010ffff" if skip else ""
         self._requests_max = requests_max
         self._keys_max = keys_max
         self._url = core.describe(prefix)
@@ -195,6 +203,12 @@ class _Listing:
         if not recursive:
             self._front.finds = _Split(prefix)
         self._want(self._front)
+
+    def begin_behind(self) -> None:
+        """Ask for what is behind the keys that nobody wants beside what comes before them, which is mostly nothing."""
+        self._front.high, self._front.keys_max = self._behind, 1
+        self._front.next = _Segment(self._front.prefix, low=self._behind, after=self._behind)
+        self._want(self._front.next)
 
     def iterate(self) -> Iterator[ObjectInfo]:
         """The keys in order."""
@@ -293,9 +307,11 @@ class _Listing:
             self._trust.judge(len(segment.own(page.objects)), segment.guessed_count)
         if page.next_token is None or (high and last >= high):
             return None
-        behind = self._skip + "\U0010ffff"
-        if self._skip and last.startswith(self._skip) and not high and segment.low != behind:
-            return _Segment(segment.prefix, low=behind, after=behind)
+        if self._skip and last.startswith(self._skip) and segment.low != self._behind:
+            if high == self._behind:  # which is asked for already
+                return None
+            if not high:
+                return _Segment(segment.prefix, low=self._behind, after=self._behind)
         splits = segment.flat_count == 0 and last > segment.low and not high
         inside = _dense_sub_prefix(page.objects, segment.prefix) if splits else None
         if inside is None:

@@ -174,6 +174,20 @@ def test_what_nobody_wants_is_passed_over():
     assert listed(keys, "", keys_max=100)[1] > 9
 
 
+@pytest.mark.parametrize("before", [[], [".penstock"], [f"!{number:04d}" for number in range(250)]])
+def test_what_is_likely_there_is_passed_over_at_once(before):
+    """Where a folder that is to be skipped is likely, no answer is waited for before what lies behind it is asked for."""
+    wanted = [*before, ".penstock0", *(f"{number:04d}" for number in range(90))]
+    keys = [*wanted, *(f".penstock/shards/{number:04d}" for number in range(950))]
+    with MemoryStore(dict.fromkeys(keys, b"")) as store:
+        core = Counting(store)
+        infos = listing.list_objects(core, "", keys_max=100, skip=".penstock/", skips_at_once=True)
+        found = [info.key for info in infos]
+    assert [key for key in found if not key.startswith(".penstock/")] == sorted(wanted)
+    assert [operation.start_after[:10] for operation in core.operations[:2]] == ["", ".penstock/"]
+    assert len(core.operations) == 2 if not before else len(core.operations) <= 4 + len(before) // 100 + FIRST_GUESSES
+
+
 def test_tiny_prefixes_are_listed_flat():
     """A request per prefix is not made where prefixes hold a key or two, whatever the first page looked like."""
     tiny = [f"p{index:05}/k" for index in range(5000)]
