@@ -85,14 +85,16 @@ class Found(NamedTuple):
     if_match: str | None
 
 
-def base_url(shards: Iterable[ShardLike]) -> str:
+def base_url(shards: Sequence[ShardLike]) -> str:
     """The folder that holds all `shards`; for listed ones at least the folder that was listed. Ends with a slash.
 
     Raises:
         ConfigError: there is none: they lie in several buckets or hosts.
     """
     common: list[str] | None = None
-    for folder in {_folder(shard) for shard in shards}:
+    listed = {store: _listed_folder(store) for store in {shard.store for shard in shards}}
+    folders = {listed[shard.store] or shard.url[: shard.url.rfind("/") + 1] for shard in shards}
+    for folder in folders:
         parts = folder.split("/")
         if common is None:
             common = parts
@@ -109,11 +111,10 @@ def base_url(shards: Iterable[ShardLike]) -> str:
     return url
 
 
-def _folder(shard: ShardLike) -> str:
-    root = shard.store.describe("")
-    if root.startswith("file:") or urlsplit(root).path.strip("/"):
-        return root  # what was listed; of a single file, its directory
-    return shard.url[: shard.url.rfind("/") + 1]
+def _listed_folder(store: Store) -> str:
+    """What was listed; of a single file, its directory; "" for a whole bucket."""
+    root = store.describe("")
+    return root if root.startswith("file:") or urlsplit(root).path.strip("/") else ""
 
 
 def resolve(shards: Iterable[ShardLike], base: str) -> list[Found]:
