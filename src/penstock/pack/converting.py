@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from penstock import compose
 from penstock.errors import ConfigError, DataError
@@ -26,6 +25,7 @@ from penstock.pack import keeping
 from penstock.pack.destination import Destination, refuse_inside, split_destination
 from penstock.pack.entries import Entry, Member, relative_names, resolve_sizes
 from penstock.pack.fields import parse_fields
+from penstock.pack.job import Job
 from penstock.pack.options import check_format, check_pattern
 from penstock.pack.packing import root_url, source_name
 from penstock.pack.plan import Plan, ShardPlan
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from penstock.loader.shards import Shard
     from penstock.pack.running import Unit
     from penstock.pipeline.sources import ConnectionOptions
-    from penstock.store import Store
 
 
 def convert(
@@ -121,8 +120,8 @@ class ConvertOptions:
             raise ConfigError(f"bytes_max={self.bytes_max!r} must be at least 1")
 
 
-class Conversion:
-    """One conversion: look, plan, save, run. A context manager that closes its stores.
+class Conversion(Job):
+    """One conversion.
 
     Args:
         source: As for ``convert``.
@@ -145,25 +144,16 @@ class Conversion:
         folder, self._name = split_destination(os.fspath(destination))
         if self._name is not None:
             self._check_name(self._name, options)
+        super().__init__(connection)
         self._source = pipeline.source
         self._options = options
-        self._connection = connection
         self._identity = _identity(source, self._name, options, self._source)
-        self._stack = ExitStack()
-        self._stores: list[Store] = []
-        self.made: Plan | None = None
         store = self._stack.enter_context(compose.connect(folder, **connection))
         try:
             self.destination = Destination(store)
         except BaseException:
             self._stack.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     @staticmethod
     def _check_name(name: str, options: ConvertOptions) -> None:
@@ -230,11 +220,6 @@ class Conversion:
         plan.roots = [root_url(store) for store in self._stores]
         return entries
 
-    def save(self) -> None:
-        """Write the plan down, where it is new; before that, drop what it replaces, and what a killed run was sending."""
-        assert self.made is not None
-        self.destination.save(self.made)
-
     def run(self, how: How, listener: Listener) -> Packed:
         """Carry the plan out, but for what is finished; then the index and the manifest.
 
@@ -252,12 +237,13 @@ class Conversion:
             bytes_max=options.bytes_max,
         )
         to_source = cast("ConnectionOptions", source.connection.given())
+        url, run = root_url(self.destination.store), self.destination.run
         return carry_out(
             plan,
             _units,
             destination=self.destination,
             stores=self._stores,
-            crew=Crew(recipe, root_url(self.destination.store), self._connection, tuple(plan.roots), to_source),
+            crew=Crew(recipe, url, self._connection, tuple(plan.roots), to_source, run),
             how=how,
             listener=listener,
         )

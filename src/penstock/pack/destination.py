@@ -17,13 +17,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import penstock
-from penstock.errors import BucketMissingError, ConfigError, ObjectMissingError, StoreError
+from penstock.errors import BucketMissingError, ConfigError, DataError, ObjectMissingError, StoreError
 from penstock.formats.mds_writer import index_json
 from penstock.index import FOLDER, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
 from penstock.pack import plan as plans
 from penstock.pack.options import check_pattern, number_in
-from penstock.pack.shard_file import ENTRIES, KEPT, UPLOADS, Shelf
+from penstock.pack.shelf import ENTRIES, KEPT, UPLOADS, Shelf
 from penstock.store.base import perform
 from penstock.types import AbortMultipart
 
@@ -189,7 +189,11 @@ class Destination(Shelf):
         }
 
     def save(self, plan: Plan) -> None:
-        """Drop what a killed run was sending; of a new plan, delete what it replaces and write it down, before any shard."""
+        """Drop what a killed run was sending; of a new plan, delete what it replaces and write it down, before any shard.
+
+        From now on other runs that are still writing here stop, see ``penstock.pack.shelf``.
+        """
+        self.begin_run()
         self._drop_uploads(self._notes)
         if plan.identity in self._plans:
             return
@@ -228,7 +232,14 @@ class Destination(Shelf):
         return row.is_of(info.size_bytes, etag)
 
     def finish(self, plan: Plan, rows: list[ShardRow]) -> None:
-        """Write the data set's index and the manifest, and mark the packing as finished."""
+        """Write the data set's index and the manifest, and mark the packing as finished.
+
+        Raises:
+            ConfigError: another run writes here now.
+            DataError: not what this run wrote, and found, lies here.
+        """
+        self.check_run()
+        self._check_undisturbed(plan, rows)
         self.place.save(DatasetIndex(self.url, rows))
         everything = self.place.load()
         if plan.format.startswith("mds"):
@@ -236,6 +247,23 @@ class Destination(Shelf):
         self._drop_uploads([info.key for info in self.store.list(UPLOADS)])  # of machines that were lost meanwhile
         self.store.write(MANIFEST_KEY, self._manifest(plan, everything))
         self.store.write(f"{KEPT}{plan.identity}.done", b"")
+        self.end_run()
+
+    def _check_undisturbed(self, plan: Plan, rows: list[ShardRow]) -> None:
+        """Refuse shards that somebody replaced, or put among them, since this run began: nobody's count would be right."""
+        known = {row.key: row for row in rows}
+        for info in self.store.list():
+            row = known.get(info.key)
+            if row is not None:
+                self.present[info.key] = info
+                wrong = None if self._is_here(row) else "is not what this run wrote there"
+            else:
+                wrong = "is there, and this run did not write it" if _is_of(plan, info.key) else None
+            if wrong is not None:
+                raise DataError(
+                    f"{self.store.describe(info.key)} {wrong}",
+                    hint="something else writes here; when it has ended, run this again, or with --overwrite",
+                )
 
     def _write_index_json(self, index: DatasetIndex) -> None:
         folders: dict[str, list[str]] = {}
@@ -272,6 +300,12 @@ class Destination(Shelf):
             return None
         head: dict[str, object] = json.loads(data.partition(b"\n")[0])
         return head
+
+
+def _is_of(plan: Plan, key: str) -> bool:
+    """Whether `key` is a name that only shards of `plan` have."""
+    numbers = [(number_in(pattern, key), plan.starts[split]) for split, pattern in plan.patterns.items()]
+    return any(number is not None and number >= start for number, start in numbers)
 
 
 def _versions(format_name: str) -> dict[str, str]:

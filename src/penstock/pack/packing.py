@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import compose
 from penstock.errors import ConfigError, DataError
@@ -13,6 +12,7 @@ from penstock.index import is_manifest_name
 from penstock.loader.shards import Shard, ShardFinder
 from penstock.pack import entries, tables
 from penstock.pack.destination import Destination, refuse_inside, split_destination
+from penstock.pack.job import Job
 from penstock.pack.options import BYTES_MAX, PackOptions, function_identity
 from penstock.pack.plan import Plan, cut
 from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
@@ -129,8 +129,8 @@ def pack(
         return packing.run(how, OneAtATime(listener or Silence()))
 
 
-class Packing:
-    """One packing: look, plan, save, run. A context manager that closes its stores.
+class Packing(Job):
+    """One packing.
 
     Args:
         source: As for ``pack``.
@@ -140,13 +140,10 @@ class Packing:
     """
 
     def __init__(self, source: Any, folder: str, options: PackOptions, *, connection: ConnectionOptions) -> None:
+        super().__init__(connection)
         self._source = source
         self._options = options
-        self._connection = connection
         self._to_source: ConnectionOptions = source.source.connection.given() if _has_connection(source) else connection
-        self._stack = ExitStack()
-        self._stores: list[Store] = []
-        self.made: Plan | None = None
         self.is_resumed = False
         self._is_python = not isinstance(source, str | os.PathLike | Pipeline)
         self._source_name = source_name(source)
@@ -158,12 +155,6 @@ class Packing:
         except BaseException:
             self._stack.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def _refuse_inside(self) -> None:
         if isinstance(self._source, Pipeline):
@@ -296,11 +287,6 @@ class Packing:
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self) -> None:
-        """Write the plan down, where it is new; before that, drop what it replaces, and what a killed run was sending."""
-        assert self.made is not None
-        self.destination.save(self.made)
-
     def run(self, how: How, listener: Listener) -> Packed:
         """Carry the plan out, but for what is finished; then the index and the manifest.
 
@@ -314,12 +300,13 @@ class Packing:
         if options.transform is not None and how.jobs is None and how.executor == "threads":
             how = replace(how, jobs=os.cpu_count() or 1)
         recipe = EntriesRecipe(format=plan.format, transform=options.transform)
+        url, run = root_url(self._store), self.destination.run
         return carry_out(
             plan,
             lambda shards: [(shard,) for shard in shards],
             destination=self.destination,
             stores=self._stores,
-            crew=Crew(recipe, root_url(self._store), self._connection, tuple(plan.roots), self._to_source),
+            crew=Crew(recipe, url, self._connection, tuple(plan.roots), self._to_source, run),
             how=how,
             listener=listener,
         )

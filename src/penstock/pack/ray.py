@@ -17,7 +17,7 @@ from penstock import compose
 from penstock.errors import ConfigError, PenstockError, WorkerDiedError
 from penstock.fetch import set_process_budget
 from penstock.pack.running import Desk, EntriesRecipe, shares
-from penstock.pack.shard_file import Shelf
+from penstock.pack.shelf import Shelf
 from penstock.pack.verifying import check_shard
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _write(crew: Crew, unit: Unit, memory_bytes_max: int | None, verify: bool) -
         samples_count, source_bytes = samples_count + samples, source_bytes + size_bytes
 
     with ExitStack() as stack:
-        shelf = Shelf(stack.enter_context(compose.connect(crew.url, **crew.connection)))
+        shelf = Shelf(stack.enter_context(compose.connect(crew.url, **crew.connection)), run=crew.run)
         stores = [stack.enter_context(compose.connect(url, **crew.to_source)) for url in crew.roots]
         rows = []
         for row in crew.recipe.write(Desk(shelf, stores, _going_on, progressed), unit):

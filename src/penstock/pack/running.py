@@ -21,7 +21,7 @@ from penstock.errors import ClosedError, ConfigError, DataError, StoreError
 from penstock.fetch import set_process_budget
 from penstock.fetch.plan import PlanItem
 from penstock.pack.progress import BYTES_PER_WORD, SAMPLES_PER_WORD, Packed
-from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, Shelf
+from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile
 from penstock.pack.verifying import check_shard
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.pack.entries import Entry
     from penstock.pack.plan import Plan, ShardPlan
     from penstock.pack.progress import Listener
+    from penstock.pack.shelf import Shelf
     from penstock.pipeline.sources import ConnectionOptions
     from penstock.store import Store
     from penstock.types import Blob
@@ -118,6 +119,7 @@ class Crew(NamedTuple):
         connection: To it.
         roots: URLs of the stores that are read.
         to_source: Connection to those.
+        run: Name of the run that they belong to.
     """
 
     recipe: Recipe
@@ -125,6 +127,7 @@ class Crew(NamedTuple):
     connection: ConnectionOptions
     roots: tuple[str, ...]
     to_source: ConnectionOptions
+    run: str | None
 
 
 def carry_out(

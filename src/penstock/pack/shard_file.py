@@ -21,26 +21,18 @@ from penstock.formats.compressors import COMPRESSORS
 from penstock.formats.mds_writer import MdsWriter
 from penstock.formats.tar_header import BLOCK_BYTES
 from penstock.formats.tar_writer import headers
-from penstock.index import FOLDER, IndexPlace, ShardIndex, ShardRow
+from penstock.index import ShardIndex, ShardRow
 from penstock.index.members import members_of
 from penstock.pack.fields import as_bytes
 from penstock.pack.parquet_writer import CODECS, COPIES, ROW_GROUP_BYTES, ParquetWriter
+from penstock.pack.shelf import ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from penstock.store import Store
+    from penstock.pack.shelf import Shelf
     from penstock.types import Buffer
-
-KEPT = f"{FOLDER}pack/"
-"""What packing keeps beside the shards: plans, and"""
-
-UPLOADS = f"{KEPT}uploads/"
-"""of each shard whose parts are going up, and were not committed yet as far as anybody knows, the upload;"""
-
-ENTRIES = f"{FOLDER}mds/"
-"""of each MDS shard its entry in ``index.json``."""
 
 BLOCK_WRITE_BYTES = 1 * MIB
 """Small pieces are collected to this size before the store hears of them."""
@@ -109,25 +101,6 @@ FORMATS_WRITTEN: dict[str, Written] = {**_PLAIN, "parquet": _PARQUET, **_compres
 
 PLAIN_FORMATS = (*_PLAIN, "parquet")
 """Those without compression."""
-
-
-class Shelf:
-    """Where shards are written: a folder, the index beside them, and what packing keeps there.
-
-    Args:
-        store: Rooted at the folder.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.url = store.describe("")
-        self.place = IndexPlace(store, FOLDER, base=self.url)
-
-    def note_upload(self, name: str, upload_id: str) -> str:
-        """Write down that parts of a shard are going up, so that a later run can drop them; the note's key."""
-        key = f"{UPLOADS}{name}.{crc32c(upload_id.encode()):08x}"  # another attempt at the shard has another upload
-        self.store.write(key, json.dumps([name, upload_id]).encode())
-        return key
 
 
 class ShardFile:
@@ -223,6 +196,7 @@ class ShardFile:
         """Make the shard visible, then its index; the row of it.
 
         Raises:
+            ConfigError: another run writes here now.
             StoreError: either failed; without the index the shard is written again by the next run.
         """
         size_bytes = self._shard.finish()
@@ -237,6 +211,7 @@ class ShardFile:
                 self._send(block)
         if self._compressor is not None:
             self._store_bytes(self._compressor.finish())
+        self._shelf.check_run()
         self._writer.close()
         self._end()
         if self._note_key is not None:

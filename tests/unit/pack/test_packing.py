@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from penstock.loader.shards import ShardFinder
 from penstock.pack import Packed, Packing, PackOptions, advice, pack, verify
 from penstock.pack.destination import Destination
 from penstock.pack.plan import Plan
+from penstock.pack.progress import Silence
+from penstock.pack.running import How
 from penstock.store.local import LocalStore
 
 
@@ -574,3 +577,41 @@ def test_text_goes_through(tmp_path: Path) -> None:
     shard.unlink()
     pack(root, f"{tmp_path}/out%20/")
     assert samples_of(shard) == [("ü n", {"txt": b"x"})]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
+def test_two_packings_at_once(source: Path, tmp_path: Path, *, same: bool) -> None:
+    """The one that began last goes on, the same one or another; the first stops before it shows a shard, and says why."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(24):
+        (other / f"{number:03d}.jpg").write_bytes(b"other")
+    options = PackOptions(samples_max=5)
+    folder = f"{tmp_path}/dst/"
+    with (
+        Packing(source, folder, options, connection={}) as first,
+        Packing(source if same else other, folder, options, connection={}) as second,
+    ):
+        for packing in (first, second):
+            packing.plan(append=False, overwrite=False)
+        for packing in (first, second):
+            packing.save()
+        with pytest.raises(ConfigError, match=r"another run .* has begun to write to"):
+            first.run(How(), Silence())
+        assert not list((tmp_path / "dst").glob("*.tar"))
+        packed = second.run(How(), Silence())
+    assert packed.samples_count == 24
+    assert not verify(folder).problems
+
+
+def test_a_shard_that_was_replaced_meanwhile(source: Path, tmp_path: Path) -> None:
+    """What somebody else puts in the place of a shard, or beside it, is seen before the packing counts as finished."""
+
+    def replacing(sample: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / "dst/shard-000004.tar").write_bytes(b"")
+        return {"jpg": sample["jpg"]}
+
+    with pytest.raises(DataError, match=r"shard-000004.tar is there, and this run did not write it"):
+        pack(source, tmp_path / "dst", samples_max=6, transform=replacing)
+    (tmp_path / "dst/shard-000004.tar").unlink()
+    assert pack(source, tmp_path / "dst", samples_max=6, transform=replacing).shards_written == 0  # all are there

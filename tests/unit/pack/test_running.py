@@ -34,7 +34,7 @@ def test_what_other_machines_need_pickles() -> None:
         bytes_max=9,
     )
     for recipe in (EntriesRecipe(format="tar", transform=str.upper), rewriting):  # type: ignore[arg-type]
-        crew = Crew(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection)  # type: ignore[arg-type]
+        crew = Crew(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection, "run")  # type: ignore[arg-type]
         assert pickle.loads(pickle.dumps(crew)) == crew
 
 
