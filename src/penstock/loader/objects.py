@@ -49,10 +49,10 @@ class Origin(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """One sample: its key, where its members lie in ``ObjectSource.stores``, and what to call it."""
+    """One sample: its key, where its members lie in ``ObjectSource.store``, and what to call it."""
 
     key: str
-    members: tuple[tuple[str, PlanItem], ...]
+    members: Sequence[tuple[str, PlanItem]]
     url: str
 
 
@@ -66,26 +66,28 @@ class ObjectSource:
 
     Attributes:
         groups: The samples, in stored order.
-        stores: That they lie in; None where the user's function reads.
+        store: That they lie in; None where the user's function reads.
     """
 
     def __init__(self, shards: Sequence[Shard], source: Objects, *, number: int) -> None:
         self.number = number
         self.read = source.read
-        self.stores: Several | None = None
+        self.store: Store | None = None
         if source.read is not None:
             self.groups = [_Group(url, (), url) for url in source.urls]
             return
         self.groups = []
-        stores: list[Store] = []
-        for at, (store, run) in enumerate(groupby(shards, key=attrgetter("store"))):
-            stores.append(store)
-            items = {each.key: PlanItem(f"{at}/{each.key}", etag=each.etag, size_bytes=each.size_bytes) for each in run}
-            for found in group_objects(items, group_by=source.group_by):
-                members = tuple((field, items[key]) for field, key in found.members.items())
-                url = store.describe(next(iter(found.members.values())))
-                self.groups.append(_Group(found.key, members, url))
-        self.stores = Several(stores)
+        runs = [(store, list(run)) for store, run in groupby(shards, key=attrgetter("store"))]
+        self.store = runs[0][0] if len(runs) == 1 else Several([store for store, _ in runs])
+        for at, (_, run) in enumerate(runs):
+            prefix = "" if len(runs) == 1 else f"{at}/"
+            listed = {each.key: each for each in run}
+            for found in group_objects(listed, group_by=source.group_by):
+                members = [(field, listed[key]) for field, key in found.members.items()]
+                items = [
+                    (name, PlanItem(prefix + each.key, None, each.etag, each.size_bytes)) for name, each in members
+                ]
+                self.groups.append(_Group(found.key, items, members[0][1].url))
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -123,8 +125,8 @@ class ObjectReader:
         if self._blobs is None:
             if self._closed:
                 return None
-            assert self._source.stores is not None
-            self._blobs = self._source.stores.read_many(self._requests())
+            assert self._source.store is not None
+            self._blobs = self._source.store.read_many(self._requests())
         return self._take()
 
     def close(self) -> None:

@@ -35,12 +35,10 @@ def data_digest(sources: Iterable[FoundSource]) -> str:
     """Identity of a data set: a digest of its shards' URLs, sizes and versions, as far as the listing tells."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sources:
-        for shard in source.shards:
-            line = f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n"
-            digest.update(line.encode(errors="surrogateescape"))
+        lines = [f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n" for shard in source.shards]
         if source.objects is not None:
-            for group in source.objects.groups:
-                digest.update(f"{group.key}\n".encode(errors="surrogateescape"))
+            lines += [f"{group.key}\n" for group in source.objects.groups]
+        digest.update("".join(lines).encode(errors="surrogateescape"))  # at once: there may be millions
     return digest.hexdigest()
 
 
