@@ -100,8 +100,8 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
     from penstock.store.local import LocalStore
 
     files = Path(task["files"])
+    streamed(LocalStore(files), task["warmed"])
     if not task["together"]:
-        streamed(LocalStore(files))
         readinto(files, verified=False)
     if task["drop"]:
         for folder in (files, Path(task["cache"])):
@@ -163,7 +163,7 @@ class Bench:
     def start(self, do: str, url: str, cache: Path | None, **options: Any) -> subprocess.Popen[str]:
         task = {
             "do": do, "url": url, "cache": str(cache), "cached": cache is not None, "files": str(self.folder / "files"),
-            "drop": False, "together": False, "prefix": "big/", **options,
+            "drop": False, "together": False, "prefix": "big/", "warmed": "", **options,
         }  # fmt: skip
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
         command = [*ends_with_us("KILL"), sys.executable, __file__, "--work", json.dumps(task)]
@@ -191,7 +191,9 @@ class Bench:
 
     def together(self, count: int, url: str, cache: Path | None) -> float:
         """MB/s of processes together that begin one data set at the same moment, until the last has all of it."""
-        running = [self.start("stream", url, cache, prefix="shared/", together=True) for _ in range(count)]
+        running = [
+            self.start("stream", url, cache, prefix="shared/", together=True, warmed="00000") for _ in range(count)
+        ]
         for process in running:
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
@@ -365,7 +367,7 @@ def main() -> None:
     options = arguments(__doc__ or "", at={"help": "a folder on the disk to be measured; default: the temporary one"})
     count, size_bytes, photographs = (4, 16 * MIB, 1024) if options.quick else (16, 64 * MIB, 4096)
     with (
-        objects({"big": (count, size_bytes), "shared": (8, 16 * MIB)}) as root,
+        objects({"big": (count, size_bytes), "shared": (16, 16 * MIB)}) as root,
         tempfile.TemporaryDirectory(dir=options.at) as name,
     ):
         folder = Path(name)
@@ -379,7 +381,7 @@ def main() -> None:
             bench = Bench(folder)
             rows, record = shards_as_bytes(root, bench, count * size_bytes, options.turns(3, 1))
             counts = (PROCESSES[0], PROCESSES[-1]) if options.quick else PROCESSES
-            rows += processes_together(root, bench, 8 * 16 * MIB, options.turns(1, 1), counts)
+            rows += processes_together(root, bench, 16 * 16 * MIB, options.turns(1, 1), counts)
             table, record["rates"] = tabulated(bench, record["disk_write_mb_per_s"])
             record["data_bytes"] = count * size_bytes
             print_report("cache: shards as bytes", table, rows, {"bench": "cache", **record, **surroundings()})
