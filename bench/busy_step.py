@@ -1,71 +1,153 @@
-"""By how much does the loader slow a training loop whose step holds the interpreter for 20 ms?
+"""By how much does a loader slow a training loop whose step holds the interpreter for 20 ms, and what of it is the machine?
 
-The step adds integers in Python, the same number for everybody, set so that it takes 20 ms without a loader. `read`: batches of
-32 JPEGs of 115 KB, undecoded, 184 MB/s; `decode`: batches of 4, decoded and resized to 224, 200 a second. The loop's time per
-step, from the first batch on, is divided by that of a loop over one batch in memory.
+The step adds integers in Python, as many as take 20 ms without a loader. `read`: batches of 32 JPEGs of 112 KB, undecoded,
+180 MB/s; `decode`: batches of 4, decoded and resized to 224, 200 a second.
+
+Each client is a training process that runs short windows in turn: bare (steps alone, its loader idle), loaded (steps
+with batches), and a control (bare steps, while a twin process takes the same batches at the same pace from a loader of its own:
+cores, caches, memory and the server are as busy, but nothing of the loader is in the process that trains). A slow-down is
+the time per step of a loaded window over the mean of the two bare windows around it, and over it the control's; medians and
+quartiles of all turns. What is left between both is the loader's; what the control has, the machine's two cores.
 """
 
 from __future__ import annotations
 
+import statistics
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from epochs import STORE, Loads, Samples, bucket, build_index, mixed_counts, photographs
-from harness import Row, Run, arguments
+from harness import Row, arguments, print_report, surroundings
 from origin.origin import Origin
+from peers._steps import STEP_S
 
-STEP_S = 0.02
-BARE = "no loader"
 OURS = ("penstock, threads", "penstock, 1 process", "penstock, 2 processes")
 PEER = "connector, 2 workers, our decoder"
 BATCHES = {"read": 32, "decode": 4}
+STEPS, SETTLE = 12, 4  # of a window: counted, and before these
+TWIN_STEPS = 20  # with its settling a little longer than the window beside it
 
 
-def clients(index: dict[str, str]) -> list[Any]:
+class Trainer:
+    """A client's process that trains, and its twin that only loads."""
+
+    def __init__(self, name: str, driver: str, job: dict[str, Any], **options: Any) -> None:
+        self.name, self.options = name, options
+        self._pair = Loads(name, driver, **options), Loads(name, driver, **options)
+        self._job = {**self._pair[0].job(job), "check": False}
+        self.turns: list[dict[str, Any]] = []
+
+    def start(self, origin: Origin) -> None:
+        for one in self._pair:
+            one.start(origin)
+
+    def close(self) -> None:
+        for one in self._pair:
+            one.close()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return self._pair[0].versions
+
+    def window(self, kind: str, loops: int, *, twin: bool = False, steps: int = STEPS) -> dict[str, Any]:
+        """A window of the process that trains, or of the twin; times are per step, in ms."""
+        command = {"do": "steps", "job": self._job, "kind": kind, "steps": steps, "settle": SETTLE, "burn": loops}
+        answer = self._pair[twin].ask(command)
+        return {
+            name: value / steps * (1e3 if name.endswith(("_s", "seconds")) else 1) for name, value in answer.items()
+        }
+
+    def control(self, loops: int, pool: ThreadPoolExecutor) -> dict[str, Any]:
+        """A bare window while the twin loads."""
+        beside = pool.submit(self.window, "paced", 0, twin=True, steps=TWIN_STEPS)
+        found = self.window("bare", loops)
+        beside.result()
+        return found
+
+    def turn(self, loops: int, pool: ThreadPoolExecutor) -> None:
+        """Bare, loaded and control, bare: four windows of which the middle two change places from turn to turn."""
+        before = self.window("bare", loops)
+        if len(self.turns) % 2:
+            control, loaded = self.control(loops, pool), self.window("loaded", loops)
+        else:
+            loaded, control = self.window("loaded", loops), self.control(loops, pool)
+        after = self.window("bare", loops)
+        bare_ms = (before["seconds"] + after["seconds"]) / 2
+        self.turns.append({
+            "ms a step": loaded["seconds"], "bare ms": bare_ms,
+            "slow-down": loaded["seconds"] / bare_ms - 1, "control's": control["seconds"] / bare_ms - 1,
+            "loader's own": loaded["seconds"] / control["seconds"] - 1, "waited ms": loaded["waited_s"],
+            "queued ms": loaded["queued_s"], "blocked ms": loaded["seconds"] - loaded["cpu_s"] - loaded["queued_s"],
+            "taking ms": loaded["taken_cpu_s"], "others' ms": loaded["others_cpu_s"], "switches": loaded["switches"],
+        })  # fmt: skip
+
+
+def trainers(job: dict[str, Any], index: dict[str, str]) -> list[Trainer]:
+    peer = {"workers": 2, "decoder": "penstock", "throughput_target_gbps": 200, "buffer_bytes": 1 << 20}
     return [
-        Loads(BARE, "penstock", mode="bare"),
-        Loads(OURS[0], "penstock"),
-        Loads(OURS[1], "penstock", processes=1, **index),
-        Loads(OURS[2], "penstock", processes=2, **index),
-        Loads(
-            PEER, "s3torchconnector", workers=2, decoder="penstock", throughput_target_gbps=200, buffer_bytes=1 << 20
-        ),
+        Trainer(OURS[0], "penstock", job),
+        Trainer(OURS[1], "penstock", job, processes=1, **index),
+        Trainer(OURS[2], "penstock", job, processes=2, lanes=2, **index),
+        Trainer(PEER, "s3torchconnector", job, **peer),
     ]
 
 
-def loops_for(bare: Any) -> int:
+def loops_for(trainer: Trainer) -> int:
     """Additions that take 20 ms of a processor, whatever else runs."""
-    loops, job = 200_000, {"do": "epoch", "check": False, "batches_max": 50}
+    loops = 200_000
     for _ in range(3):
-        answer = bare.ask({**job, "scratch": "/tmp", "burn": loops})
-        loops = round(loops * STEP_S * 50 / answer["cpu_s"])
+        loops = round(loops * STEP_S * 1e3 / trainer.window("bare", loops)["cpu_s"])
     return loops
 
 
 def measure(options: Any, case: str) -> None:
-    batch, steps = BATCHES[case], 50 if options.quick else 200
-    with bucket() as (root, folder):
+    batch, turns = BATCHES[case], options.turns(10, 2)
+    steps = (turns + 1) * max(STEPS + SETTLE, TWIN_STEPS + SETTLE) + 20
+    with bucket() as (root, folder), ThreadPoolExecutor(1) as pool:
         samples = Samples(photographs(40))
-        samples.write_tars(folder / "tar", mixed_counts(steps * batch // 2, samples.image_bytes, 64 << 20), "jpg")
-        samples.again(folder / "tar", 3)
-        job = {"prefix": "tar", "keys": samples.keys, "decode": case == "decode", "batch": batch, "batches_max": steps}
+        samples.write_tars(folder / "tar", mixed_counts(steps * batch // 6, samples.image_bytes, 64 << 20), "jpg")
+        samples.again(folder / "tar", 7)
+        job = {"prefix": "tar", "keys": samples.keys, "decode": case == "decode", "batch": batch}
         job["scratch"] = str(root / "scratch")
-        metrics = {"ms a step": lambda answer: (answer["seconds"] - answer["first_s"]) / answer["batches"] * 1e3}
-        chosen = options.select(clients({"index_dir": str(root / "index")}))
-        with Origin(root, **STORE) as origin, Run("", origin, chosen, metrics, options.turns(5, 2)) as run:
-            run.tolerates = lambda client: client.driver != "penstock"
+        chosen = options.select(trainers(job, {"index_dir": str(root / "index")}))
+        with Origin(root, **STORE) as origin:
             build_index(origin, root / "index")
-            loops = loops_for(next(client for client in chosen if client.name == BARE))
-            run.question = f"a step of 20 ms ({loops} additions), batches of {batch}, {case}"
+            try:
+                for each in chosen:
+                    each.start(origin)
+                loops = loops_for(chosen[0])
+                for each in chosen:  # connections, imports and first touches of memory: not counted
+                    each.turn(loops, pool)
+                    each.turns.clear()
+                for _ in range(turns):
+                    for each in chosen:
+                        each.turn(loops, pool)
+            finally:
+                for each in chosen:
+                    each.close()
+    report(chosen, f"a step of 20 ms ({loops} additions), batches of {batch}, {case}", case, turns)
 
-            def turn(client: Any) -> dict[str, Any]:
-                return client.ask({**client.job(job), "check": False, "burn": loops})
 
-            run.turns(turn, warm=turn)
-        rows = []
-        for name in OURS:
-            slower = [ratio - 1 for ratio in run.ratios("ms a step", name, BARE)]
-            rows.append(Row(f"slow-down: {name}", slower, 0.05, 0.01, less=True))
-        run.report(rows, case=case)
+def report(chosen: list[Trainer], question: str, case: str, turns: int) -> None:
+    """Medians and quartiles of all turns, and the rows of the issue: of all that is slower, and of what the control is not."""
+    names = list(chosen[0].turns[0])
+    table, rows = [["client", *names]], []
+    record: dict[str, Any] = {"bench": question, "case": case, **surroundings(), "repetitions": turns, "clients": {}}
+    for each in chosen:
+        spread = {name: _quartiles([turn[name] for turn in each.turns]) for name in names}
+        table.append([each.name, *(f"{mid:.3g} ({low:.3g}..{high:.3g})" for low, mid, high in spread.values())])
+        record["clients"][each.name] = {"options": each.options, "versions": each.versions, **spread}
+        if each.name in OURS:
+            rows.append(
+                Row(f"slow-down: {each.name}", [turn["slow-down"] for turn in each.turns], 0.05, 0.01, less=True)
+            )
+            own = [turn["loader's own"] for turn in each.turns]
+            rows.append(Row(f"against the control: {each.name}", own, 0.05, 0.01, less=True))
+    print_report(f"{question}; quartiles", table, rows, record)
+
+
+def _quartiles(values: list[float]) -> tuple[float, ...]:
+    return tuple(round(value, 4) for value in statistics.quantiles(values, n=4, method="inclusive"))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Commands, a JSON line each, beside ``open`` (see ``_driver.py``):
   {"do": "pack", "source": folder of tars, "target": folder}              -> {}: the same samples in the peer's format
   {"do": "epoch", "image": "jpg", ..., "check": bool, "batches_max": n}   -> {"seconds", "first_s", "cpu_s", ...}
+  {"do": "steps", ...}: see ``_steps.py``
 ``cpu_s`` is user plus system time of the client and everything it started. ``seconds`` and ``first_s`` count from before
 the data set is made. With ``check`` every sample's bytes enter a sum; without, only their number and lengths do.
 """
@@ -138,13 +139,6 @@ def tree_pss_bytes(pid: int) -> int:
     return total * 1024
 
 
-def burn(loops: int) -> None:
-    """What a training step does in Python: holds the interpreter for as long as these additions take."""
-    total = 0
-    for number in range(loops):
-        total += number & 3
-
-
 def _epoch(client: Loads, job: dict[str, Any]) -> dict[str, Any]:
     client.prepare(job)
     tally, first_s, most = Tally(check=job["check"]), 0.0, job.get("batches_max") or sys.maxsize
@@ -154,7 +148,6 @@ def _epoch(client: Loads, job: dict[str, Any]) -> dict[str, Any]:
         first_s = first_s or time.perf_counter() - start_s
         tally.add(batch)
         del batch
-        burn(job.get("burn", 0))
         if count == most:
             break
     seconds = time.perf_counter() - start_s
@@ -166,7 +159,8 @@ def _epoch(client: Loads, job: dict[str, Any]) -> dict[str, Any]:
 
 def serve(make: Callable[..., Any]) -> None:
     """Answers commands until standard input ends. What the client prints goes to standard error."""
-    from _driver import ACCESS_KEY, REGION, SECRET_KEY  # its neighbour in a driver; the harness sees a package
+    from _driver import ACCESS_KEY, REGION, SECRET_KEY  # its neighbours in a driver; the harness sees a package
+    from _steps import Windows
 
     os.environ.update(AWS_ACCESS_KEY_ID=ACCESS_KEY, AWS_SECRET_ACCESS_KEY=SECRET_KEY, AWS_REGION=REGION)
     os.environ.update(AWS_DEFAULT_REGION=REGION, AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE="/dev/null")
@@ -174,15 +168,19 @@ def serve(make: Callable[..., Any]) -> None:
     os.set_inheritable(answers.fileno(), False)
     os.dup2(2, 1)
     client: Any = None
+    windows: Any = None
     for line in sys.stdin:
         command = json.loads(line)
         try:
             if command["do"] == "open":
                 client = make(url=command["url"], bucket=command["bucket"], **command["options"])
+                windows = Windows(client)
                 answer: dict[str, Any] = {"versions": {n: importlib.metadata.version(n) for n in client.packages}}
             elif command["do"] == "pack":
                 client.pack(command["source"], command["target"])
                 answer = {}
+            elif command["do"] == "steps":
+                answer = windows.take(command)
             else:
                 answer = _epoch(client, command)
         except Exception as error:
