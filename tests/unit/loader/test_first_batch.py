@@ -58,6 +58,9 @@ class _Held:
     def cancel(self) -> None:
         """It is sent once the gate opens."""
 
+    def unanswered_s(self) -> float:
+        return 0.0
+
 
 class _Gated(Wrapper):
     def __init__(self, inner: Store, gate: Gate) -> None:
