@@ -99,19 +99,15 @@ mount -o remount,ro "$CACHE" && "$@" epoch "$DATA" "$CACHE" &&
 mount -o remount,rw "$CACHE" && chown -R 12345 "$CACHE" &&
 setpriv --bounding-set=-all --inh-caps=-all "$@" epoch "$DATA" "$CACHE"
 """
+INODES = """
+mount -t tmpfs -o size=64m,nr_inodes=104,mode=700 tmpfs "$CACHE" || exit 77
+"$@" epoch "$DATA" "$CACHE" && "$@" epoch "$DATA" "$CACHE"
+"""
 
 
 def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
     """A full disk, a read-only one and a lost permission, each real: every byte is right, and what happened is said."""
-    processes.cache.mkdir()
-    command = ["unshare", "--mount", "sh", "-c", DISK, "sh", sys.executable, str(SCENARIO)]
-    environment = {**os.environ, "CACHE": str(processes.cache), "DATA": str(processes.data)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    if ended.returncode == 77 or "unshare" in ended.stderr:
-        pytest.skip("needs a mount namespace")
-    assert ended.returncode == 0, ended.stderr
-    records = [json.loads(line) for line in ended.stdout.splitlines() if "digest" in line]
-    assert {(record["size_bytes"], record["digest"]) for record in records} == {(DATA_BYTES, processes.digest)}
+    ended, records = mounted(processes, DISK)
     small, again, read_only, foreign = records
     assert small["troubles"] == again["troubles"] == {}  # it holds what fits, and evicts for the rest
     assert 0 < small["used_bytes"] <= 2 << 20
@@ -120,6 +116,28 @@ def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
     assert "read EACCES" in foreign["troubles"]
     said = [line for line in ended.stderr.splitlines() if "said once" in line]
     assert len(said) == sum(len(record["troubles"]) for record in records)  # one warning for each, however many blocks
+
+
+def test_a_disk_without_inodes_is_full(processes: Processes) -> None:
+    """Where no more files fit, the oldest go, and what is read is kept: no write fails, though bytes are free."""
+    _, records = mounted(processes, INODES)
+    for record in records:
+        assert (record["troubles"], record["refused_count"]) == ({}, 0)
+        assert 0 < record["used_bytes"] < DATA_BYTES
+
+
+def mounted(processes: Processes, script: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """What a shell script that mounts a disk for the cache, in a namespace of its own, ends with, and its epochs say."""
+    processes.cache.mkdir()
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, str(SCENARIO)]
+    environment = {**os.environ, "CACHE": str(processes.cache), "DATA": str(processes.data)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    if ended.returncode == 77 or "unshare" in ended.stderr:
+        pytest.skip("needs a mount namespace")
+    assert ended.returncode == 0, ended.stderr
+    records = [json.loads(line) for line in ended.stdout.splitlines() if "digest" in line]
+    assert {(record["size_bytes"], record["digest"]) for record in records} == {(DATA_BYTES, processes.digest)}
+    return ended, records
 
 
 def test_a_killed_holder_holds_nobody_up(processes: Processes) -> None:

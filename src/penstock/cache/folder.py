@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from penstock.cache.config import CacheConfig
     from penstock.cache.statistics import Counts
 
+_FREE_FILES_MIN = 32
+"""With fewer free files the file system is full, whatever its free bytes are: small objects use up inodes."""
+
 LAYOUT = "v1"
 TAG_NAME = "CACHEDIR.TAG"
 TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of penstock: everything here can be fetched again.\n"
@@ -315,6 +318,8 @@ class Folder:
     def _free_bytes(self, free_ratio_min: float) -> int:
         status = os.statvfs(self.top)
         left_bytes = status.f_bavail * status.f_frsize - free_ratio_min * status.f_blocks * status.f_frsize
+        if status.f_files and status.f_favail < _FREE_FILES_MIN:
+            left_bytes = min(0.0, left_bytes)
         return int(left_bytes) - self._reserved_bytes.total()
 
 
