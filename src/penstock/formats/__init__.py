@@ -10,7 +10,7 @@ from __future__ import annotations
 from penstock.formats.columnar import Samples, as_columns, interleaved, joined, reordered
 from penstock.formats.grouping import ObjectGroup, group_objects
 from penstock.formats.parsing import OnCorrupt, feed_in_columns, feed_in_pieces
-from penstock.formats.ranged import RangedReader, Unit, samples_of
+from penstock.formats.ranged import RangedReader, Unit, look_into, samples_of
 from penstock.formats.record_writers import JsonLinesWriter, RecordIOWriter, TFRecordWriter
 from penstock.formats.registry import FORMATS, HEAD_BYTES, Format, detect, format_of_name, parser_of, ranged_of
 from penstock.formats.sample import LOST, RESERVED_FIELDS, Parser, Sample
@@ -21,5 +21,5 @@ __all__ = [
     "FORMATS", "HEAD_BYTES", "LOST", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "ObjectGroup", "OnCorrupt", "Parser",
     "RangedReader", "RecordIOWriter", "Sample", "Samples", "TFRecordWriter", "TarParser", "TarWriter", "Unit",
     "as_columns", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name", "group_objects", "interleaved",
-    "joined", "parser_of", "ranged_of", "reordered", "samples_of",
+    "joined", "look_into", "parser_of", "ranged_of", "reordered", "samples_of",
 ]  # fmt: skip

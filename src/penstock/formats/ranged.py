@@ -96,8 +96,8 @@ class RangedReader(Protocol):
         """
 
 
-def samples_of(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> Iterator[list[Sample]]:
-    """All samples of a shard, unit by unit; ``read(span)`` gives its bytes.
+def look_into(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> None:
+    """Have a reader know its units; ``read(span)`` gives the shard's bytes.
 
     Raises:
         CorruptShardError: As the reader says.
@@ -108,7 +108,16 @@ def samples_of(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> Ite
         try:
             span = looking.send(read(span))
         except StopIteration:
-            break
+            return
+
+
+def samples_of(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> Iterator[list[Sample]]:
+    """All samples of a shard, unit by unit; ``read(span)`` gives its bytes.
+
+    Raises:
+        CorruptShardError: As the reader says.
+    """
+    look_into(reader, read)
     for unit_index, unit in enumerate(reader.units):
         yield reader.read(unit_index, [read(span) for span in unit.spans])
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
 from penstock.loader.carrying import CarryFilling, CarryMark
 from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
 from penstock.loader.feed import ChosenFeed
@@ -17,8 +15,9 @@ from penstock.loader.strided import begin_strided
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from penstock.loader.agreeing import Agreement
     from penstock.loader.columns import Layout
     from penstock.loader.feed import Begun
     from penstock.loader.planning import Plan
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import Meter
     from penstock.loader.workers import Workers
     from penstock.order import Batches
-
-
-T = TypeVar("T")
-
-_FAILED = -1
-"""Said instead of whether there is a next batch; smaller than what any other rank says."""
 
 
 class Found(NamedTuple):
@@ -51,8 +44,8 @@ class Epoch:
         run_plan: How to make batches of it.
         number: Of the epoch.
         cursor: Where in it to begin; None is its beginning.
-        agree: See ``Loader``.
-        processes: See there.
+        agree: With the other ranks; None: there are none, or nobody has to.
+        processes: See ``Loader``.
         restarts: See there.
         workers: Where worker processes wait between epochs.
         first_batch: Batches of the epoch before `cursor`.
@@ -67,7 +60,7 @@ class Epoch:
         run_plan: RunPlan,
         number: int,
         cursor: Mapping[str, Any] | None,
-        agree: Callable[[int], int] | None,
+        agree: Agreement | None,
         meter: Meter,
         processes: int = 0,
         restarts: bool = False,
@@ -85,7 +78,6 @@ class Epoch:
         self._stride = stride
         self._batch_number = first_batch - 1  # of the last one that came
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
-        self._has_failed = False  # some rank, and all know
         self._skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
         self._layout: Layout | None = None
         # what comes out fills batches, not what goes in: then nothing is left out beforehand
@@ -158,18 +150,26 @@ class Epoch:
 
     def _next_agreed(self) -> Found | None:
         """The next batch, if all ranks have one; asked one batch ahead."""
+        assert self._agree is not None
         if self._goes_on is None:
             self._goes_on = self._asked()
         if not self._goes_on:
             return None
-        delivery = self._told(self._run.next_batch)
-        self._batch_number += 1
-        self._mark = delivery.mark if delivery is not None else self._mark
-        # batches by size are as long as they come out
-        rows_count = delivery.rows if delivery is not None and self._is_by_size else self._plan.rows_count
-        found = self._told(partial(self._found, delivery, rows_count, self._mark))
+        with self._agree.told():
+            delivery = self._run.next_batch()
+            self._batch_number += 1
+            self._mark = delivery.mark if delivery is not None else self._mark
+            # batches by size are as long as they come out
+            rows_count = delivery.rows if delivery is not None and self._is_by_size else self._plan.rows_count
+            found = self._found(delivery, rows_count, self._mark)
+        self._goes_on = None  # unless all say so
         self._goes_on = self._asked()
         return found
+
+    @property
+    def asks(self) -> bool:
+        """Whether the ranks ask each other before each batch."""
+        return self._agree is not None
 
     def close(self) -> None:
         """End the threads; idempotent."""
@@ -238,25 +238,11 @@ class Epoch:
     def _asked(self) -> bool:
         """Whether there is one more batch for all: until the first rank runs out, or the last one where batches are masked."""
         assert self._agree is not None
-        if self._has_failed:
-            raise _elsewhere()
-        has_next = self._told(self._run.has_next)
-        agreed = self._agree(int(has_next if not self._plan.is_masked else not has_next))
-        if agreed == _FAILED:
-            self._has_failed, self._goes_on = True, None
-            raise _elsewhere()
+        self._agree.check()
+        with self._agree.told():
+            has_next = self._run.has_next()
+        agreed = self._agree.smallest(int(has_next if not self._plan.is_masked else not has_next))
         return agreed == 0 if self._plan.is_masked else agreed > 0
-
-    def _told(self, fn: Callable[[], T]) -> T:
-        """What `fn` gives. If it fails, the other ranks hear of it where they ask next, and wait for nobody."""
-        try:
-            return fn()
-        except Exception:
-            if not self._has_failed and self._agree is not None:
-                self._has_failed = True
-                with contextlib.suppress(Exception):  # a rank may be gone: what failed here is to be said
-                    self._agree(_FAILED)
-            raise
 
     def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> Found:
         if delivery is not None:
@@ -288,7 +274,3 @@ class Epoch:
             finally:
                 run.close()
         return None
-
-
-def _elsewhere() -> PenstockError:
-    return PenstockError("another rank failed", hint="its own error says why; restart() on all ranks")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from penstock.config import FetchConfig
 from penstock.errors import ConfigError
-from penstock.formats import FORMATS, format_of_name
+from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
 from penstock.loader.finding import Finder
 from penstock.loader.memory import Holding, MemoryPlan, said
 from penstock.loader.peek import peek
@@ -53,8 +53,10 @@ class SourcePlan:
     formats: tuple[str, ...]
     """By name; empty where only the content tells."""
     entry_bytes: int | None
-    """Read in vain, on average, where reading begins inside a shard: half of one that is compressed whole, nothing where
-    samples can be read by themselves. None where only the shards tell: half a row group of Parquet."""
+    """Read in vain, on average, where reading begins inside a shard: half of one that is compressed whole, half a row group
+    of Parquet, nothing where samples can be read by themselves. None where only the shards tell."""
+    unit_bytes: int
+    """Of a row group, the wanted columns as stored, on average in the first shard: each lane holds one. Else 0."""
     indexed_count: int
     """Shards of which an index knows the samples."""
     samples_count: int | None
@@ -130,7 +132,8 @@ def explain(
         ConfigError: the plan does not fit its memory budget (it is printed nevertheless), or as ``Loader`` says.
         StoreError, DataError: the data cannot be listed, or its first samples not be read.
 
-    Cost: the listing, one read of an index, and a few samples of each source, on which the user's functions are run.
+    Cost: the listing, one read of an index, of Parquet a footer, and a few samples of each source, on which the user's
+        functions are run.
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
@@ -139,11 +142,12 @@ def explain(
     finder = Finder(pipeline, fetch=fetch, index_dir=index_dir)
     try:
         found = finder.find(index="auto")
+        looks = [_look(*each) for each in zip(flat.leaves, flat.schedule[0][1], found.sources, strict=True)]
     finally:
         finder.close()
     made = _planned(
         pipeline,
-        [_look(*each) for each in zip(flat.leaves, flat.schedule[0][1], found.sources, strict=True)],
+        looks,
         rank=rank,
         world_size=world_size,
         lanes=lanes,
@@ -168,6 +172,7 @@ def _look(leaf: Pipeline, share: float, found: FoundSource) -> SourcePlan:
     else:
         first = peek(Pipeline(leaf.source), PEEKED)
         sample_bytes = sum(map(_value_bytes, first)) // max(1, len(first))
+    unit_bytes = _unit_bytes(leaf, shards)
     names = {name for shard in shards if (name := shard.format or format_of_name(shard.key)) is not None}
     return SourcePlan(
         what=repr(leaf.source),
@@ -176,21 +181,36 @@ def _look(leaf: Pipeline, share: float, found: FoundSource) -> SourcePlan:
         size_bytes=total_bytes,
         largest_bytes=max((size for size in sizes if size is not None), default=None),
         formats=tuple(sorted(names)) if isinstance(leaf.source, Shards) else (),
-        entry_bytes=_entry_bytes(shards) if isinstance(leaf.source, Shards) else 0,
+        entry_bytes=_entry_bytes(shards, unit_bytes) if isinstance(leaf.source, Shards) else 0,
+        unit_bytes=unit_bytes,
         indexed_count=len(rows),
         samples_count=samples_count,
         sample_bytes=sample_bytes,
     )
 
 
-def _entry_bytes(shards: Sequence[Shard]) -> int | None:
+def _unit_bytes(leaf: Pipeline, shards: Sequence[Shard]) -> int:
+    shard = shards[0] if shards else None
+    name = None if shard is None else shard.format or format_of_name(shard.key)
+    if shard is None or name not in FORMATS or FORMATS[name].unit != "block":
+        return 0
+    size_bytes = shard.store.stat(shard.key).size_bytes if shard.size_bytes is None else shard.size_bytes
+    if not size_bytes:
+        return 0
+    reader = ranged_of(name, shard=shard.url, size_bytes=size_bytes, fields=leaf.members())
+    look_into(reader, lambda span: shard.store.read(shard.key, span).data)
+    wanted_bytes = sum(span.length_bytes for unit in reader.units for span in unit.spans)
+    return wanted_bytes // max(1, len(reader.units))
+
+
+def _entry_bytes(shards: Sequence[Shard], unit_bytes: int) -> int | None:
     total_bytes = 0
     for shard in shards:
         name = shard.format or format_of_name(shard.key)
-        unit = FORMATS[name].unit if name in FORMATS else "block"
-        if unit == "block" or (unit == "shard" and shard.size_bytes is None):
+        unit = FORMATS[name].unit if name in FORMATS else None
+        if unit is None or (unit == "shard" and shard.size_bytes is None):
             return None
-        total_bytes += (shard.size_bytes or 0) // 2 if unit == "shard" else 0
+        total_bytes += {"sample": 0, "block": unit_bytes // 2, "shard": (shard.size_bytes or 0) // 2}[unit]
     return total_bytes // max(1, len(shards))
 
 
@@ -226,6 +246,8 @@ def _planned(
     )
     reading = holding.sizes(sample_bytes)
     memory = holding.plan(sample_bytes, reading)
+    units_bytes = lanes_owned * sum(source.unit_bytes for source in sources)
+    memory = replace(memory, read_ahead_bytes=max(memory.read_ahead_bytes, units_bytes))
     parts = None if None in sizes else sum(-(-(each or 1) // reading.part_bytes) for each in sizes)
     return Explanation(
         pipeline=repr(pipeline),
@@ -294,7 +316,7 @@ def _of_source(source: SourcePlan) -> str:
     cost = f", on average {said(source.entry_bytes)}" if source.entry_bytes else ""
     for name in source.formats:
         unit = FORMATS[name].unit if name in FORMATS else "shard"
-        lines.append(f"  format {name}: {_ENTRY[unit]}{cost if unit == 'shard' else ''}")
+        lines.append(f"  format {name}: {_ENTRY[unit]}{cost if unit != 'sample' else ''}")
     if source.samples_count is not None:
         lines.append(f"  index  complete: {source.samples_count} samples of {said(source.sample_bytes)}")
     elif source.formats:

@@ -51,9 +51,10 @@ class Loader:
             MPI, else 0.
         world_size: How many share the data; by default as for `rank`.
         mesh: One dimension of a device mesh, ``device_mesh["dp"]``: model-parallel peers get identical batches.
-        agree: ``fn(n) -> int``, the smallest `n` of all ranks (an all-reduce). Called on the iterating thread, as often by
-            every rank, one batch ahead. Needed for several ranks without an index, which then end together: with
-            ``drop_last=True`` when the first runs out, else when the last does, the others' batches masked.
+        agree: ``fn(n) -> int``, the smallest `n` of all ranks (an all-reduce of int64). Called on the iterating thread, as
+            often by every rank: when an epoch opens, and without an index one batch ahead. Needed for several ranks without an
+            index, which then end together: with ``drop_last=True`` when the first runs out, else when the last does, the
+            others' batches masked. A rank that fails there tells the others.
         share: ``fn(make) -> bytes``: calls ``make()`` on one rank and gives all ranks what that gave, so that the data set is
             listed once per job: ``penstock.torch.share``. Called when the first rank's iteration, or ``len()``, looks at the
             data: all ranks have to do so.

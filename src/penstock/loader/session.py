@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, ConfigError
+from penstock.loader.agreeing import Agreement
 from penstock.loader.changing import reweighted
 from penstock.loader.epoch import Epoch
 from penstock.loader.finding import Finder
 from penstock.loader.planning import Plan, plan_of, threads_count
+from penstock.loader.ranks import rank_and_world_size
 from penstock.loader.reporting import LiveLine
 from penstock.loader.run import RunPlan
 from penstock.loader.samples import Steps
@@ -55,12 +58,13 @@ class Session:
         self._cursor: dict[str, Any] | None = None  # where in the epoch reading began
         self._decided: dict[str, Any] | None = None  # the statistics that `on_epoch` was given for this epoch
         self._changed: dict[str, Any] | None = None  # the epoch and statistics for which it gave the pipeline of now
+        self._opened: int | None = None  # the epoch that all ranks know to be open
         self._loaded: dict[str, Any] | None = None  # a state that iteration has yet to begin from
         self._accepts_changed_data = False
         self._running: Epoch | None = None
         self._plan: Plan | None = None
         self._workers: Workers | None = None
-        self._closed = False
+        self._closed = self._is_stepping = False
         self._line = LiveLine() if options.progress else None
         self._use(pipeline)
 
@@ -85,6 +89,15 @@ class Session:
         if turn != self.turn:
             return None
         self.check_open()
+        if self._is_stepping:  # it would give batches twice
+            raise ConfigError("two threads iterate one loader at once", hint="one at a time, or a loader for each")
+        self._is_stepping = True
+        try:
+            return self._next()
+        finally:
+            self._is_stepping = False
+
+    def _next(self) -> Any:
         asked_s, asked_cpu_s = time.perf_counter(), time.thread_time()
         if self._running is None:
             self._running = self._started()
@@ -197,7 +210,7 @@ class Session:
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
         """See ``Loader``."""
         if self._loaded is not None:
-            self._decide()
+            self._decide(None)
         plan = self.planned()
         if self._loaded is not None:
             self._cursor, self._loaded = self._resumed(plan), None
@@ -225,8 +238,35 @@ class Session:
             running.close()
 
     def _started(self) -> Epoch:
-        self._decide()
-        self._agree_on_mode()
+        """An epoch that all ranks opened."""
+        agreement = self._agreement()
+        if agreement is None:
+            return self._begun(None)
+        is_new, self._opened = self._opened != self.epoch, None
+        with agreement.told() if is_new else nullcontext():
+            epoch = self._begun(agreement)
+        try:
+            if is_new:
+                agreement.smallest(0)
+        except BaseException:
+            epoch.close()
+            raise
+        self._has_agreed = True
+        # who asks before each batch asks also when it opens an epoch again
+        self._opened = None if epoch.asks else self.epoch
+        return epoch
+
+    def _agreement(self) -> Agreement | None:
+        """With the other ranks, where there are any."""
+        options = self.options
+        if options.agree is None:
+            return None
+        _, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
+        return Agreement(options.agree) if world_size > 1 else None
+
+    def _begun(self, agreement: Agreement | None) -> Epoch:
+        self._decide(agreement)
+        self._agree_on_mode(agreement)
         plan = self.planned()
         if self._loaded is not None:
             self._cursor = self._resumed(plan)
@@ -253,7 +293,7 @@ class Session:
             run_plan=run_plan,
             number=self.epoch,
             cursor=self._cursor,
-            agree=self.options.agree,
+            agree=agreement,
             meter=self.meter,
             processes=self.options.processes,
             restarts=self.options.restart_workers,
@@ -265,7 +305,7 @@ class Session:
         _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)
         return epoch
 
-    def _decide(self) -> None:
+    def _decide(self, agreement: Agreement | None) -> None:
         """Ask ``on_epoch`` what to read, as it was asked before where a state says so."""
         on_epoch = self.options.on_epoch
         if on_epoch is None or (self._cursor is not None and self._loaded is None):
@@ -275,6 +315,8 @@ class Session:
             said = asdict(self.statistics())
         current = self.pipeline if self._loaded is None else self._before(self._loaded.get("changed"))
         changed = self._asked(self.epoch, said)
+        if agreement is not None:
+            agreement.smallest(0)  # before ranks that could not decide are waited for elsewhere
         self._decided = said
         if changed is None:
             changed = current
@@ -283,7 +325,8 @@ class Session:
         if changed != self.pipeline:
             self._finder.close()
             self._use(changed)
-        self._agree_on_data()
+        if agreement is not None:
+            self._agree_on_data(agreement)
 
     def _before(self, changed: Mapping[str, Any] | None) -> Pipeline:
         """What was read before the epoch of the loaded state: as given, or as `on_epoch` changed it last."""
@@ -300,26 +343,20 @@ class Session:
             raise ConfigError(f"on_epoch gave {given!r}, not a pipeline with .batch(), or None to go on with what is")
         return given
 
-    def _agree_on_mode(self) -> None:
+    def _agree_on_mode(self, agreement: Agreement | None) -> None:
         """Read by an index only where all ranks have one: each host may have its own, left by an earlier job."""
-        agree, is_saved = self.options.agree, self._loaded is not None and bool(self._loaded["mode"])
-        has_agreed, self._has_agreed = self._has_agreed, True
-        if has_agreed or agree is None or is_saved or self.options.index != "auto":
+        is_saved = self._loaded is not None and bool(self._loaded["mode"])
+        if self._has_agreed or agreement is None or is_saved or self.options.index != "auto":
             return
-        plan = self.planned()
-        if plan.world_size > 1 and not agree(int(plan.job.mode == "index")) and plan.job.mode == "index":
+        is_indexed = self.planned().job.mode == "index"
+        if not agreement.smallest(int(is_indexed)) and is_indexed:
             self._plan = self._planned(replace(self.options, index="stream"))
 
-    def _agree_on_data(self) -> None:
+    def _agree_on_data(self, agreement: Agreement) -> None:
         """All ranks must have decided alike."""
-        plan, agree = self.planned(), self.options.agree
-        if agree is None or plan.world_size == 1:
-            return
-        digest = int(plan.digest, 16) & _DIGEST_MASK
-        lowest, highest = (
-            agree(digest),
-            -agree(-digest),
-        )  # both on every rank: one that stopped here leaves others waiting
+        digest = int(self.planned().digest, 16) & _DIGEST_MASK
+        # both on every rank: one that stopped here leaves others waiting
+        lowest, highest = agreement.smallest(digest), -agreement.smallest(-digest)
         if lowest != highest:
             raise ConfigError(
                 f"epoch {self.epoch}: on_epoch gave another data set here than on another rank",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from loading import index, shard, write_counted, write_formatted
+from loading import formatted, index, shard, write_counted, write_formatted
 from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.loader.explain import MemoryPlan, explain
@@ -46,6 +46,26 @@ def test_explain_says_what_it_found(folder: Path) -> None:
         assert words in text
 
 
+def test_row_groups_are_part_of_the_plan(tmp_path: Path) -> None:
+    """Each lane holds one of Parquet: its size is told, and refused where all lanes' are more than the budget."""
+    rows = [{"__key__": f"{n:04d}", "n": b"%d" % n, "big": bytes(64 << 10)} for n in range(96)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "s.parquet").write_bytes(formatted("parquet", rows, rows_per_group=32))
+    made = ps.shards(f"{tmp_path}/data/").shuffle(window=8).batch(4)
+    index(made, tmp_path / "index")
+    options = {
+        "index_dir": tmp_path / "index",
+        "fetch": ps.FetchConfig(budget_bytes_max=8 << 20),
+        "file": io.StringIO(),
+    }
+    plan = explain(made, lanes=2, **options)
+    assert 2 << 20 <= plan.sources[0].unit_bytes <= 2.2 * (1 << 20)
+    assert plan.sources[0].entry_bytes == plan.sources[0].unit_bytes // 2
+    assert explain(ps.shards(f"{tmp_path}/data/").select(["n"]).batch(4), **options).sources[0].unit_bytes < 10_000
+    with pytest.raises(ConfigError, match="more than its budget of 8 MiB"):
+        explain(made, lanes=4, **options)
+
+
 def test_explain_says_how_often_workers_read(folder: Path, tmp_path: Path) -> None:
     """Without an index n times; single objects once; with one, less than n times where samples are large."""
     small = ps.shards(f"{folder}/").shuffle(window=32).batch(4)
@@ -66,7 +86,7 @@ def test_explain_says_how_often_workers_read(folder: Path, tmp_path: Path) -> No
     [
         ("tar", "any sample can be read by itself"),
         ("mds", "any sample can be read by itself"),
-        ("parquet", "entering inside costs the row group from its start, and the shard's footer"),
+        ("parquet", "entering inside costs the row group from its start, and the shard's footer, on average 62 B"),
         ("tfrecord.gz", "entering inside costs the shard from its start, on average 5"),
     ],
 )
@@ -75,7 +95,9 @@ def test_explain_says_what_entering_costs(tmp_path: Path, name: str, says: str) 
     write_formatted(tmp_path, name, (9, 9))
     plan = explain(ps.shards(f"{tmp_path}/").batch(2), file=io.StringIO())
     mean_bytes = sum(path.stat().st_size for path in tmp_path.iterdir()) // 4
-    expected = {"parquet": None, "tfrecord.gz": pytest.approx(mean_bytes, abs=1)}.get(name, 0)
+    expected = {"parquet": plan.sources[0].unit_bytes // 2, "tfrecord.gz": pytest.approx(mean_bytes, abs=1)}.get(
+        name, 0
+    )
     assert plan.sources[0].entry_bytes == expected
     assert says in str(plan)
 

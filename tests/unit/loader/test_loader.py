@@ -407,3 +407,26 @@ def test_statistics_count(folder: Path) -> None:
 
 
 GOLDEN = [[6, 7, 0, 5, 8, 1, 9, 2, 10, 3, 4], [8, 0, 5, 7, 1, 6, 10, 2, 9, 3, 4]]
+
+
+def test_two_threads_at_once_are_refused(folder: Path) -> None:
+    """While one thread waits for a batch, another is told so; nothing is lost or comes twice by it."""
+    entered, gate = threading.Event(), threading.Event()
+
+    def held(sample: dict[str, Any]) -> dict[str, Any]:
+        entered.set()
+        gate.wait(30)
+        return sample
+
+    made = ps.shards(f"{folder}/").decode(ps.Integer("cls")).map(held).batch(8)
+    with ps.Loader(made) as loader:
+        steps = iter(loader)
+        found: list[Any] = []
+        other = threading.Thread(target=lambda: found.append(next(steps)))
+        other.start()
+        assert entered.wait(30)
+        with pytest.raises(ConfigError, match="two threads"):
+            next(steps)
+        gate.set()
+        other.join()
+        assert sorted(numbers([*found, *steps])) == list(range(92))
