@@ -47,15 +47,15 @@ MOUNTED_S_MAX = 20.0
 # ── in a process of its own ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def readinto(folder: Path, *, verified: bool) -> int:
-    """Bytes of all files, read by threads into buffers that they keep; `verified`: and their checksums."""
+def readinto(folder: Path, buffers: list[bytearray], *, verified: bool = False) -> int:
+    """Bytes of all files, read by a thread for each buffer into it; `verified`: and their checksums."""
     from crc32c import crc32c
 
     parts = [(path, start) for path in sorted(folder.iterdir()) for start in range(0, path.stat().st_size, PART_BYTES)]
     todo, lock, sizes = iter(parts), threading.Lock(), []
 
-    def work() -> None:
-        buffer, size_bytes = bytearray(PART_BYTES), 0
+    def work(buffer: bytearray) -> None:
+        size_bytes = 0
         while True:
             with lock:
                 part = next(todo, None)
@@ -69,7 +69,7 @@ def readinto(folder: Path, *, verified: bool) -> int:
             size_bytes += count
         sizes.append(size_bytes)
 
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    threads = [threading.Thread(target=work, args=[buffer]) for buffer in buffers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,15 +101,16 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
 
     files = Path(task["files"])
     streamed(LocalStore(files), task["warmed"])
+    buffers = [bytearray(PART_BYTES) for _ in range(THREADS)]
     if not task["together"]:
-        readinto(files, verified=False)
+        readinto(files, buffers)
     if task["drop"]:
         for folder in (files, Path(task["cache"])):
             drop_pages(folder)
     if task["do"] == "readinto":
         begun_s = time.perf_counter()
         return {
-            "count": readinto(files, verified=task.get("verified", False)),
+            "count": readinto(files, buffers, verified=task.get("verified", False)),
             "seconds": time.perf_counter() - begun_s,
         }
     cache = CacheConfig(task["cache"], CACHE_BYTES, free_ratio_min=0.0, threads_max=THREADS) if task["cached"] else None
