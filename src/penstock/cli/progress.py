@@ -1,4 +1,8 @@
-"""How a long command goes: a bar on a terminal, JSON lines for machines, one line at the end for everybody else."""
+"""How a long command goes: a bar on a terminal, JSON lines for machines, one line at the end for everybody else.
+
+Of the JSON lines nothing else may come in between: while the work is done, what anybody prints (a transform, Ray's
+messages of its machines) goes to stderr.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
+from contextlib import ExitStack, redirect_stdout
 from typing import Any, Self
 
 
@@ -21,6 +26,8 @@ class Report(ABC):
         self.start_s = time.monotonic()
         self.bar: Any = None
         self._task: Any = None
+        self._out = sys.stdout
+        self._redirected = ExitStack()
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and not self.as_json:
@@ -31,9 +38,12 @@ class Report(ABC):
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self.bar.add_task("listing", total=None, rate="")
             self.bar.start()
+        if self.as_json:
+            self._redirected.enter_context(redirect_stdout(sys.stderr))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._redirected.close()
         if self.bar is not None:
             self.bar.stop()
 
@@ -49,7 +59,7 @@ class Report(ABC):
     def say(self, action: str, **values: Any) -> None:
         """One line for machines; nothing for others."""
         if self.as_json:
-            print(json.dumps({"action": action, **values}), flush=True)
+            print(json.dumps({"action": action, **values}), file=self._out, flush=True)
 
     @property
     def seconds(self) -> float:

@@ -162,6 +162,8 @@ class Conversion(Job):
                 f"the destination has names ({name!r}), and each shard keeps its own",
                 hint="with bytes_max= they are new",
             )
+        if "{split}" in name:
+            raise ConfigError(f"the destination's names ({name!r}) have {{split}}, and a conversion has no splits")
         if format_of_name(name) != FORMATS_WRITTEN[options.to].read_as:
             raise ConfigError(f"the destination's names ({name!r}) are not those of {options.to}")
 

@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import penstock
-from penstock.errors import BucketMissingError, ConfigError, DataError, ObjectMissingError, StoreError
+from penstock.errors import BucketMissingError, ConfigError, DataError, StoreError
 from penstock.formats.mds_writer import index_json
 from penstock.index import FOLDER, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
@@ -42,12 +42,16 @@ MANIFEST_KEY = f"{FOLDER}packed.manifest"
 def split_destination(url: str) -> tuple[str, str | None]:
     """The folder of a destination, with a slash at its end, and the pattern of names where it has one.
 
+    A folder called by ``{split}`` is part of the names.
+
     Raises:
         ConfigError: it is neither a folder nor a pattern of names.
     """
     if "%" in url.rpartition("/")[2]:
-        folder, _, pattern = url.rpartition("/")
-        return (folder or ".") + "/", check_pattern(pattern)
+        start = url.rfind("/", 0, url.find("{split}")) if "{split}" in url else url.rfind("/")
+        return (url[:start] if start > 0 else "." if start < 0 else "") + "/", check_pattern(url[start + 1 :])
+    if "{split}" in url:
+        raise ConfigError(f"the destination {url!r} has {{split}} and no number", hint="{split}/shard-%06d.tar")
     return url.rstrip("/") + "/", None
 
 
@@ -291,15 +295,6 @@ class Destination(Shelf):
                 {"key": key, "size_bytes": row.size_bytes, "etag": row.etag, "samples_count": row.samples_count}
             )
         return "".join(json.dumps(line) + "\n" for line in lines).encode()
-
-    def read_manifest_head(self) -> dict[str, object] | None:
-        """The header of the manifest; None where there is none."""
-        try:
-            data = bytes(self.store.read(MANIFEST_KEY).data)
-        except ObjectMissingError:
-            return None
-        head: dict[str, object] = json.loads(data.partition(b"\n")[0])
-        return head
 
 
 def _is_of(plan: Plan, key: str) -> bool:

@@ -48,6 +48,29 @@ def test_pack_tells_machines(source: Path, tmp_path: Path, capsys: pytest.Captur
     assert lines[-1]["shards_written"] == 3
 
 
+def test_stdout_is_for_machines_alone(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--json``, what a transform (or Ray) prints meanwhile goes to stderr; every line of stdout is JSON."""
+    (tmp_path / "talking.py").write_text("def talk(sample):\n    print('(raylet) hello')\n    return sample\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(["pack", f"{source}/", f"{tmp_path}/out/", "--json", "--transform", "talking:talk"]) == 0
+    out, errors = capsys.readouterr()
+    assert [json.loads(line)["action"] for line in out.splitlines()] == ["begin", "packed", "summary"]
+    assert errors.count("(raylet) hello") == 10
+
+
+def test_splits_may_be_folders_of_the_destination(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``DST/{split}/x-%03d.tar`` is a pattern of names below DST; without a number it is refused."""
+    command = ["pack", f"{source}/", f"{tmp_path}/out/{{split}}/x-%03d.tar", "--split", "train=0.5,val=0.5"]
+    assert run(command) == 0
+    assert sorted(path.parent.name for path in (tmp_path / "out").rglob("x-000.tar")) == ["train", "val"]
+    assert run(["pack", f"{source}/", f"{tmp_path}/new/{{split}}/", "--split", "train=0.5,val=0.5"]) == 1
+    assert "has {split} and no number" in capsys.readouterr().err
+
+
 def test_a_dry_run_prints_the_plan(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shards with their samples and sizes, for people and for machines; nothing is written."""
     command = ["pack", f"{source}/", f"{tmp_path}/out/", "--split", "train=0.5,val=0.5", "--dry-run"]
