@@ -8,10 +8,12 @@ pass each second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Key: TypeAlias = str
 """Name of an object inside its store: unicode, at most 1 024 bytes as UTF-8, no leading slash added or removed."""
@@ -344,7 +346,3 @@ class Core(Protocol):
 
     def describe(self, key: Key) -> str:
         """The URL of `key`, for people: no credentials, no query."""
-
-
-Clock: TypeAlias = Callable[[], float]
-"""Seconds on a monotonic clock; replaced in tests."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_TERMINATED = 143
 
 app = typer.Typer(

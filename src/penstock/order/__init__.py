@@ -9,7 +9,6 @@ from penstock.order.indexed import IndexedOrder, Leaving, Location, Segment, Sou
 from penstock.order.mix import Mix, Source
 from penstock.order.permutation import ORDER_VERSION, key_of, permutation
 from penstock.order.progress import HandedOut
-from penstock.order.state import LaneState, OrderState, dataset_digest
 from penstock.order.stream import LANES_DEFAULT, RoundRobin, StreamOrder
 from penstock.order.weights import Weights
 
@@ -20,18 +19,15 @@ __all__ = [
     "Batches",
     "HandedOut",
     "IndexedOrder",
-    "LaneState",
     "Leaving",
     "Location",
     "Mix",
-    "OrderState",
     "RoundRobin",
     "Segment",
     "Source",
     "SourcePlace",
     "StreamOrder",
     "Weights",
-    "dataset_digest",
     "key_of",
     "permutation",
 ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class HandedOut:
@@ -54,27 +53,6 @@ class HandedOut:
     def left(self, batches_count: int) -> Iterator[int]:
         """The batches of an epoch that were not handed out, ascending."""
         return (batch for batch in range(self.lowest, batches_count) if batch not in self._higher)
-
-    def as_json(self) -> list[Any]:
-        """``[lowest, [higher, ...]]``, for a state."""
-        return [self.lowest, list(self.higher)]
-
-    @classmethod
-    def from_json(cls, value: Any) -> HandedOut:
-        """The inverse of ``as_json``.
-
-        Raises:
-            ConfigError: It is none of its results.
-        """
-        if (
-            not isinstance(value, Sequence)
-            or len(value) != 2
-            or type(value[0]) is not int
-            or not isinstance(value[1], Sequence)
-            or not all(type(batch) is int for batch in value[1])
-        ):
-            raise ConfigError(f"handed_out {value!r:.80} of a state must be [lowest, [higher, ...]]")
-        return cls(value[0], value[1])
 
     def _settle(self) -> None:
         while self.lowest in self._higher:

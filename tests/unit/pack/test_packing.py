@@ -219,7 +219,10 @@ def test_labels_of_folders_and_tables(source: Path, tmp_path: Path) -> None:
     table.write_text("\n".join(["file,label", *rows]))
     pack(source, tmp_path / "words", labels=str(table))
     assert everything(tmp_path / "words")["class2/005"]["cls"] == b"1"
-    assert Destination(LocalStore(tmp_path / "words")).read_manifest_head()["classes"] == ["even", "odd"]
+    assert json.loads((tmp_path / "words/.penstock/packed.manifest").read_text().splitlines()[0])["classes"] == [
+        "even",
+        "odd",
+    ]
     table.write_text("\n".join(["file,label", *rows[1:]]))
     with pytest.raises(DataError, match="has no label"):
         pack(source, tmp_path / "gap", labels=str(table))
