@@ -6,6 +6,9 @@ the owner's memory. Every memoryview, slice and ``np.frombuffer`` of a lease kee
 finaliser gives the owner back, never earlier. Making a lease costs 1.5 µs.
 
 A subclass of ``bytearray`` that resurrects itself in ``__del__`` would be shorter, but CPython finalises an object once.
+
+A body of its own lands inside a ``bytes`` object that nobody has seen yet (CPython's C API allows that, and only that):
+whoever wants ``bytes`` in the end takes this one, where a copy of 100 KB would cost 20 µs with the GIL held.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from penstock.config import KIB, MIB
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable
+
+    from penstock.types import Buffer
 
 _POOLED_BYTES_MIN = 16 * KIB
 """Below, ``malloc`` reuses by itself."""
@@ -70,6 +75,37 @@ class _Class:
         except IndexError:
             owner = bytearray(self.capacity_bytes)
         return lease(owner, self.give_back)
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
+_address_of = ctypes.pythonapi.PyBytes_AsString
+_address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
+
+
+class _Inside(ctypes.c_ubyte * (1 << 40)):  # type: ignore[misc]
+    """The memory of a ``bytes`` object, which it keeps; views are cut to its length, so that there is one such type."""
+
+    __slots__ = ("value",)
+
+
+def bytes_buffer(size_bytes: int) -> memoryview:
+    """uint8[size_bytes], writable, contents undefined: the memory of a new ``bytes`` object, to be filled once.
+
+    ``as_bytes`` takes the object out; from then on nobody may write. Cost: 1.5 µs.
+    """
+    value = _new_bytes(None, size_bytes)
+    inside = _Inside.from_address(_address_of(value))
+    inside.value = value
+    return memoryview(inside).cast("B")[:size_bytes]
+
+
+def as_bytes(view: Buffer) -> bytes:
+    """The bytes of a view: the object that it is of, where ``bytes_buffer`` made it and it is whole, else a copy."""
+    inside = view.obj if type(view) is memoryview else None
+    if type(inside) is _Inside and len(inside.value) == len(view) and view.contiguous:  # type: ignore[union-attr]
+        return inside.value  # type: ignore[no-any-return]
+    return bytes(view)
 
 
 _classes: dict[int, _Class] = {}

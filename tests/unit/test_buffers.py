@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
-from penstock.buffers import lease, small_buffer
+from penstock.buffers import as_bytes, bytes_buffer, lease, small_buffer
 
 
 def test_memory_comes_home_each_time_not_only_the_first() -> None:
@@ -45,3 +47,43 @@ def test_a_small_buffer_is_large_enough_and_used_again() -> None:
     where = np.frombuffer(first, np.uint8).ctypes.data
     del first
     assert np.frombuffer(small_buffer(100_001), np.uint8).ctypes.data == where
+
+
+def test_a_filled_buffer_is_its_bytes_without_a_copy() -> None:
+    """What was written into a bytes buffer is the object that comes out of it, the same each time, and hashes right."""
+    for size_bytes in (0, 1, 2, 100_000, 3 << 20):
+        view = bytes_buffer(size_bytes)
+        assert len(view) == size_bytes
+        body = (b"0123456789abcdef" * (size_bytes // 16 + 1))[:size_bytes]
+        view[:] = body
+        found = as_bytes(view)
+        assert type(found) is bytes
+        assert found == body
+        assert hash(found) == hash(body)
+        assert as_bytes(view) is found
+
+
+def test_a_part_of_a_buffer_is_copied() -> None:
+    """Only the whole of a bytes buffer is its object; a slice of it, any other view and bytes themselves are as ever."""
+    view = bytes_buffer(10)
+    view[:] = b"0123456789"
+    assert as_bytes(view[2:5]) == b"234"
+    assert as_bytes(view[:0]) == b""
+    assert as_bytes(view[::-1]) == b"9876543210"
+    assert as_bytes(memoryview(bytearray(b"abc"))) == b"abc"
+    assert as_bytes(np.arange(3, dtype=np.uint8).data) == b"\0\1\2"
+    assert as_bytes(b"xyz") == b"xyz"
+
+
+def test_a_view_keeps_the_bytes_that_it_is_of() -> None:
+    """The object outlives the buffer through any slice, and goes with the last one."""
+    view = bytes_buffer(4 << 20)
+    view[-3:] = b"end"
+    part = view[-3:]
+    value = as_bytes(view)
+    count = sys.getrefcount(value)
+    del view
+    assert sys.getrefcount(value) == count
+    assert bytes(part) == b"end"
+    del part
+    assert sys.getrefcount(value) == count - 1

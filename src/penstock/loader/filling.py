@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock.buffers import as_bytes
 from penstock.config import MIB
 from penstock.errors import DecodeError
 from penstock.formats import LOST, Samples
@@ -95,7 +96,7 @@ class MembersFilling:
     def _column(self, name: str, fields: list[dict[str, memoryview]], block: Block) -> Any:
         members = map(itemgetter(name), fields)
         if name not in self._typed:
-            return list(map(bytes, members))  # bytes stay what they are
+            return list(map(as_bytes, members))
         arrays = list(map(np.asarray, members))
         first = arrays[0]
         for array, sample, segment in zip(arrays, block.samples, block.segments, strict=True):

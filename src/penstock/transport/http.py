@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.buffers import small_buffer
+from penstock.buffers import bytes_buffer, small_buffer
 from penstock.config import KIB, MIB
 from penstock.errors import ProtocolError, StoreError
 from penstock.transport.head import parse_head
@@ -268,8 +268,8 @@ class HttpTransfer:
             try:
                 landing = self.request.sink.on_head(*self.head)
                 if landing is None:
-                    size_bytes = length_bytes if length_bytes is not None else 64 * KIB
-                    landing = Landing(small_buffer(size_bytes), 0, size_bytes)
+                    room = bytes_buffer(length_bytes) if length_bytes is not None else small_buffer(64 * KIB)
+                    landing = Landing(room, 0, len(room))
                     self.initial_position = 0 if length_bytes is not None else -1  # -1: it may grow
                 else:
                     self.initial_position = landing.position
