@@ -117,5 +117,6 @@ def usable_count(lanes_count: int, processes: int, *, evenly: bool) -> int:
     while evenly and lanes_count % count:
         count -= 1
     if count < processes:
-        _log.warning("%d of %d worker processes are used: a rank has %d lanes", count, processes, lanes_count)
+        text = "%d of %d worker processes are used: each has lanes of its own, and this rank has %d; see Loader(lanes=)"
+        _log.warning(text, count, processes, lanes_count)
     return count

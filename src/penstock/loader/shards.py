@@ -190,12 +190,12 @@ class ShardFinder:
                 continue
             shards.append(Shard(store, info.key, etag=info.etag, size_bytes=info.size_bytes))
         if not shards:
-            raise ObjectMissingError(
-                f"no {'objects' if self._takes_all else 'shards'} here ({others_count} objects of other kinds)",
-                operation="LIST",
-                url=store.describe("") if matches is None else url,
-                hint="a prefix takes objects whose names say their format, .tar and the like; is it the right folder?",
-            )
+            what = f"no shards here ({others_count} objects of other kinds)"
+            hint = "a prefix takes objects whose names say their format, .tar and the like; is it the right folder?"
+            if self._takes_all:
+                what, hint = "no objects here", "is it the right folder? A single object is named in a list, [url]"
+            where = store.describe("") if matches is None else url
+            raise ObjectMissingError(what, operation="LIST", url=where, hint=hint)
         return shards
 
     def _is_other(self, key: str) -> bool:
