@@ -144,9 +144,12 @@ def _rows_of_csv(data: bytes, delimiter: str, *, text: str) -> list[dict[str, An
     """Rows whose columns are numbers where all of a column are, as CSV itself does not say; but never the key's."""
     reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter, strict=True)
     rows: list[dict[str, Any]] = list(reader)
+    names = reader.fieldnames or ()
+    if twice := [name for name in names if list(names).count(name) > 1]:
+        raise ValueError(f"two columns are called {twice[0]!r}")
     if any(None in row or None in row.values() for row in rows):
         raise ValueError("a row has more or fewer columns than the first")
-    for name in reader.fieldnames or ():
+    for name in names:
         values = [row[name] for row in rows]
         kind = next((kind for kind, pattern in _NUMBERS if all(map(pattern.fullmatch, values))), None)
         if name != text and kind is not None:

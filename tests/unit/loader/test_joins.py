@@ -82,6 +82,7 @@ def test_a_field_is_never_replaced(tmp_path: Path) -> None:
         ("a.jsonl", "3", DecodeError, "and not an object"),
         ("a.csv", "key,label\n1,2,3\n", DecodeError, "more or fewer columns"),
         ("a.csv", "key,label\n1\n", DecodeError, "more or fewer columns"),
+        ("a.csv", "key,label,label\n1,2,3\n", DecodeError, "two columns are called 'label'"),
         ("a.parquet", "no parquet", DecodeError, "cannot be read"),
     ],
 )
