@@ -19,6 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.errors import ClosedError
+from penstock.fetch import process_budget
 from penstock.loader.statistics import ThreadMeter
 
 if TYPE_CHECKING:
@@ -47,9 +48,22 @@ class OpenBatch:
         error_row: That row.
         mark: Where the feed is behind this batch.
         number: In the run, from 0.
+        charged_bytes: Taken out of the process's budget for it, until it is handed out.
     """
 
-    __slots__ = ("dropped", "error", "error_row", "layout", "mark", "missing", "number", "rows", "sealed", "values")
+    __slots__ = (
+        "charged_bytes",
+        "dropped",
+        "error",
+        "error_row",
+        "layout",
+        "mark",
+        "missing",
+        "number",
+        "rows",
+        "sealed",
+        "values",
+    )
 
     def __init__(self, values: dict[str, Any], layout: Layout | None) -> None:
         self.values = values
@@ -62,6 +76,16 @@ class OpenBatch:
         self.error_row = -1
         self.mark: Any = None
         self.number = -1
+        self.charged_bytes = 0
+
+    def charge(self) -> None:
+        """Count its columns against the process's budget: reading ahead has what they leave."""
+        self.charged_bytes = sum(map(_column_bytes, self.values.values()))
+        process_budget().reserve(self.charged_bytes, force=True)
+
+    def discharge(self) -> None:
+        """It is somebody else's now, or nobody's."""
+        process_budget().release(self.charged_bytes)
 
     @property
     def is_complete(self) -> bool:
@@ -168,6 +192,7 @@ class EpochRun:
                     if head.error is not None:
                         raise head.error
                     self._batches.remove(head)
+                    head.discharge()
                     self.changed.notify_all()
                     self.meter.samples += head.rows - len(head.dropped)
                     self.meter.batches += 1
@@ -205,7 +230,8 @@ class EpochRun:
         """Stop reading, drop what is under way, and wait for the threads; idempotent."""
         with self.changed:
             self.stopping = True
-            self._batches.clear()
+            while self._batches:
+                self._batches.pop().discharge()
             self.changed.notify_all()
         self.feed.close()
         for _ in self._threads:
@@ -225,7 +251,9 @@ class EpochRun:
                 self.changed.wait()
             batch.number = self._appended_count
             self._appended_count += 1
-            self._batches.append(batch)
+            if not self.stopping:  # nobody would discharge it
+                batch.charge()
+                self._batches.append(batch)
             self._count_reader()
             self.changed.notify_all()
         self.meter.wait_s += time.perf_counter() - began_s
@@ -257,7 +285,7 @@ class EpochRun:
         self.feed.close()
         with self.changed:
             if self._batches and not self._batches[-1].sealed:
-                self._batches.pop()  # cut off by the failure, or the rest that drop_last leaves out
+                self._batches.pop().discharge()  # cut off by the failure, or the rest that drop_last leaves out
             self._failure = failure
             self._finished = True
             self.changed.notify_all()
@@ -272,3 +300,10 @@ class EpochRun:
             with self.changed:
                 self.meter.decode_s += spent_s
                 thread.worked(spent_s)
+
+
+def _column_bytes(column: Any) -> int:
+    """Of an array, or of a list of buffers; what else lists hold is small."""
+    if isinstance(column, list):
+        return sum(map(len, column)) if column and isinstance(column[0], bytes) else 0
+    return int(getattr(column, "nbytes", 0))

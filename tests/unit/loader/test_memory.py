@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -84,3 +88,25 @@ def test_what_left_is_let_go_of(tmp_path: Path, is_indexed: bool) -> None:
         feed.close()
         feed.close()
     assert process_budget().statistics().used_bytes - process_budget().statistics().free_bytes <= used_bytes
+
+
+def test_batches_that_wait_are_charged(tmp_path: Path, made: Any) -> None:
+    """Decoded or as stored, complete batches count against the process's budget until they are handed out or dropped."""
+    stored = ps.shards(f"{tmp_path}/data/").batch(4)
+    decoded = ps.shards(f"{tmp_path}/data/").map(lambda sample: {"raw": np.frombuffer(sample["raw"], "u1")}).batch(4)
+    for pipeline_made in (stored, decoded):
+        before = process_budget().statistics()
+        with ps.Loader(pipeline_made, threads=1, prefetch_batches=2, index="stream") as loader:
+            next(iter(loader))
+            run: Any = loader._session._running._run  # type: ignore[union-attr]
+            deadline_s = time.monotonic() + 20
+            while len(run._batches) < 3:
+                assert time.monotonic() < deadline_s
+                os.sched_yield()
+            assert sum(batch.charged_bytes for batch in run._batches) >= 3 * 4 * SAMPLE_BYTES
+            after = process_budget().statistics()
+            assert after.used_bytes - before.used_bytes + before.free_bytes >= 3 * 4 * SAMPLE_BYTES
+            del run  # and the parts that it refers to
+        gc.collect()
+        after = process_budget().statistics()
+        assert after.used_bytes - after.free_bytes <= before.used_bytes - before.free_bytes
