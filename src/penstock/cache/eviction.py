@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_COUNT = 2048
 _OLDEST = 4  # one in so many of a sample is a candidate
-_SLACK = 128  # of the limit is freed at once beyond the need
+_SLACK = 128  # one part in so many of what there is is freed at once beyond the need
 _LEASE = (1 << 60) - 1
 _FUTURE_S = 86_400.0
 """An entry used later than in a day from now was marked by a clock that was wrong: it counts as the oldest."""
@@ -87,7 +87,7 @@ class Evictor:
                 return True
             alone = self._files.leases.try_take(_LEASE)
             try:
-                slack_bytes = self._config.bytes_max // _SLACK if alone else 0
+                slack_bytes = self._files.usage.total_bytes() // _SLACK if alone else 0
                 self.evict(sum(sizes_bytes.values()) - self.room_bytes() + slack_bytes)
             finally:
                 if alone:

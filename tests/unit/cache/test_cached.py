@@ -544,6 +544,29 @@ def test_free_space_is_left(world: World) -> None:
     assert store.statistics().refused_count == 3
 
 
+def test_a_disk_that_others_fill_costs_what_is_needed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far below its limit, on a disk without a free byte, a cache gives up one entry for each new one, not all it has."""
+    world.memory.write("k", content(64 * BLOCK_BYTES))
+    world.memory.write("new", content(BLOCK_BYTES))
+    store = world.cache(threads_max=1)
+    epoch(store)
+    full = os.statvfs(world.folder)
+    begun_bytes = disk_bytes(world)
+
+    def without_room(_: str) -> os.statvfs_result:
+        free_count = (begun_bytes - disk_bytes(world)) // full.f_frsize  # what is removed is free again
+        return os.statvfs_result((*full[:3], free_count, free_count, *full[5:]))
+
+    monkeypatch.setattr(os, "statvfs", without_room)
+    assert store.read("new").data == content(BLOCK_BYTES)
+    statistics = store.statistics()
+    assert (statistics.stored_count, statistics.evicted_count, statistics.refused_count) == (
+        66,
+        2,
+        0,
+    )  # its version is kept too
+
+
 def test_leftovers_of_the_killed_are_removed(world: World) -> None:
     """Temporary files of processes that are no more go when the next one begins; those of the living stay."""
     world.memory.write("k", content(9000))
