@@ -253,13 +253,16 @@ class Layout:
             return finished
         samples = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
         try:
-            return self._collate(samples)
+            collated = self._collate(samples)
+            if collated is None:  # what ends an epoch
+                raise TypeError("it returned None, not a batch")
         except Exception as error:
             raise DecodeError(
                 f"{getattr(self._collate, '__qualname__', self._collate)} failed: {type(error).__name__}: {error}",
                 stage="collate",
                 sample_key=batch["__key__"][0] if batch.get("__key__") else None,
             ) from error
+        return collated
 
 
 def _is_array(value: Any) -> bool:

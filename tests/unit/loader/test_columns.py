@@ -150,6 +150,8 @@ def test_collate_makes_the_batch() -> None:
     with pytest.raises(DecodeError, match=r"lambda.* failed: KeyError") as caught:
         filled(rows, collate=lambda samples: samples[0]["nothing"])
     assert caught.value.stage == "collate"
+    with pytest.raises(DecodeError, match="returned None, not a batch"):  # it would end the epoch
+        filled(rows, collate=lambda samples: None)
 
 
 def test_a_batch_of_equal_columns_is_delivered_as_it_is() -> None:
