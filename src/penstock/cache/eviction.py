@@ -79,16 +79,18 @@ class Evictor:
             OSError: the directory cannot be looked at.
         """
         self._recount()
-        if self._counted(sizes_bytes):
+        if not self._files.is_full and self._counted(sizes_bytes):
             return True
         with self._lock:
             self._files.count_unknown()  # where the file was lost
-            if self._counted(sizes_bytes):  # another thread may have made some meanwhile
+            if not self._files.is_full and self._counted(sizes_bytes):  # another thread may have made some meanwhile
                 return True
             alone = self._files.leases.try_take(_LEASE)
             try:
                 slack_bytes = self._files.usage.total_bytes() // _SLACK if alone else 0
-                self.evict(sum(sizes_bytes.values()) - self.room_bytes() + slack_bytes)
+                room_bytes = min(0, self.room_bytes()) if self._files.is_full else self.room_bytes()
+                self._files.is_full = False
+                self.evict(sum(sizes_bytes.values()) - room_bytes + slack_bytes)
             finally:
                 if alone:
                     self._files.leases.release(_LEASE)

@@ -89,6 +89,7 @@ class Folder:
         self._reserved_bytes: Counter[int] = Counter()  # by folder: counted, and not yet there
         self._pages = threading.local()
         self._writes_directly = True  # until the file system refuses
+        self.is_full = False  # it refused more bytes than it said it had no room for: a quota
 
     def after_fork_in_child(self) -> None:
         """Names of temporary files begin anew: the token is another one. What is being written is the parent's."""
@@ -165,6 +166,7 @@ class Folder:
         except FileNotFoundError:
             raise
         except OSError as error:
+            self.is_full = self.is_full or error.errno in (errno.ENOSPC, errno.EDQUOT)
             self.troubles.note("write", error)
         finally:
             for entry in entries[stored_count:]:

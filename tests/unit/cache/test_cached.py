@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cache import CacheConfig, Cached
+from penstock.cache import CacheConfig, Cached, troubles
 from penstock.cache.care import clear, opened, survey, trim, verify
 from penstock.cache.warm import warm
 from penstock.config import MIB
@@ -533,6 +533,30 @@ def test_a_quota_that_is_used_up(
     assert len(caplog.records) == 1
     assert store.statistics().used_bytes == disk_bytes(world) == 0
     assert list((world.folder / "v1/temporary").iterdir()) == []
+
+
+def test_a_quota_below_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call says what a quota leaves: where it refuses a block, the oldest go, and what is read next is kept again."""
+    for index in range(40):
+        world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
+    store = world.cache(threads_max=1)
+    monkeypatch.setattr(troubles, "_PAUSE_S", 0.0)
+    writev, refused = os.writev, []
+
+    def write(fd: int, pieces: list[Any]) -> int:
+        if disk_bytes(world) + 8192 > 20 * 8192:
+            refused.append(fd)
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return writev(fd, pieces)
+
+    monkeypatch.setattr(os, "writev", write)
+    assert len(epoch(store)) == 40 * BLOCK_BYTES
+    assert 0 < len(refused) <= 10
+    assert store.statistics().stored_count == 40 - len(refused)
+    assert disk_bytes(world) == store.statistics().used_bytes > 16 * 8192
+    before = store.statistics().fetched_bytes
+    next(iter(store.read_parts(listed(store, "k39"))))
+    assert store.statistics().fetched_bytes == before
 
 
 def test_free_space_is_left(world: World) -> None:
