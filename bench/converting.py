@@ -4,7 +4,7 @@ A store that answers at once, and whose writes are read and dropped. The limit i
 nothing but read and write, as many shards at a time as penstock has at work:
 
 - `curl | curl -T -` for each shard: two processes of C, and a pipe;
-- penstock's own reader and writer, without the conversion between them: parts of 8 MiB.
+- penstock's own reader and writer, without the conversion between them.
 
 None signs: over plain HTTP that hashes every byte, over TLS it does not. Samples are a picture of 100 KB and a label;
 penstock parses the tars, builds tf.train.Examples, and sums every record for TFRecord, for the index, and for the store.
@@ -59,10 +59,11 @@ def run_curl(endpoint_url: str, bucket: str) -> dict[str, Any]:
 
 def run_raw(endpoint_url: str, bucket: str) -> dict[str, Any]:
     import penstock as ps
+    from penstock.pack.rewriting import READ_PART_BYTES, READ_REQUESTS_MAX
 
     def copy(key: str) -> None:
         with target.writer(key) as out:
-            for chunk in source.read_parts([key], requests_max=4):  # what penstock.pack.rewriting has in flight
+            for chunk in source.read_parts([key], part_bytes=READ_PART_BYTES, requests_max=READ_REQUESTS_MAX):
                 out.write(chunk.data)
 
     start_s = time.monotonic()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.config import MIB
 from penstock.fetch.plan import PlanItem
 from penstock.formats import (
     FORMATS,
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
     from penstock.types import Buffer, ByteRange
 
 READ_REQUESTS_MAX = 4
-"""Parts of 8 MiB that one source is read ahead: 270 MB/s at 30 ms and 90 MB/s a connection, for each shard at work.
-More would only lie in fresh memory until their turn: half of the CPU of a conversion went there (docs/LOG.md)."""
+READ_PART_BYTES = 2 * MIB
+"""A source is read in four such parts at a time: 160 MB/s at 30 ms and 90 MB/s a connection, for each shard at work (more
+of them, by `jobs`, where a store is slower). Larger parts, or more, lie in fresh memory until their turn, and clearing
+that was up to a third of the CPU of a conversion (docs/LOG.md)."""
 
 
 class _Piece(NamedTuple):
@@ -154,7 +157,7 @@ class ShardsRecipe:
             return
         parser, name = None, ""
         item = PlanItem(member.key, etag=member.etag, size_bytes=member.size_bytes)
-        chunks = store.read_parts([item], requests_max=READ_REQUESTS_MAX)
+        chunks = store.read_parts([item], part_bytes=READ_PART_BYTES, requests_max=READ_REQUESTS_MAX)
         try:
             for chunk in chunks:
                 if parser is None:
