@@ -168,9 +168,10 @@ class EpochRun:
         self._parsed_s = meter.parse_s  # when the reader's work was last counted
         try:
             self._filling = filling(self)
-            self._start(self._read_loop, "penstock-read")
             for index in range(plan.threads_count):
                 self._start(self._decode_loop, f"penstock-decode-{index}")
+            # last: it holds the interpreter at once, and whoever starts a thread waits until that one ran
+            self._start(self._read_loop, "penstock-read")
         except BaseException:
             self.close()
             raise
