@@ -65,7 +65,9 @@ def test_a_mix_with_objects_is_led(tmp_path: Path) -> None:
     shards = pipeline(tmp_path / "data", window=240).source
     ps_mix = ps.mix({ps.shards(shards.urls[0]): 0.5, ps.objects(f"{tmp_path}/objects/"): 0.5})
     made = ps_mix.shuffle(window=480, seed=0).decode(ps.Integer("cls")).batch(8)
-    with ps.Loader(made, lanes=4, threads=1, index_dir=index(pipeline(tmp_path / "data"), tmp_path / "index")) as loader:
+    with ps.Loader(
+        made, lanes=4, threads=1, index_dir=index(pipeline(tmp_path / "data"), tmp_path / "index")
+    ) as loader:
         assert sorted(numbers(loader)) == [*range(480), *range(1000, 1480)]
 
 
