@@ -175,6 +175,8 @@ class ShardFinder:
         if url.endswith("/") or (not self._source.is_list and is_prefix):
             return self._listed(url.rstrip("/") + "/", url, None)
         root, key = compose.split(url)
+        if not key and not self._source.is_list:  # a directory that is called like a shard
+            return self._listed(url + "/", url, None)
         return [Shard(self._store(root), key)]
 
     def _listed(self, folder: str, url: str, matches: Callable[[str], object] | None) -> list[Shard]:

@@ -179,3 +179,12 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     """Each command's help shows it in use."""
     assert run([command, "--help"]) == 0
     assert f"penstock {command} " in capsys.readouterr().out
+
+
+def test_a_directory_may_be_called_like_a_shard(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``out.tar`` with shards in it is a folder, also without its slash."""
+    assert run(["pack", f"{source}/", f"{tmp_path}/out.tar"]) == 0
+    assert run(["verify", f"{tmp_path}/out.tar"]) == 0
+    assert "10 samples in 1 shards verified" in capsys.readouterr().err
