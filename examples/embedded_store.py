@@ -2,7 +2,7 @@
 
     python embedded_store.py                                  # runs digits.py
     python embedded_store.py python train.py s3://bucket/data # any program
-    python embedded_store.py bash                             # a shell, until you leave it
+    python embedded_store.py bash --norc                      # a shell with this environment, until you leave it
 
 The program finds the server through the AWS variables, and in it one empty bucket, named `bucket`.
 Needs: pip install ministack
