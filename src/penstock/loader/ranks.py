@@ -31,7 +31,12 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
     Raises:
         ConfigError: out of range, no whole number, or half of a pair.
     """
-    if rank is not None and world_size is not None:
+    if rank is not None or world_size is not None:
+        for name, value in (("rank", rank), ("world_size", world_size)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r} must be a whole number", hint="rank= and world_size= go together")
+        assert rank is not None
+        assert world_size is not None
         found = rank, world_size
     elif mesh is not None:
         found = _of_mesh(mesh)

@@ -80,6 +80,13 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], me
         rank_and_world_size()
 
 
+@pytest.mark.parametrize("given", [(1, None), (None, 2), ("1", "2"), (1.0, 2), (True, 2)])
+def test_arguments_that_are_no_pair_of_numbers_are_refused(given: Any) -> None:
+    """Half of a pair would be rank 0 of 1, without a word; texts from the environment are no numbers."""
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        rank_and_world_size(*given)
+
+
 def test_a_mesh_must_be_one_dimension() -> None:
     """A whole mesh has no one rank: it is refused with the way to name a dimension."""
     mesh: Any = Mesh(0, 2)
