@@ -11,11 +11,12 @@ import json
 import os
 import secrets
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from penstock.errors import ConfigError, ObjectMissingError
+from penstock.errors import AccessDeniedError, ConfigError, ObjectMissingError
 from penstock.index import FOLDER, IndexPlace
 
 if TYPE_CHECKING:
@@ -70,13 +71,14 @@ class Shelf:
         if self.run is not None and (other := self._now()) not in (None, self.run):
             raise ConfigError(
                 f"another run ({other}) has begun to write to {self.url}, so this one ({self.run}) stops",
-                hint="let one packing end before the next begins there",
+                hint="let one end before the next begins there, or give each a folder of its own",
             )
 
     def end_run(self) -> None:
-        """Nobody writes here."""
+        """Nobody writes here. Where nothing may be deleted, the name stays, until the next run writes its own."""
         if self._now() == self.run:
-            self.store.delete(RUN_KEY)
+            with suppress(AccessDeniedError):
+                self.store.delete(RUN_KEY)
         self.run = None
 
     def _now(self) -> str | None:
