@@ -111,6 +111,17 @@ def as_bytes(view: Buffer) -> bytes:
 _classes: dict[int, _Class] = {}
 
 
+def give_back_free_memory() -> None:
+    """Return to the system what ``malloc`` keeps of freed memory, where the C library can (glibc).
+
+    Samples are made in one thread and dropped in others, in any order: each thread's heap keeps the holes, and every epoch's
+    threads may take another heap. Cost: 0.14 s of CPU for each GB that is given back, 0.3 ms where there is nothing.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def small_buffer(size_bytes: int) -> memoryview:
     """uint8[at least size_bytes], writable, contents undefined; the caller's until nothing refers to it.
 
