@@ -158,7 +158,8 @@ class Store(ABC):
             prefix: Any string; not only whole path segments.
             recursive: False stops at the next ``/``: deeper keys appear once, as a prefix (``is_prefix``).
 
-        Cost: one request per 1 000 keys, in parallel over the prefixes it discovers.
+        Cost: one request per 1 000 keys, in parallel over the prefixes it discovers, and over parts of a flat prefix,
+        where its keys are numbers; where they are not, up to as many requests more.
         """
         from penstock.store.listing import list_objects
 

@@ -1,4 +1,4 @@
-"""Where the next pages of a flat listing begin, guessed from the last one. Pure arithmetic; nothing is asked here.
+"""What a page of a listing says of the next ones, and where they begin. Pure arithmetic; nothing is asked here.
 
 Names that programs give are numbers in some alphabet: counters padded with zeros, times, hashes. A page shows the
 alphabet, where in the key the number is, and how many of its values a page covers; the pages after it then begin that
@@ -8,11 +8,14 @@ which costs requests and nothing else, for a listing may be cut anywhere.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from penstock.types import ObjectInfo
 
 FIRST_GUESSES = 5
 """Of a listing, on trust: a prefix of 6 000 keys takes two round trips, one that cannot be guessed five requests more."""
@@ -116,3 +119,21 @@ def _text(value: int, letters: str, length: int) -> str:
         value, digit = divmod(value, len(letters))
         found.append(letters[digit])
     return "".join(reversed(found))
+
+
+def dense_sub_prefix(objects: Sequence[ObjectInfo], prefix: str, *, keys_min: int) -> str | None:
+    """The sub-prefix in which a page ends, if its sub-prefixes hold `keys_min` keys each, on average; else None."""
+    start, inside = len(prefix), None
+    index = prefixes_count = keys_count = 0
+    while index < len(objects):
+        key = objects[index].key
+        cut = key.find("/", start)
+        if cut < 0:
+            index, inside = index + 1, None
+            continue
+        inside = key[: cut + 1]
+        end = bisect_right(objects, inside, index, key=lambda info, inside=inside: info.key[: len(inside)])  # type: ignore[misc]
+        prefixes_count += 1
+        keys_count += end - index
+        index = end
+    return inside if keys_count >= keys_min * prefixes_count else None

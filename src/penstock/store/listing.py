@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
-from penstock.store.key_space import FIRST_GUESSES, Trust, next_pages
+from penstock.store.key_space import FIRST_GUESSES, Trust, dense_sub_prefix, next_pages
 from penstock.types import ListPage, ObjectInfo
 
 if TYPE_CHECKING:
@@ -307,13 +307,13 @@ class _Listing:
             self._trust.judge(len(segment.own(page.objects)), segment.guessed_count)
         if page.next_token is None or (high and last >= high):
             return None
-        if self._skip and last.startswith(self._skip) and segment.low != self._behind:
+        if self._skip and last.startswith(self._skip) and segment.low < self._behind:
             if high == self._behind:  # which is asked for already
                 return None
             if not high:
                 return _Segment(segment.prefix, low=self._behind, after=self._behind)
         splits = segment.flat_count == 0 and last > segment.low and not high
-        inside = _dense_sub_prefix(page.objects, segment.prefix) if splits else None
+        inside = dense_sub_prefix(page.objects, segment.prefix, keys_min=KEYS_PER_PREFIX_MIN) if splits else None
         if inside is None:
             rest = _Segment(segment.prefix, low=max(last, segment.low), token=page.next_token)
             rest.from_low = segment.from_low and rest.low == segment.low
@@ -388,21 +388,3 @@ def _merged(page: Page) -> list[ObjectInfo]:
     infos = page.objects + [ObjectInfo(prefix, 0, is_prefix=True) for prefix in page.prefixes]
     infos.sort(key=_key)  # two runs: one merge
     return infos
-
-
-def _dense_sub_prefix(objects: list[ObjectInfo], prefix: str) -> str | None:
-    """The sub-prefix in which a page ends, if its sub-prefixes hold enough keys for a request each."""
-    start, inside = len(prefix), None
-    index = prefixes_count = keys_count = 0
-    while index < len(objects):
-        key = objects[index].key
-        cut = key.find("/", start)
-        if cut < 0:
-            index, inside = index + 1, None
-            continue
-        inside = key[: cut + 1]
-        end = bisect_right(objects, inside, index, key=lambda info, inside=inside: info.key[: len(inside)])  # type: ignore[misc]
-        prefixes_count += 1
-        keys_count += end - index
-        index = end
-    return inside if keys_count >= KEYS_PER_PREFIX_MIN * prefixes_count else None
