@@ -320,7 +320,8 @@ class Folder:
     def _free_bytes(self, free_ratio_min: float) -> int:
         status = os.statvfs(self.top)
         left_bytes = status.f_bavail * status.f_frsize - free_ratio_min * status.f_blocks * status.f_frsize
-        if status.f_files and status.f_favail < _FREE_FILES_MIN:
+        coming_count = 2 * sum(map(bool, self._reserved_bytes.values()))  # files, and perhaps the folder of each
+        if status.f_files and status.f_favail - coming_count < _FREE_FILES_MIN:
             left_bytes = min(0.0, left_bytes)
         return int(left_bytes) - self._reserved_bytes.total()
 
