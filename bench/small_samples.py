@@ -12,6 +12,9 @@ from typing import Any
 from epochs import Loads, Samples, bucket, compare, thumbnails
 from harness import Row, arguments
 
+TIMES = 2
+"""That each shard is in the bucket: of an epoch of less than a second, the start would be an eighth."""
+
 TAR, TFRECORD = "penstock", "penstock tfrecord"
 RECORDS = {"prefix": "tfrecord", "image": "image", "label": "label"}
 WEBDATASETS = ("webdataset 8", "webdataset 2", "webdataset 0")
@@ -52,6 +55,9 @@ def main(options: Any) -> None:
         samples = Samples(thumbnails(200 if options.quick else 2000))
         samples.write_tars(folder / "tar", [each] * shards, "png")
         written = Samples(samples.images, samples.write_tfrecords(folder / "tfrecord", each), list(samples.labels))
+        if not options.quick:
+            samples.again(folder / "tar", TIMES)
+            written.again(folder / "tfrecord", TIMES)
         job = {"prefix": "tar", "image": "png", "tfrecord": written.keys}
         question = f"{len(samples)} PNGs of {samples.image_bytes} bytes in {len(samples.keys)} shards, undecoded"
         run = compare(question, root, options.select(clients()), samples, job, options.turns(3, 1))

@@ -81,9 +81,10 @@ def test_pins_are_bounded_and_given_back(tmp_path: Path, bytes_max: int) -> None
 @pytest.mark.parametrize("lanes", [1, 2, 8, 64, 1000])
 @pytest.mark.parametrize("budget_bytes", [64 * MIB, 2048 * MIB])
 def test_read_ahead_fits_the_budget(lanes: int, budget_bytes: int) -> None:
-    """All lanes' parts fit into a quarter of the budget, down to the smallest part worth a request."""
+    """All lanes' parts fit into a quarter of the budget, down to the smallest part worth a request; tar blocks are not cut."""
     sizes = read_ahead(lanes, FetchConfig(budget_bytes_max=budget_bytes))
     assert 256 * 1024 <= sizes.part_bytes <= 8 * MIB
+    assert not sizes.part_bytes % 512
     assert sizes.requests_max >= 2
     if sizes.part_bytes > 256 * 1024:
         assert lanes * sizes.part_bytes * sizes.requests_max * 3 <= budget_bytes // 4
