@@ -112,7 +112,8 @@ def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
     assert small["troubles"] == again["troubles"] == {}  # it holds what fits, and evicts for the rest
     assert 0 < small["used_bytes"] <= 2 << 20
     assert read_only["hit_count"] > 0
-    assert "write EROFS" in read_only["troubles"]
+    refused_count = sum(read_only["troubles"].get(f"{what} EROFS", 0) for what in ("write", "evict"))
+    assert 0 < refused_count < 100  # tried again now and then, not for every block
     assert "read EACCES" in foreign["troubles"]
     said = [line for line in ended.stderr.splitlines() if "said once" in line]
     assert len(said) == sum(len(record["troubles"]) for record in records)  # one warning for each, however many blocks

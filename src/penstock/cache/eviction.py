@@ -103,7 +103,7 @@ class Evictor:
         """Remove the least recently used entries that take `wanted_bytes` together; bytes that went."""
         freed_bytes = 0
         samples_count = 0  # since something was removed
-        while freed_bytes < wanted_bytes:
+        while freed_bytes < wanted_bytes and self._files.troubles.writable():
             if not self._candidates:
                 samples_count += 1
                 if samples_count > 2 or not self._sample():

@@ -40,7 +40,8 @@ class Troubles:
             self._counts[f"{what} {kind}"] += 1
             first = f"{what} {kind}" not in self._said
             self._said.add(f"{what} {kind}")
-            if what == "write" and number != errno.ENOENT:  # a directory that goes under way is made again at once
+            # a directory that goes under way is made again at once; a disk that became read-only also refuses to evict
+            if (what == "write" and number != errno.ENOENT) or (what == "evict" and number == errno.EROFS):
                 self._paused_until_s = time.monotonic() + _PAUSE_S
         if first:
             reason = getattr(error, "strerror", None) or str(error)
