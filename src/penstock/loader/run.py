@@ -19,7 +19,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.buffers import give_back_free_memory
-from penstock.config import MIB
 from penstock.errors import ClosedError
 from penstock.fetch import process_budget
 from penstock.loader.statistics import ThreadMeter
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Batch, BatchBySize
 
-FREED_BYTES_MIN = 64 * MIB
-"""Read by a run, before what ``malloc`` kept of it is given back: an epoch with a window of 109 MiB left some 130 MiB."""
 JOIN_S_MAX = 10.0  # a user's function that does not return must not hang close()
 
 
@@ -169,7 +166,7 @@ class EpochRun:
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._reader: ThreadMeter | None = None
-        self._freed_bytes = meter.bytes  # read, when memory was last given back
+        self._counted_bytes = meter.bytes  # read, when memory was last given back, or was to be
         self._parsed_s = meter.parse_s  # when the reader's work was last counted
         try:
             self._filling = filling(self)
@@ -246,9 +243,8 @@ class EpochRun:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
-        if self.meter.bytes - self._freed_bytes >= FREED_BYTES_MIN:
-            self._freed_bytes = self.meter.bytes
-            give_back_free_memory()
+        read_bytes, self._counted_bytes = self.meter.bytes - self._counted_bytes, self.meter.bytes
+        give_back_free_memory(read_bytes)
 
     # ── for the filling ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -13,11 +13,11 @@ import pytest
 
 import penstock as ps
 from loading import index, pipeline, shard, write_counted
+from penstock import buffers
 from penstock.buffers import give_back_free_memory
 from penstock.config import MIB, FetchConfig
 from penstock.errors import ConfigError
 from penstock.fetch import process_budget
-from penstock.loader import run as run_module
 from penstock.loader.memory import Holding
 
 SAMPLE_BYTES = 200_000
@@ -116,7 +116,7 @@ def test_batches_that_wait_are_charged(tmp_path: Path, made: Any) -> None:
 
 def test_epochs_leave_no_free_memory_behind(tmp_path: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``malloc`` keeps of a window's samples is given back when the epoch ends: the heaps' holes do not add up."""
-    monkeypatch.setattr(run_module, "FREED_BYTES_MIN", 16 * MIB)
+    monkeypatch.setattr(buffers, "GIVE_BACK_BYTES", 16 * MIB)
     with ps.Loader(made, lanes=4, threads=1, index="stream") as loader:
         for _ in loader.epochs(2):
             for _ in loader:
