@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
-from penstock.loader.worker import NICENESS
+from penstock.loader.workers.worker import NICENESS
 from resuming import assert_same
 
 pytestmark = pytest.mark.server

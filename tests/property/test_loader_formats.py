@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from loading import FORMATS_WRITTEN, formatted, index
-from penstock.loader import reading
+from penstock.loader.lanes import reading
 from penstock.order import IndexedOrder
 
 KIB = 1024

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
-from penstock.loader import indexed
+from penstock.loader.plan import indexed
 from penstock.order import IndexedOrder
 from penstock.pipeline import mix
 from resuming import assert_resumes_everywhere, valid_rows

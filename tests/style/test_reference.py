@@ -11,7 +11,8 @@ import pytest
 import penstock as ps
 from penstock.errors import PenstockError
 from penstock.fetch import BudgetStatistics, FetchStatistics
-from penstock.loader import LoaderStatistics, ranks
+from penstock.loader import LoaderStatistics
+from penstock.loader.plan import ranks
 from penstock.pipeline import Pipeline
 from penstock.store.hedged import HedgeStatistics
 from penstock.store.limited import LimitStatistics

@@ -12,7 +12,7 @@ from penstock.access.places import ObjectPlaces, ShardPlaces
 from penstock.config import FetchConfig
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
-from penstock.loader.samples import SampleRandom, Steps
+from penstock.loader.batches.samples import SampleRandom, Steps
 from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Decode, Join, Map, Mix, Objects, Pipeline, Select
 

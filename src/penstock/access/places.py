@@ -19,7 +19,7 @@ from penstock.access.names import Names
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.index import SampleMap
-from penstock.loader.selecting import gap_bytes_of, may_pay, wanted_spans
+from penstock.loader.lanes.selecting import gap_bytes_of, may_pay, wanted_spans
 from penstock.store.several import Several
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from penstock.pipeline import Mix as MixSource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.loader.planning import Plan
+    from penstock.loader.plan.planning import Plan
     from penstock.pipeline import Pipeline
 
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.loader.carrying import CarryFilling, CarryMark
-from penstock.loader.delivering import delivered, masked, padding, row_to_repeat
-from penstock.loader.feed import ChosenFeed
-from penstock.loader.filling import MembersFilling, RowsFilling
-from penstock.loader.run import EpochRun, Filling
-from penstock.loader.scattering import Scatter
-from penstock.loader.strided import begin_strided
+from penstock.loader.batches.carrying import CarryFilling, CarryMark
+from penstock.loader.batches.delivering import delivered, masked, padding, row_to_repeat
+from penstock.loader.batches.filling import MembersFilling, RowsFilling
+from penstock.loader.batches.run import EpochRun, Filling
+from penstock.loader.batches.scattering import Scatter
+from penstock.loader.lanes.feed import ChosenFeed
+from penstock.loader.plan.strided import begin_strided
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.loader.agreeing import Agreement
-    from penstock.loader.columns import Layout
-    from penstock.loader.feed import Begun
-    from penstock.loader.planning import Plan
-    from penstock.loader.processes import ProcessRun
-    from penstock.loader.run import Delivery, RunPlan
+    from penstock.loader.batches.columns import Layout
+    from penstock.loader.batches.run import Delivery, RunPlan
+    from penstock.loader.lanes.feed import Begun
+    from penstock.loader.plan.planning import Plan
     from penstock.loader.statistics import Meter
-    from penstock.loader.workers import Workers
+    from penstock.loader.workers.children import Workers
+    from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
 
 
@@ -86,7 +86,7 @@ class Epoch:
         self._batches: Batches | None
         self._run: EpochRun | ProcessRun
         if processes:
-            from penstock.loader.dividing import divided
+            from penstock.loader.workers.dividing import divided
 
             assert workers is not None
 

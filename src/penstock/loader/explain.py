@@ -11,19 +11,19 @@ import numpy as np
 from penstock.config import FetchConfig
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
-from penstock.loader.finding import Finder
-from penstock.loader.memory import Holding, MemoryPlan, said
+from penstock.loader.batches.samples import Steps
 from penstock.loader.peek import peek
-from penstock.loader.ranks import rank_and_world_size
-from penstock.loader.samples import Steps
-from penstock.loader.strided import worker_factors
+from penstock.loader.plan.finding import Finder
+from penstock.loader.plan.memory import Holding, MemoryPlan, said
+from penstock.loader.plan.ranks import rank_and_world_size
+from penstock.loader.plan.strided import worker_factors
 from penstock.pipeline import Batch, BatchBySize, FlatMap, Pipeline, Shards, Shuffle
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.loader.finding import FoundSource
+    from penstock.loader.plan.finding import FoundSource
     from penstock.loader.shards import Shard
 
 LISTED_PER_REQUEST = 1000

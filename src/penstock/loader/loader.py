@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.errors import ConfigError
-from penstock.loader.options import Options
+from penstock.loader.plan.options import Options
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
 from penstock.loader.session import Session
 from penstock.pipeline import Batch, BatchBySize, Pipeline
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
-    from penstock.loader.planning import Plan
+    from penstock.loader.plan.planning import Plan
     from penstock.loader.reporting import ScalarWriter
     from penstock.loader.statistics import LoaderStatistics
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader.agreeing import Agreement
+from penstock.loader.batches.run import RunPlan
+from penstock.loader.batches.samples import Steps
+from penstock.loader.batches.scattering import cursor_of
 from penstock.loader.changing import reweighted
 from penstock.loader.epoch import Epoch
-from penstock.loader.finding import Finder
-from penstock.loader.planning import Plan, plan_of, threads_count
-from penstock.loader.ranks import rank_and_world_size
+from penstock.loader.plan.finding import Finder
+from penstock.loader.plan.planning import Plan, plan_of, threads_count
+from penstock.loader.plan.ranks import rank_and_world_size
+from penstock.loader.plan.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.reporting import LiveLine
-from penstock.loader.run import RunPlan
-from penstock.loader.samples import Steps
-from penstock.loader.scattering import cursor_of
-from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.statistics import LoaderStatistics, Meter
 from penstock.order import ORDER_VERSION
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
@@ -30,8 +30,8 @@ from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.options import Options
-    from penstock.loader.workers import Workers
+    from penstock.loader.plan.options import Options
+    from penstock.loader.workers.children import Workers
 
 _log = logging.getLogger("penstock.loader")
 _DIGEST_MASK = (1 << 62) - 1  # what a signed 64-bit integer of a collective holds
@@ -285,7 +285,7 @@ class Session:
             in_order=self.options.in_order,
         )
         if self.options.processes and self._workers is None:
-            from penstock.loader.workers import Workers
+            from penstock.loader.workers.children import Workers
 
             self._workers = Workers()
         epoch = Epoch(

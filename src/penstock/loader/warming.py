@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.warm import Warmed, warm
 from penstock.errors import ConfigError
 from penstock.fetch import PlanItem
-from penstock.loader.finding import Finder
+from penstock.loader.plan.finding import Finder
 from penstock.pipeline import Pipeline
 
 if TYPE_CHECKING:

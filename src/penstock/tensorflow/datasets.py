@@ -10,12 +10,12 @@ import tensorflow as tf  # type: ignore[import-untyped]
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
-from penstock.loader.columns import Ragged
+from penstock.loader.batches.columns import Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.loader.options import LoaderOptions
+    from penstock.loader.plan.options import LoaderOptions
     from penstock.pipeline import Pipeline
 
 

@@ -11,9 +11,9 @@ import torch.utils.data
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
-from penstock.loader.finding import Finder
-from penstock.loader.ranks import rank_and_world_size
-from penstock.loader.samples import Steps
+from penstock.loader.batches.samples import Steps
+from penstock.loader.plan.finding import Finder
+from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.torch.batches import tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 from penstock.torch.once import Once
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.loader import LoaderStatistics
-    from penstock.loader.options import LoaderOptions
+    from penstock.loader.plan.options import LoaderOptions
     from penstock.pipeline import Pipeline
 
 STATE_VERSION = 1

@@ -1,0 +1,1 @@
+"""Samples into batches: decoded, filled row by row, cut, padded, masked."""

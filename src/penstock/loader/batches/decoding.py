@@ -1,0 +1,114 @@
+"""The members of a sample to the values of its fields: of its own, or straight into a row of the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import DecodeError, FieldMissingError, PenstockError
+from penstock.pipeline.fields import is_typed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.loader.batches.columns import Layout
+    from penstock.loader.batches.samples import Origin
+    from penstock.pipeline import Decode, Field
+
+
+def decoded(stage: Decode, members: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+    """The values of a sample's fields, and what was joined to it before.
+
+    Raises:
+        FieldMissingError: a member is not there.
+        DecodeError: a member is not what its field takes.
+    """
+    values = _kept_beside(stage, members, origin)
+    for field in stage.fields:
+        data = _members_of(field, members, origin)
+        try:
+            found = field.decode_members(data, origin.rng() if field.takes_rng else None)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise _decode_error(field, data, origin, error) from error
+        values.update(zip(field.names, found, strict=True))
+    return values
+
+
+def written_in_place(
+    stage: Decode,
+    members: Mapping[str, Any],
+    origin: Origin,
+    layout: Layout,
+    batch: dict[str, Any],
+    row: int,
+) -> tuple[dict[str, Any], list[str]]:
+    """The same, but arrays of known shape go straight into their row of `batch`.
+
+    Returns:
+        The values of the other fields; and the names of those that are written.
+
+    Raises:
+        FieldMissingError, DecodeError: as ``decoded``.
+    """
+    values = _kept_beside(stage, members, origin)
+    written: list[str] = []
+    for field in stage.fields:
+        data = _members_of(field, members, origin)
+        rng = origin.rng() if field.takes_rng else None
+        try:
+            if all(map(layout.holds, field.names, field.specs)):
+                field.write_members(data, [batch[name][row] for name in field.names], rng)
+                written += field.names
+            else:
+                values.update(zip(field.names, field.decode_members(data, rng), strict=True))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise _decode_error(field, data, origin, error) from error
+    return values, written
+
+
+def _kept_beside(stage: Decode, members: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+    """What was joined before."""
+    if not origin.joined:
+        return {}
+    names = origin.joined.difference(stage.names)
+    return {name: value for name, value in members.items() if name in names}
+
+
+def _members_of(field: Field, members: Mapping[str, Any], origin: Origin) -> list[memoryview]:
+    found = []
+    for name in field.names:
+        data = members.get(name)
+        if data is None:
+            raise FieldMissingError(
+                f"{field!r}: the sample has {', '.join(map(repr, members)) or 'no members'}",
+                stage="decode",
+                field=name,
+                sample_key=origin.sample.key,
+                shard=origin.shard,
+            )
+        if isinstance(data, str):  # from a table
+            data = data.encode()
+        try:
+            view = memoryview(data)
+            if is_typed(view) and not field.TAKES_NUMBERS:
+                raise ValueError(f"it is no bytes, but {np.asarray(view).dtype}{list(view.shape or ())}")
+            found.append(view)
+        except (TypeError, ValueError) as error:
+            raise _decode_error(field, [], origin, error) from error
+    return found
+
+
+def _decode_error(field: Field, data: Sequence[memoryview], origin: Origin, error: Exception) -> DecodeError:
+    return DecodeError(
+        f"{field!r} cannot read these {sum(each.nbytes for each in data)} bytes: {error or type(error).__name__}",
+        stage="decode",
+        field=field.name,
+        sample_key=origin.sample.key,
+        offset_bytes=origin.sample.offset_bytes,
+        shard=origin.shard,
+    )

@@ -1,0 +1,351 @@
+"""Reading with an index: any position of the order is found by arithmetic, and read by range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import DataError
+from penstock.loader.lanes.entering import segment_of
+from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
+from penstock.loader.lanes.lane import Lane, Pins
+from penstock.loader.lanes.leading import (
+    RUNS_BYTES_MIN,
+    RUNS_PER_LED_MIN,
+    Led,
+    LedLane,
+    Place,
+    Stretch,
+    is_enterable,
+    parsed,
+    read,
+    stretches,
+)
+from penstock.loader.lanes.mixing import MixedLane
+from penstock.loader.lanes.objects import ObjectLane, ObjectsFeed
+from penstock.loader.lanes.parts import Part, led_rows, part_of, parts_of, positions_between, row_of
+from penstock.loader.lanes.reading import LaneReader
+from penstock.loader.lanes.selecting import may_pay
+from penstock.order import Batches, Mix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from penstock.formats import Sample
+    from penstock.index import IndexPlace, ShardIndex, ShardRow
+    from penstock.loader.lanes.feed import AnyLane, Batching, Feed, Where
+    from penstock.loader.lanes.objects import ObjectSource
+    from penstock.loader.lanes.reading import Reading, Segment
+    from penstock.loader.shards import Shard
+    from penstock.order import IndexedOrder
+    from penstock.order import Segment as Stored
+
+
+class IndexedSource(NamedTuple):
+    """One data set, and what its index says.
+
+    Attributes:
+        shards: As listed.
+        rows: Of the index, one for each.
+        place: Where the shards' own indexes lie; None for objects.
+        objects: What there is instead of shards.
+    """
+
+    shards: Sequence[Shard]
+    rows: Sequence[ShardRow]
+    place: IndexPlace | None
+    objects: ObjectSource | None
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Samples of each shard; each object is one by itself."""
+        return [1] * len(self.objects) if self.objects is not None else [row.samples_count for row in self.rows]
+
+    @property
+    def sample_bytes(self) -> float:
+        """Of a sample as stored, on average; 0 for objects."""
+        return sum(row.size_bytes for row in self.rows) / max(1, sum(self.counts)) if self.objects is None else 0.0
+
+
+class IndexedJob:
+    """What this rank reads, in the order of an index.
+
+    Args:
+        sources: One, or those of the mix, in its order.
+        order: Of epoch 0.
+        reading: How.
+        threads_count: For users' functions that read.
+        led_count: The first positions to be read, which do not wait for their runs: those of a batch.
+    """
+
+    mode = "index"
+
+    def __init__(
+        self,
+        sources: Sequence[IndexedSource],
+        *,
+        order: IndexedOrder | Mix,
+        reading: Reading,
+        threads_count: int,
+        led_count: int,
+    ) -> None:
+        self.order = order
+        self._threads_count = threads_count
+        self._led_count = led_count
+        self._sources = sources
+        self._sample_bytes = [source.sample_bytes for source in sources]
+        self.reading = reading
+        self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
+
+    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
+        """See ``Job``."""
+        position = 0 if cursor is None else cursor["position"]
+        batches = self.batches(epoch, batching=batching, origin=position)
+        return Begun(self.feed_between(epoch, position, batches.stop), batches)
+
+    def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
+        """The rank's samples of an epoch with positions in [position, stop)."""
+        order, objects = self.order.at_epoch(epoch), self._sources[0].objects
+        if objects is None or isinstance(order, Mix):
+            return self._feed(order, position, stop)
+        return ObjectsFeed(
+            objects,
+            order=order,
+            positions=positions_between(order, position, stop),
+            meter=self.reading.meter,
+            threads_count=self._threads_count,
+        )
+
+    def divided(self, rank: int, world_size: int) -> IndexedJob:
+        """The same job as another rank of another world sees it; the order of positions stays."""
+        order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
+        return IndexedJob(
+            self._sources,
+            order=order,
+            reading=self.reading,
+            threads_count=self._threads_count,
+            led_count=self._led_count,
+        )
+
+    def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
+        """See ``Job``; those from position `origin` on."""
+        order = self.order.at_epoch(epoch)
+        return Batches(
+            samples_count=order.samples_count,
+            global_size=batching.global_size,
+            rank=order.rank,
+            world_size=order.world_size,
+            drop_last=batching.drop_last,
+            take=batching.take,
+            origin=origin,
+        )
+
+    def cursor(self, mark: Any) -> dict[str, Any]:
+        """See ``Job``; the mark is a position of the job, or this rank's feed's."""
+        return {"position": mark.position if isinstance(mark, Mark) else mark}
+
+    def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed:
+        """The rank's samples of an epoch with positions in [position, stop).
+
+        Cost: a small read for each shard that samples of the first batch lie in, and these samples; before the samples
+        behind them, or where none are read first, one for each shard that a lane enters or leaves inside, all at once.
+        """
+        self._offsets = {}
+        rounds, first_lane = divmod(position, order.lanes_count)
+        owned = [number for number in order.lanes_owned if order.lane_length(number) > row_of(number, position, order)]
+        rows = {number: row_of(number, position, order) for number in owned}
+        parts = [(number, part) for number in owned for part in parts_of(order, number, rows[number])]
+        led = self._led(self._leading(order, rows, parts))
+        later = [part for number, part in parts if (number, part.source) in led]
+        self._load_offsets(part for number, part in parts if (number, part.source) not in led)
+        led_count = len(owned) * led_rows(self._led_count, order) if led else 0
+        pins = Pins(self.reading.pinned_bytes_max)
+        lanes: list[AnyLane] = []
+        try:
+            lanes.extend(self._lane(order, number, rows[number], pins, led, later) for number in owned)
+        except BaseException:
+            for lane in lanes:
+                lane.close()
+            raise
+        count = len(positions_between(order, position, stop))
+        turn = sum(number < first_lane for number in owned)
+        if turn == len(owned):  # the rank's lanes had their turn in this round
+            rounds, turn = rounds + 1, 0
+        return LanesFeed(
+            lanes,
+            lanes_count=order.lanes_count,
+            round_count=rounds,
+            turn=turn,
+            keeps_marks=False,
+            count=count,
+            led_count=led_count,
+            window_bytes=lambda: self._window_bytes(order),
+        )
+
+    def _window_bytes(self, order: IndexedOrder | Mix) -> int:
+        """What the runs of the rank's lanes hold."""
+        found = 0.0
+        for number, sample_bytes in enumerate(self._sample_bytes):
+            source = order.sources[number] if isinstance(order, Mix) else order
+            if source.shuffled:
+                share = len(order.lanes_owned) / order.lanes_count
+                found += share * min(source.window, sum(self._sources[number].counts)) * sample_bytes
+        return round(found)
+
+    def _leading(
+        self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, Part]]
+    ) -> dict[tuple[int, int], list[Place]]:
+        """By lane and source, the samples of the first batch; none where their runs are here as soon."""
+        count = led_rows(self._led_count, order)
+        found: dict[tuple[int, int], list[Place]] = {}
+        runs_bytes = led_bytes = 0.0
+        parts = [(number, part) for number, part in parts if self._sources[part.source].objects is None]
+        rows_read = chain.from_iterable(self._sources[number].rows for number in {part.source for _, part in parts})
+        if not all(is_enterable(name) and has for name, has in {(row.format, row.has_offsets) for row in rows_read}):
+            return {}
+        for number, part in parts:
+            turns = order.sources_of(number, rows[number], count)
+            places = part.leading(int(np.count_nonzero(turns == part.source)))
+            runs_bytes += part.run_count * self._sample_bytes[part.source]
+            led_bytes += len(places) * self._sample_bytes[part.source]
+            if places:
+                found[number, part.source] = places
+        pays = runs_bytes >= max(RUNS_BYTES_MIN, RUNS_PER_LED_MIN * led_bytes)
+        return found if pays and led_bytes <= self.reading.pinned_bytes_max else {}
+
+    def _led(self, leading: Mapping[tuple[int, int], Sequence[Place]]) -> dict[tuple[int, int], Led]:
+        """The samples of `leading`, read; none where one is corrupt: whoever reads its run says so, where it is its turn."""
+        here: dict[Place, tuple[Sample, Where]] = {}
+        try:
+            for stretch, data in read(self._stretches(leading)):
+                self.reading.meter.bytes += len(data)
+                here.update(parsed(stretch, data))
+            return {
+                key: Led([here[place][0] for place in places], [here[place][1] for place in places])
+                for key, places in leading.items()
+            }
+        except (DataError, KeyError):
+            return {}
+
+    def _stretches(self, leading: Mapping[tuple[int, int], Sequence[Place]]) -> Iterator[Stretch]:
+        """Where the samples of `leading` lie, shard by shard, as the shards' indexes arrive."""
+        by_source: dict[int, dict[int, list[int]]] = {}
+        for place in chain.from_iterable(leading.values()):
+            by_source.setdefault(place.source, {}).setdefault(place.shard, []).append(place.sample)
+        for number, wanted in by_source.items():
+            source = self._sources[number]
+            count = len(source.shards)
+            for shard, known in zip(wanted, self._loaded(number, [each % count for each in wanted]), strict=True):
+                yield from stretches(
+                    source.shards[shard % count], known, sorted(wanted[shard]), source=number, number=shard
+                )
+
+    def _loaded(self, number: int, shards: Sequence[int]) -> Iterator[ShardIndex]:
+        """The indexes of some shards of a source, in order; those that were not there are all asked for at once."""
+        source = self._sources[number]
+        offsets = self._offsets
+        missing = [shard for shard in dict.fromkeys(shards) if (number, shard) not in offsets]
+        assert source.place is not None
+        arriving = zip(missing, source.place.load_shards([source.rows[shard] for shard in missing]), strict=True)
+        for shard in shards:
+            while (number, shard) not in offsets:
+                arrived, index = next(arriving)
+                offsets[number, arrived] = index
+            yield offsets[number, shard]
+
+    def _lane(
+        self,
+        order: IndexedOrder | Mix,
+        number: int,
+        row: int,
+        pins: Pins,
+        led: dict[tuple[int, int], Led],
+        later: list[Part],
+    ) -> AnyLane:
+        """A lane from a row on; `later`: parts of which the offsets are wanted when the first of the led is opened."""
+
+        def open_lane(source: int, taken: int) -> tuple[AnyLane, int]:
+            part = part_of(order, number, source, taken)
+            first = led.pop((number, source), None)
+            if first is None:
+                self._load_offsets([part])
+            return self._source_lane(part, pins, first, later), part.left_count
+
+        if isinstance(order, Mix):
+            return MixedLane(number, order=order, row=row, open_lane=open_lane)
+        return open_lane(0, row)[0]
+
+    def _source_lane(self, part: Part, pins: Pins, led: Led | None, later: list[Part]) -> AnyLane:
+        objects = self._sources[part.source].objects
+        if objects is not None:
+            return ObjectLane(
+                objects,
+                order=part.order,
+                lane=part.lane,
+                taken=part.start.before_count + part.skip_count,
+                meter=self.reading.meter,
+                threads_count=self._threads_count,
+            )
+        led_count = len(led.samples) if led is not None else 0
+
+        def opened() -> Lane:
+            self._load_offsets(later)
+            later.clear()
+            segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
+            return Lane(
+                part.lane,
+                runs=_Runs(part.order),
+                reader=LaneReader(segments, reading=self.reading),
+                pins=pins,
+                start=part.start,
+                skip_count=part.skip_count + led_count,
+            )
+
+        return opened() if led is None else LedLane(part.lane, led, opened)
+
+    def _segment(self, source: int, stored: Stored, index: int) -> Segment:
+        where = self._sources[source]
+        number = stored.shard % len(where.shards)
+        return segment_of(
+            stored,
+            index,
+            shard=where.shards[number],
+            row=where.rows[number],
+            place=where.place,
+            known=self._offsets.get((source, number)),
+            fields=self.reading.fields[source],
+            source=source,
+        )
+
+    def _load_offsets(self, parts: Iterable[Part]) -> None:
+        """The indexes of the shards of which a lane reads a part, or some fields, where they are not there."""
+        missing: dict[int, set[int]] = {}
+        for part in parts:
+            source = self._sources[part.source]
+            for stored in part.stored if source.place is not None else ():
+                shard = stored.shard % len(source.shards)
+                row = source.rows[shard]
+                is_part = row.has_offsets and stored.samples_count < row.samples_count
+                if is_part or may_pay(source.shards[shard], row, self.reading.fields[part.source]):
+                    missing.setdefault(part.source, set()).add(shard)
+        for number, shards in missing.items():
+            for _ in self._loaded(number, sorted(shards)):
+                pass
+
+
+class _Runs:
+    """An ``IndexedOrder`` as a lane asks it."""
+
+    def __init__(self, order: IndexedOrder) -> None:
+        self.shuffled = order.shuffled
+        self.run_length = order.run_length
+        self._order = order
+
+    def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
+        """See ``Runs``; `count` is the run's length, which the reader has seen to."""
+        del count
+        order: list[int] = self._order.permute_run(lane, run_index).tolist()
+        return order

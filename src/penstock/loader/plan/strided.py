@@ -1,0 +1,328 @@
+"""Every n-th batch of a rank, for a worker of a DataLoader: read by the ranges of its own samples.
+
+Workers that each read everything read n times as much. An index says where a worker's samples lie, so it asks for them
+alone, run by run in the order in which they are needed; those that lie closer than ``FetchConfig.gap_bytes_max`` are one
+request. Where that saves little, whole parts are read (``ChosenFeed``): small samples, scattered by the shuffle.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.config import FetchConfig
+from penstock.fetch import PlanItem
+from penstock.index import Verifier
+from penstock.loader.lanes.feed import Begun, Block, Mark
+from penstock.loader.lanes.lane import copied
+from penstock.loader.lanes.leading import Place, Stretch, is_enterable, parsed
+from penstock.loader.lanes.objects import ObjectsFeed
+from penstock.loader.plan.indexed import IndexedJob
+from penstock.order import IndexedOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.formats import Sample
+    from penstock.index import ShardIndex
+    from penstock.loader.lanes.feed import Batching, Feed, Where
+    from penstock.loader.plan.finding import FoundSource
+    from penstock.loader.plan.indexed import IndexedSource
+    from penstock.loader.statistics import Meter
+    from penstock.order import Batches
+
+PAYS = 0.75
+"""Of what n workers read otherwise: ranges that save less are not worth their requests."""
+
+WORKERS_TOLD = (2, 4, 8)
+"""Of a DataLoader: what ``explain`` tells of."""
+
+SHARDS_KNOWN_MAX = 256
+"""Whose indexes are kept, of 12 bytes for each sample."""
+
+
+def read_factor(*, sample_bytes: float, rows_count: int, every: int, gap_bytes: int, shuffled: bool) -> float:
+    """How often all workers of a DataLoader together read each byte, by ranges.
+
+    Args:
+        sample_bytes: Of a sample as stored, on average.
+        rows_count: Samples of a batch that follow each other in a lane; where nothing is shuffled, in a shard.
+        every: Workers.
+        gap_bytes: What is read through.
+        shuffled: Whether a worker's samples are scattered over runs.
+    """
+    if not shuffled:
+        return float(every) if (every - 1) * rows_count * sample_bytes <= gap_bytes else 1.0
+    share = 1 / every
+    gaps = np.arange(1 + min(10_000, int(gap_bytes / max(1.0, sample_bytes))))
+    return 1.0 + float((gaps * share * (1 - share) ** gaps).sum())  # lengths of gaps are geometric
+
+
+def worker_factors(
+    found: Sequence[FoundSource], *, sample_bytes: float, rows_count: int, shuffled: bool
+) -> dict[int, float]:
+    """How often a DataLoader with so many workers reads each byte.
+
+    Args:
+        found: The pipeline's sources.
+        sample_bytes: See ``read_factor``, like the others.
+        rows_count: See there.
+        shuffled: See there.
+    """
+    source = found[0]
+    factors = {}
+    for every in WORKERS_TOLD:
+        factor = float(every)
+        if len(found) == 1 and source.objects is not None:
+            factor = 1.0
+        elif len(found) == 1 and source.shards and None not in source.rows and can_stride(source):
+            gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
+            ranges = read_factor(
+                sample_bytes=sample_bytes, rows_count=rows_count, every=every, gap_bytes=gap_bytes, shuffled=shuffled
+            )
+            factor = ranges if ranges < PAYS * every else factor
+        factors[every] = round(factor, 1)
+    return factors
+
+
+class Strides:
+    """Which batches are a worker's, and at which positions their samples are.
+
+    Args:
+        batches: The rank's, from `first` on.
+        first: Number in the epoch of the first of them.
+        stride: ``(j, n)``: batches k with k mod n = j.
+    """
+
+    def __init__(self, batches: Batches, *, first: int, stride: tuple[int, int]) -> None:
+        self._batches = batches
+        self._which, self._every = stride
+        skipped = (self._which - first) % self._every
+        self._first = first
+        self.indexes = range(skipped, len(batches), self._every)  # among `batches`
+
+    def positions(self, index: int) -> NDArray[np.int64]:
+        """Of a batch's samples; int64[at most its size]."""
+        positions, count = self._batches.batch(index)
+        return np.asarray(positions, np.int64)[:count]
+
+    def are_ours(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the rank's positions, from the first batch's on, are in a batch of this worker; bool[n]."""
+        numbers = self._first + (positions - self._batches.origin) // self._batches.global_size
+        ours: NDArray[np.bool_] = (numbers % self._every == self._which) & (positions < self._batches.stop)
+        return ours
+
+    # ── as a sequence of positions, for ``ObjectsFeed`` ────────────────────────────────────────────────────────────
+
+    @property
+    def stop(self) -> int:
+        """Positions from here on are none."""
+        return self._batches.stop
+
+    def __len__(self) -> int:
+        if not self.indexes:
+            return 0
+        return (len(self.indexes) - 1) * self._batches.batch_size + len(self.positions(self.indexes[-1]))
+
+    def __getitem__(self, at: Any) -> Any:
+        start, stop, _ = at.indices(len(self)) if isinstance(at, slice) else (at, at + 1, 1)
+        found = []
+        while start < stop:
+            batch, skip = divmod(start, self._batches.batch_size)
+            found.append(self.positions(self.indexes[batch])[skip : skip + stop - start])
+            start += len(found[-1])
+        positions = np.concatenate([np.empty(0, np.int64), *found])
+        return positions if isinstance(at, slice) else int(positions[0])
+
+
+class StridedFeed:
+    """A worker's samples, read by their ranges.
+
+    Args:
+        source: Of the samples: shards of one store, with offsets.
+        order: Of the epoch.
+        strides: Which samples.
+        copies_max: Bytes of requests' memory that samples may keep while they wait; beyond, they are copied.
+        meter: Told of bytes.
+    """
+
+    def __init__(
+        self, source: IndexedSource, *, order: IndexedOrder, strides: Strides, copies_max: int, meter: Meter
+    ) -> None:
+        self._source = source
+        self._order = order
+        self._strides = strides
+        self._bytes_max = copies_max
+        self._meter = meter
+        self._batches = iter(strides.indexes)
+        self._left = np.empty(0, np.int64)  # positions of the batch that is being given
+        self._next_position = 0
+        self._here: dict[int, tuple[Sample, Where]] = {}  # by position
+        self._held_bytes = 0
+        self._positions: dict[Place, int] = {}  # of what was asked for
+        self._asked: deque[Stretch] = deque()
+        self._planned: dict[int, int] = {}  # by lane: rows below are asked for
+        self._known: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._blobs = source.shards[0].store.read_many(self._requests())
+
+    def take(self, count: int) -> Block | None:
+        """See ``Feed``; never across the end of a batch."""
+        if not len(self._left):
+            index = next(self._batches, None)
+            if index is None:
+                return None
+            self._left = self._strides.positions(index)
+        positions, self._left = self._left[:count], self._left[count:]
+        samples, origins = [], []
+        for position in positions.tolist():
+            while position not in self._here:
+                self._read()
+            sample, origin = self._here.pop(position)
+            self._held_bytes -= sample.size_bytes or 0
+            samples.append(sample)
+            origins.append(origin)
+        self._next_position = int(positions[-1]) + 1
+        return Block(samples, origins, positions)
+
+    def mark(self) -> Mark:
+        """See ``Feed``."""
+        return Mark(0, 0, {}, None, self._next_position)
+
+    def close(self) -> None:
+        """See ``Feed``."""
+        self._blobs.close()  # type: ignore[attr-defined]
+
+    def _read(self) -> None:
+        blob = next(self._blobs)
+        stretch = self._asked.popleft()
+        self._meter.bytes += len(blob.data)
+        Verifier(stretch.known, first_sample=stretch.first, url=stretch.shard.url).feed(blob.data)
+        for place, (sample, origin) in parsed(stretch, blob.data).items():
+            position = self._positions.pop(place)
+            self._held_bytes += sample.size_bytes or 0
+            is_much = self._held_bytes > self._bytes_max
+            self._here[position] = copied(sample) if is_much else sample, origin
+
+    # ── what to ask for (pulled by the reading thread, ahead) ──────────────────────────────────────────────────────
+
+    def _requests(self) -> Iterator[PlanItem]:
+        for index in self._strides.indexes:
+            rows, lanes = np.divmod(self._strides.positions(index), self._order.lanes_count)
+            groups: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+            for lane in np.unique(lanes).tolist():
+                own = rows[lanes == lane]
+                groups += self._groups(lane, int(own[0]), int(own[-1]))
+            self._learn({shard for shards, _, _ in groups for shard in shards.tolist()})
+            for shards, samples, positions in groups:
+                yield from self._items(shards, samples, positions)
+
+    def _groups(
+        self, lane: int, first: int, last: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Shards, samples and positions of what leaves a lane in rows `first` to `last`, or in whole runs from there."""
+        order, row = self._order, max(first, self._planned.get(lane, 0))
+        while row <= last:
+            end = last + 1
+            if order.shuffled:
+                run_index, _ = order.run_at(lane, row)
+                end = max(end, order.run_start(lane, run_index) + order.run_length(lane, run_index))
+            positions = np.arange(row, end, dtype=np.int64) * order.lanes_count + lane
+            ours = self._strides.are_ours(positions)
+            leaving = order.leaving(lane, row, end - row)
+            yield leaving.shards[ours], leaving.samples[ours], positions[ours]
+            row = end
+        self._planned[lane] = row
+
+    def _learn(self, shards: set[int]) -> None:
+        missing = sorted(shards - self._known.keys())
+        if missing:
+            assert self._source.place is not None
+            found = self._source.place.load_shards([self._source.rows[shard] for shard in missing])
+            self._known.update(zip(missing, found, strict=True))
+        for shard in shards:
+            self._known.move_to_end(shard)
+        while len(self._known) > max(SHARDS_KNOWN_MAX, len(shards)):
+            self._known.popitem(last=False)
+
+    def _items(
+        self, shards: NDArray[np.int64], samples: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Iterator[PlanItem]:
+        for number in np.unique(shards).tolist():
+            here = shards == number
+            for sample, position in zip(samples[here].tolist(), positions[here].tolist(), strict=True):
+                self._positions[Place(0, number, sample)] = position
+            shard, wanted = self._source.shards[number], np.sort(samples[here]).tolist()
+            for first, count in _consecutive(wanted):
+                stretch = Stretch(0, number, shard, self._known[number], first, count)
+                self._asked.append(stretch)
+                yield PlanItem(shard.key, span=stretch.span, etag=shard.etag, size_bytes=shard.size_bytes)
+
+
+def begin_strided(
+    job: Any,
+    epoch: int,
+    cursor: Mapping[str, Any] | None,
+    *,
+    batching: Batching,
+    first_batch: int,
+    stride: tuple[int, int],
+) -> Begun | None:
+    """As ``Job.begin``, of a worker's batches alone; None where all have to be read.
+
+    Args:
+        job: The rank's.
+        epoch: See ``Job``.
+        cursor: See there.
+        batching: See there.
+        first_batch: Number of the batch at `cursor`.
+        stride: ``(j, n)``: batches k with k mod n = j.
+    """
+    if not isinstance(job, IndexedJob) or not isinstance(job.order, IndexedOrder):
+        return None
+    order, source = job.order.at_epoch(epoch), job._sources[0]
+    batches = job.batches(epoch, batching=batching, origin=0 if cursor is None else cursor["position"])
+    strides = Strides(batches, first=first_batch, stride=stride)
+    meter = job.reading.meter
+    feed: Feed
+    positions: Any = strides
+    if source.objects is not None:
+        feed = ObjectsFeed(
+            source.objects, order=order, positions=positions, meter=meter, threads_count=job._threads_count
+        )
+    elif can_stride(source) and job.reading.on_corrupt[0] == "raise" and _pays(source, order, batches, stride[1]):
+        feed = StridedFeed(source, order=order, strides=strides, copies_max=job.reading.pinned_bytes_max, meter=meter)
+    else:
+        return None
+    return Begun(feed, batches)
+
+
+def can_stride(source: Any) -> bool:
+    """Whether each sample can be read by itself, from one store."""
+    enterable = all(is_enterable(row.format) and row.has_offsets for row in source.rows)
+    return source.place is not None and enterable and len({id(shard.store) for shard in source.shards}) == 1
+
+
+def _pays(source: IndexedSource, order: IndexedOrder, batches: Batches, every: int) -> bool:
+    gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
+    rows_count = max(1, batches.batch_size // len(order.lanes_owned))
+    factor = read_factor(
+        sample_bytes=source.sample_bytes,
+        rows_count=rows_count,
+        every=every,
+        gap_bytes=gap_bytes,
+        shuffled=order.shuffled,
+    )
+    return factor < PAYS * every
+
+
+def _consecutive(samples: list[int]) -> Iterator[tuple[int, int]]:
+    """(first, count) of those that adjoin, of ascending numbers."""
+    first = at = 0
+    for at in range(1, len(samples) + 1):
+        if at == len(samples) or samples[at] != samples[at - 1] + 1:
+            yield samples[first], at - first
+            first = at

@@ -1,0 +1,1 @@
+"""Worker processes: which rows are whose, what crosses between them and the training process, and who died."""

@@ -1,0 +1,163 @@
+"""Stages that change how many samples there are, among worker processes: they decode, the loader carries.
+
+A worker owns lanes, and nobody knows what a lane's samples become before they went through the stages. So workers are dealt
+blocks of the rank's samples, and give for each the list of what came out of it; the loader's reader thread takes these lists
+in the order of the samples, and makes batches of them as it does without processes. The state is the same: where in the
+rank's samples, and how many of what came out behind that place were handed out.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock.loader.batches.carrying import CarryFilling, CarryMark, Out
+from penstock.loader.batches.run import EpochRun
+from penstock.loader.workers.told import ToldError
+from penstock.pipeline import Batch
+from penstock.pipeline.fields import OBJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.formats import Sample
+    from penstock.loader.batches.columns import Layout
+    from penstock.loader.batches.run import RunPlan
+    from penstock.loader.batches.samples import SampleRandom, Steps
+    from penstock.loader.statistics import Meter
+    from penstock.loader.workers.processes import ProcessRun
+    from penstock.order import Batches
+    from penstock.pipeline import Spec
+
+BLOCK_SAMPLES = 64
+"""Dealt at a time: a state that was saved inside decodes at most so many again."""
+
+BLOCKS_AHEAD = 3
+OUTS = "__outs__"
+"""The column of lists of what came out."""
+
+
+def block_plan(plan: RunPlan) -> RunPlan:
+    """How workers make blocks, where `plan` says what the loader makes of them."""
+    steps: Any = tuple(map(OutSteps, plan.steps))
+    return plan._replace(
+        steps=steps,
+        batch=Batch(size=BLOCK_SAMPLES),
+        batch_size=BLOCK_SAMPLES,
+        drop_last=False,
+        prefetch_batches=BLOCKS_AHEAD,
+    )
+
+
+class OutSteps:
+    """``Steps`` whose samples have one field, the list of what came out; or what failed.
+
+    An error waits in its row, so that what came out ahead of it is handed out before it is raised.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.tolerance = steps.tolerance
+
+    def specs(self) -> dict[str, Spec]:
+        """See ``Steps``."""
+        return {OUTS: OBJECT}
+
+    def write(
+        self,
+        sample: Sample,
+        layout: Layout,
+        batch: dict[str, Any],
+        row: int,
+        *,
+        shard: str,
+        position: int,
+        random: SampleRandom,
+    ) -> bool:
+        """See ``Steps``."""
+        found: Any
+        try:
+            found = self._steps(sample, shard=shard, position=position, random=random)
+        except Exception as error:
+            found = ToldError.of(error)
+        if not isinstance(found, list | ToldError):
+            found = [] if found is None else [found]
+        batch[OUTS][row] = found
+        return True
+
+
+class Blocks:
+    """The blocks of an epoch in order, each with the mark in front of it.
+
+    Args:
+        run: Of the workers.
+        batches: Which samples a block has, where an index tells.
+        mark: In front of the first one.
+    """
+
+    def __init__(self, run: ProcessRun, *, batches: Batches | None, mark: Any) -> None:
+        self._run = run
+        self._batches = batches
+        self._mark = mark
+        self._count = 0
+        self._closing = threading.Lock()  # the reader thread closes as it ends, and whoever closes the loader
+
+    def next(self) -> tuple[Any, Mapping[str, Any], int] | None:
+        """The mark in front of a block, its columns, and its rows; None at the end. Blocks.
+
+        Raises:
+            PenstockError: as ``ProcessRun.next_batch``.
+        """
+        delivery = self._run.next_batch()
+        if delivery is None:
+            return None
+        before = self._mark
+        self._mark = delivery.mark if self._batches is None else self._batches.position_after(self._count)
+        self._count += 1
+        return before, delivery.values, delivery.rows
+
+    def take(self, count: int) -> None:
+        """See ``Feed``: never asked, ``FarCarryFilling`` takes blocks."""
+
+    def mark(self) -> Any:
+        """See ``Feed``."""
+        return self._mark
+
+    def close(self) -> None:
+        """See ``Feed``."""
+        with self._closing:
+            self._run.close()
+
+
+class FarCarryFilling(CarryFilling):
+    """``CarryFilling`` of what came out in other processes."""
+
+    def __init__(self, run: EpochRun, *, epoch: int, skip_count: int, blocks: Blocks) -> None:
+        super().__init__(run, epoch=epoch, skip_count=skip_count)
+        self._blocks = blocks
+
+    def _outs(self) -> Iterator[Out]:
+        while (block := self._blocks.next()) is not None:
+            mark, values, rows_count = block
+            positions, count = values["__position__"].tolist(), 0
+            for row in range(rows_count):
+                found = values[OUTS][row]
+                if isinstance(found, ToldError):
+                    raise found.revived("a worker process")
+                for each in found:
+                    count += 1
+                    if self._skip_count:
+                        self._skip_count -= 1
+                        continue
+                    after = CarryMark(mark, count)
+                    yield Out(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
+
+
+def carried(plan: RunPlan, blocks: Blocks, *, epoch: int, skip_count: int, meter: Meter) -> EpochRun:
+    """The loader's part: a reader thread that carries, and no decode threads."""
+    return EpochRun(
+        plan._replace(threads_count=0),
+        feed=blocks,
+        filling=lambda run: FarCarryFilling(run, epoch=epoch, skip_count=skip_count, blocks=blocks),
+        meter=meter,
+    )

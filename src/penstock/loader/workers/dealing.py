@@ -1,0 +1,315 @@
+"""Which rows of the next batch are whose: the order of a rank, dealt out to its worker processes.
+
+With an index it is arithmetic. Without one nobody knows how many samples a lane has before its end was read, and all rows
+behind that depend on it: so the workers say how far they know their lanes, and a batch is dealt once its samples are known
+to be there. The turns are those of ``LanesFeed``, over lanes that are elsewhere.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.loader.lanes.feed import LanesFeed, Mark
+from penstock.loader.lanes.lane import RunStart
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.loader.lanes.feed import AnyLane
+    from penstock.order import Batches, StreamOrder
+
+BATCHES_AHEAD = 2
+"""Whose samples workers are asked to have ready, besides those that are dealt."""
+
+
+class Dealt(NamedTuple):
+    """A batch of the rank.
+
+    Attributes:
+        positions: int64[B]: of its rows, those that only pad included.
+        rows_count: Those that hold a sample.
+        rows: By worker: int64[n], those that it fills, in the order in which its samples come.
+        mark: Where the rank's feed is behind it, as far as it is known here.
+    """
+
+    positions: NDArray[np.int64]
+    rows_count: int
+    rows: list[NDArray[np.int64]]
+    mark: Any
+
+
+class Deal(Protocol):
+    """Deals an epoch, or the rest of one. Not thread-safe."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether there is no further batch."""
+
+    def next(self) -> Dealt | None:
+        """The next batch; None at the end, or while it is not known.
+
+        Raises:
+            StoreError, DataError: what kept a worker from reading a sample of it.
+        """
+
+    def heard(self, lanes: Mapping[int, Known]) -> None:
+        """What a worker knows now of its lanes."""
+
+    def wants(self) -> dict[int, dict[int, int]]:
+        """By worker, what to ask of it: by lane, how many samples of the epoch to know of. Each is asked once."""
+
+    def forget_asked(self, worker: int) -> None:
+        """It is another process by now: ask again for what it has not answered."""
+
+    def mark_of(self, mark: Any, cursors: Mapping[int, Mapping[str, Any]]) -> Any:
+        """A batch's mark, from what its workers said of their lanes behind it."""
+
+
+class Known(NamedTuple):
+    """What is known of a lane.
+
+    Attributes:
+        samples_count: Of the epoch, that are known to be there.
+        is_ended: Whether there are no more.
+        error: Why there is no more to be known.
+    """
+
+    samples_count: int
+    is_ended: bool
+    error: BaseException | None
+
+
+class IndexedDeal:
+    """By arithmetic.
+
+    Args:
+        batches: The rank's.
+        workers_count: Among whom; they are ranks of a larger world.
+    """
+
+    def __init__(self, batches: Batches, *, workers_count: int) -> None:
+        self._batches = batches
+        self._workers_count = workers_count
+        self._index = 0
+
+    @property
+    def is_ended(self) -> bool:
+        """See ``Deal``."""
+        return self._index >= len(self._batches)
+
+    def next(self) -> Dealt | None:
+        """See ``Deal``."""
+        if self.is_ended:
+            return None
+        positions, count = self._batches.batch(self._index)
+        self._index += 1
+        positions = np.asarray(positions, np.int64)
+        owners = positions[:count] // self._batches.world_size % self._workers_count
+        rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
+        return Dealt(positions, count, rows, None)
+
+    def heard(self, lanes: Mapping[int, Known]) -> None:
+        """See ``Deal``."""
+
+    def wants(self) -> dict[int, dict[int, int]]:
+        """See ``Deal``."""
+        return {}
+
+    def forget_asked(self, worker: int) -> None:
+        """See ``Deal``."""
+
+    def mark_of(self, mark: Any, cursors: Mapping[int, Mapping[str, Any]]) -> Any:
+        """See ``Deal``: positions say it all."""
+        del cursors
+        return mark
+
+
+class FarLane:
+    """A lane that a worker reads: as ``Lane``, but what it gives are only numbers."""
+
+    def __init__(self, number: int, *, worker: int, taken: int) -> None:
+        self.number = number
+        self.worker = worker
+        self.taken = taken
+        self.asked = 0
+        self.known = Known(taken, is_ended=False, error=None)
+
+    @property
+    def ready_count(self) -> int:
+        """Samples that are known to be there and have not been dealt."""
+        return self.known.samples_count - self.taken
+
+    def prepare(self, count: int) -> int:
+        """As ``Lane.prepare``, without waiting."""
+        del count
+        return self.ready_count
+
+    def take(self, count: int) -> tuple[list[Any], list[Any]]:
+        """As ``Lane.take``."""
+        self.taken += count
+        return [self] * count, [None] * count
+
+    def mark(self) -> tuple[RunStart, int]:
+        """Only its worker knows: ``StreamDeal.mark_of``."""
+        return RunStart(0, None, 0, 0, 0), 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """As ``Lane.is_waiting``: never here."""
+        return False
+
+    def read_more(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class StreamDeal:
+    """By what the workers found.
+
+    Args:
+        order: Of the epoch.
+        cursor: Where it begins; None is its beginning.
+        take: Samples at most; None: all.
+        size: Of a batch.
+        drop_last: Whether what does not fill one is left out.
+        workers_count: Among whom; the rank's lanes go to them in turn.
+    """
+
+    def __init__(
+        self,
+        order: StreamOrder,
+        cursor: Mapping[str, Any] | None,
+        *,
+        take: int | None,
+        size: int,
+        drop_last: bool,
+        workers_count: int,
+    ) -> None:
+        self._size = size
+        self._drop_last = drop_last
+        self._workers_count = workers_count
+        self._left = take if cursor is None else cursor["left"]
+        self._lanes: dict[int, FarLane] = {}
+        for index, number in enumerate(order.lanes_owned):
+            if cursor is None or str(number) in cursor["lanes"]:
+                entry = cursor["lanes"][str(number)] if cursor is not None else None
+                taken = 0 if entry is None else entry["before"] + entry["emitted"]
+                self._lanes[number] = FarLane(number, worker=index % workers_count, taken=taken)
+        lanes: Sequence[AnyLane] = list(self._lanes.values())
+        round_count, turn = (0, 0) if cursor is None else (cursor["round"], cursor["turn"])
+        self._feed = LanesFeed(
+            lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn, count=self._left
+        )
+        self._ended = False
+
+    def begin_mark(self, cursors: Mapping[int, Mapping[str, Any]]) -> Mark:
+        """In front of the first batch, where the workers begin at these cursors."""
+        return self.mark_of(self._feed.mark(), cursors)
+
+    @property
+    def is_ended(self) -> bool:
+        """See ``Deal``."""
+        return self._ended
+
+    def next(self) -> Dealt | None:
+        """See ``Deal``."""
+        count = self._size if self._left is None else min(self._size, self._left)
+        each = self._each(count)
+        for lane in self._lanes.values():
+            if lane.ready_count < each and not lane.known.is_ended:
+                if lane.known.error is not None:
+                    raise lane.known.error
+                return None
+        block = None if self._ended else self._feed.take(count)
+        found = 0 if block is None else len(block.samples)
+        self._ended = found < self._size
+        if block is None or (self._ended and self._drop_last):
+            return None
+        if self._left is not None:
+            self._left -= found
+        owners = np.fromiter((lane.worker for lane in block.samples), np.int64, found)  # type: ignore[attr-defined]
+        rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
+        return Dealt(block.positions, found, rows, self._feed.mark())
+
+    def heard(self, lanes: Mapping[int, Known]) -> None:
+        """See ``Deal``."""
+        for number, known in lanes.items():
+            lane = self._lanes[number]
+            if known.samples_count >= lane.known.samples_count:
+                lane.known = known
+
+    def wants(self) -> dict[int, dict[int, int]]:
+        """See ``Deal``."""
+        wanted: dict[int, dict[int, int]] = {}
+        one, ahead = self._each(self._size), self._each(BATCHES_AHEAD * self._size)
+        for lane in self._lanes.values():
+            known, total = lane.known, lane.taken + ahead
+            if known.is_ended or known.error is not None or known.samples_count >= total:
+                continue
+            # asked anew only when the next batch needs it or the last answer is there: not for each sample
+            if lane.asked < max(lane.taken + one, known.samples_count + 1):
+                wanted.setdefault(lane.worker, {})[lane.number] = lane.asked = total
+        return wanted
+
+    def forget_asked(self, worker: int) -> None:
+        """See ``Deal``."""
+        for lane in self._lanes.values():
+            if lane.worker == worker:
+                lane.asked = 0
+
+    def mark_of(self, mark: Mark, cursors: Mapping[int, Mapping[str, Any]]) -> Mark:
+        """See ``Deal``."""
+        lanes = {}
+        for number in mark.lanes:
+            entry = cursors[self._lanes[number].worker]["lanes"][str(number)]
+            lanes[number] = (_run_start(entry), 0 if entry is None else entry["emitted"])
+        return mark._replace(lanes=lanes)
+
+    def _each(self, count: int) -> int:
+        """How many samples at most a lane gives to the next `count`: more, where others are at their ends."""
+        ended = sorted(lane.ready_count for lane in self._lanes.values() if lane.known.is_ended)
+        rest, live_count = count, len(self._lanes)
+        for ready in ended:
+            if ready * live_count >= rest:
+                break
+            rest -= ready
+            live_count -= 1
+        return -(-rest // live_count) if live_count else 0
+
+
+def part_of_cursor(cursor: Mapping[str, Any] | None, lanes: Sequence[int], worker: int, workers_count: int) -> Any:
+    """Where one worker begins to read, as a cursor of its lanes alone.
+
+    Args:
+        cursor: The rank's; None is the epoch's beginning.
+        lanes: The rank's.
+        worker: Number.
+        workers_count: Of the rank.
+    """
+    own = [str(number) for number in lanes[worker::workers_count]]
+    if cursor is None:
+        return {"round": 0, "turn": 0, "left": None, "lanes": dict.fromkeys(own)}
+    alive = sorted(map(int, cursor["lanes"]))
+    before = {str(number) for number in alive[: cursor["turn"]]}
+    entries = {number: cursor["lanes"][number] for number in own if number in cursor["lanes"]}
+    turn, round_count = sum(number in before for number in entries), cursor["round"]
+    if entries and turn == len(entries):
+        turn, round_count = 0, round_count + 1
+    return {"round": round_count, "turn": turn, "left": None, "lanes": entries}
+
+
+def _run_start(entry: Mapping[str, Any] | None) -> RunStart:
+    """A run's start as a state describes it; its segment is only a description, too."""
+    if entry is None:
+        return RunStart(0, None, 0, 0, 0)
+    segment: Any = SimpleNamespace(
+        index=entry["segment"], format=entry["format"], shard=SimpleNamespace(etag=entry["etag"])
+    )
+    return RunStart(entry["run"], segment, entry["offset_bytes"], entry["sample"], entry["before"])

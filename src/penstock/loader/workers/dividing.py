@@ -1,0 +1,122 @@
+"""An epoch divided among worker processes: who is told what."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from penstock.fetch import process_budget
+from penstock.loader.plan.indexed import IndexedJob
+from penstock.loader.workers.carried import Blocks, block_plan, carried
+from penstock.loader.workers.dealing import IndexedDeal, StreamDeal, part_of_cursor
+from penstock.loader.workers.processes import ProcessRun
+from penstock.loader.workers.told import WorkerJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.loader.batches.run import EpochRun, RunPlan
+    from penstock.loader.lanes.feed import Batching
+    from penstock.loader.plan.planning import Plan
+    from penstock.loader.statistics import Meter
+    from penstock.loader.workers.children import Workers
+    from penstock.loader.workers.dealing import Deal
+    from penstock.order import Batches
+
+_log = logging.getLogger("penstock.loader")
+
+
+def divided(
+    plan: Plan,
+    run_plan: RunPlan,
+    cursor: Mapping[str, Any] | None,
+    *,
+    epoch: int,
+    batching: Batching,
+    processes: int,
+    restarts: bool,
+    workers: Workers,
+    meter: Meter,
+) -> tuple[Batches | None, EpochRun | ProcessRun]:
+    """Start workers for an epoch.
+
+    Args:
+        plan: What to read.
+        run_plan: How to make batches of it; the threads are divided.
+        cursor: Where in the epoch to begin; None is its beginning.
+        epoch: Number.
+        batching: How much at a time.
+        processes: Workers; fewer where the rank has fewer lanes.
+        restarts: Whether one that dies is replaced.
+        workers: Where they come from.
+        meter: Told of samples, bytes and seconds.
+
+    Returns:
+        The rank's batches, where an index tells and nothing is carried; and the run.
+    """
+    order = plan.job.order.at_epoch(epoch)
+    count = usable_count(len(order.lanes_owned), processes, evenly=isinstance(plan.job, IndexedJob))
+    made = block_plan(run_plan) if plan.carries else run_plan
+    batches: Batches | None = None
+    deal: Deal
+    if isinstance(plan.job, IndexedJob):
+        cursor = {"position": 0} if cursor is None else cursor
+        if plan.carries:
+            batching = batching._replace(global_size=made.batch_size * plan.world_size)
+        batches = plan.job.batches(epoch, batching=batching, origin=cursor["position"])
+        made = made._replace(drop_last=False)  # the last batch is the last that counts
+        deal = IndexedDeal(batches, workers_count=count)
+        cursors = [cursor] * count
+        begin = cursor["position"]
+    else:
+        deal = StreamDeal(
+            order, cursor, take=batching.take, size=made.batch_size, drop_last=made.drop_last, workers_count=count
+        )
+        cursors = [part_of_cursor(cursor, order.lanes_owned, number, count) for number in range(count)]
+        begin = deal.begin_mark(dict(enumerate(cursors)))
+    job = WorkerJob(
+        job=plan.job,
+        pipeline=plan.pipeline,
+        plan=made._replace(
+            steps=(),
+            drop_last=False,
+            threads_count=max(1, made.threads_count // count),
+            prefetch_batches=made.prefetch_batches + 1,
+        ),
+        epoch=epoch,
+        first_batch=0,
+        cursor={},
+        global_size=0 if batches is None else batching.global_size,
+        stop=0 if batches is None else batches.stop,
+        number=0,
+        workers_count=count,
+        budget_bytes=process_budget().bytes_max // count,
+        meter=meter,
+        carries=plan.carries,
+    )
+    told = [job._replace(number=number, cursor=each) for number, each in enumerate(cursors)]
+    run = ProcessRun(
+        made, deal=deal, told=told, workers=workers, restarts=restarts, meter=meter, counts=not plan.carries
+    )
+    if not plan.carries:
+        return batches, run
+    skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
+    blocks = Blocks(run, batches=batches, mark=begin)
+    return None, carried(run_plan, blocks, epoch=epoch, skip_count=skip_count, meter=meter)
+
+
+def usable_count(lanes_count: int, processes: int, *, evenly: bool) -> int:
+    """Workers that can own lanes: at most as many as asked for.
+
+    Args:
+        lanes_count: The rank's.
+        processes: Asked for.
+        evenly: Whether all must own equally many.
+    """
+    count = min(processes, max(1, lanes_count))
+    while evenly and lanes_count % count:
+        count -= 1
+    if count < processes:
+        text = "%d of %d worker processes are used: each has lanes of its own, and this rank has %d; see Loader(lanes=)"
+        _log.warning(text, count, processes, lanes_count)
+    return count

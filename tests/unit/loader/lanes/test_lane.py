@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from loading import shard, write_counted
+from penstock.config import MIB, FetchConfig
+from penstock.loader.lanes.lane import Lane, Pins
+from penstock.loader.lanes.reading import LaneReader, Reading, Segment, read_ahead
+from penstock.loader.shards import ShardFinder
+from penstock.loader.statistics import Meter
+from penstock.order import StreamOrder
+
+
+def lane(folder: Path, *, window: int | None, pins: Pins, part_bytes: int = 65_536) -> Lane:
+    shards = ShardFinder(ps.shards(f"{folder}/").source, fetch=None).find()
+    order = StreamOrder(shards_count=len(shards), window=window or 1, lanes=1, shuffled=window is not None)
+    sizes = read_ahead(1, FetchConfig())._replace(part_bytes=part_bytes)
+    reading = Reading(
+        sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), fields=(None,), copies=False, meter=Meter()
+    )
+    segments = [Segment(shards[shard], index) for index, shard in enumerate(order.shards_of(0))]
+    return Lane(0, runs=order, reader=LaneReader(segments, reading=reading), pins=pins)
+
+
+def drained(given: Lane, *, step: int = 1) -> list[str]:
+    keys = []
+    while count := min(step, given.prepare(step)):
+        keys += [sample.key for sample in given.take(count)[0]]
+    return keys
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_runs_cross_shards_and_stay_inside_their_window(tmp_path: Path, step: int) -> None:
+    """Each run of 5 holds the next 5 samples of the lane, whatever shard they lie in, in another order."""
+    total = write_counted(tmp_path, (3, 9, 1, 4))
+    given = lane(tmp_path, window=5, pins=Pins(1 << 30))
+    straight = drained(lane(tmp_path, window=1, pins=Pins(1 << 30)))
+    keys = drained(given, step=step)
+    assert given.taken_count == total
+    assert keys != straight
+    for start in range(0, total, 5):
+        assert sorted(keys[start : start + 5]) == sorted(straight[start : start + 5])
+
+
+def test_unshuffled_samples_pass_through(tmp_path: Path) -> None:
+    """Without runs samples leave as they are stored, however many are taken at a time."""
+    write_counted(tmp_path, (3, 9, 1, 4))
+    for step in (1, 4, 100):
+        assert drained(lane(tmp_path, window=None, pins=Pins(0)), step=step) == [f"s{n:05d}" for n in range(17)]
+
+
+def test_a_lane_holds_one_run(tmp_path: Path) -> None:
+    """One sample is read for each one handed out: never more than a run waits."""
+    write_counted(tmp_path, (40,))
+    given = lane(tmp_path, window=8, pins=Pins(1 << 30))
+    while given.prepare(1):
+        given.take(1)
+        assert len(given._ready) - given._ready_at + len(given._filling) <= 8
+
+
+@pytest.mark.parametrize("bytes_max", [0, 1000, 1 << 30])
+def test_pins_are_bounded_and_given_back(tmp_path: Path, bytes_max: int) -> None:
+    """Waiting samples hold parts up to the bound; beyond it they are copies with the same bytes."""
+    tmp_path.joinpath("a.tar").write_bytes(
+        shard({"__key__": f"{index:03d}", "bin": bytes([index]) * 300} for index in range(60))
+    )
+    pins = Pins(bytes_max)
+    given = lane(tmp_path, window=20, pins=pins)
+    seen = []
+    while given.prepare(1):
+        [sample], _ = given.take(1)
+        assert 0 <= pins.held_bytes <= bytes_max
+        assert sample.fields["bin"] == bytes([int(sample.key)]) * 300
+        seen.append(sample.key)
+    assert len(set(seen)) == 60
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8, 64, 1000])
+@pytest.mark.parametrize("budget_bytes", [64 * MIB, 2048 * MIB])
+def test_read_ahead_fits_the_budget(lanes: int, budget_bytes: int) -> None:
+    """All lanes' parts fit into a quarter of the budget, down to the smallest part worth a request; tar blocks are not cut."""
+    sizes = read_ahead(lanes, FetchConfig(budget_bytes_max=budget_bytes))
+    assert 256 * 1024 <= sizes.part_bytes <= 8 * MIB
+    assert not sizes.part_bytes % 512
+    assert sizes.requests_max >= 2
+    if sizes.part_bytes > 256 * 1024:
+        assert lanes * sizes.part_bytes * sizes.requests_max * 3 <= budget_bytes // 4

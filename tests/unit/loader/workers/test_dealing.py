@@ -1,0 +1,134 @@
+"""Rows are dealt in the order of the job, however late and little the workers know of their lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.loader.workers.dealing import Dealt, IndexedDeal, Known, StreamDeal, part_of_cursor
+from penstock.order import Batches, RoundRobin, StreamOrder
+
+
+def order(lanes: int) -> StreamOrder:
+    return StreamOrder(shards_count=lanes, lanes=lanes, seed=0, window=1, shuffled=True, rank=0, world_size=1)
+
+
+def naive(lengths: list[int], workers: int) -> list[int]:
+    """Whose the samples are, one by one, by the rule of the order."""
+    turns, left, owners = RoundRobin(list(range(len(lengths)))), list(lengths), []
+    while (lane := turns.next_lane()) is not None:
+        if left[lane]:
+            left[lane] -= 1
+            owners.append(lane % workers)
+        else:
+            turns.drop(lane)
+    return owners
+
+
+def played(deal: StreamDeal, lengths: list[int], shares: Any) -> list[Dealt]:
+    """Answer what a deal wants, not always all at once, until it ends."""
+    dealt = []
+    asked: dict[int, int] = {}
+    while not deal.is_ended:
+        for wanted in deal.wants().values():
+            asked.update(wanted)
+        while (batch := deal.next()) is not None:
+            dealt.append(batch)
+            for wanted in deal.wants().values():
+                asked.update(wanted)
+        if asked and not deal.is_ended:
+            answered = list(asked)[: 1 + next(shares) % len(asked)]
+            deal.heard(
+                {
+                    lane: Known(min(lengths[lane], total), lengths[lane] < total, None)
+                    for lane in answered
+                    for total in [asked.pop(lane)]
+                }
+            )
+    return dealt
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    workers=st.integers(1, 4),
+    size=st.integers(1, 9),
+    drop_last=st.booleans(),
+    take=st.none() | st.integers(1, 60),
+    seed=st.integers(0, 99),
+)
+def test_rows_are_those_of_the_naive_order(
+    lengths: list[int], workers: int, size: int, drop_last: bool, take: int | None, seed: int
+) -> None:
+    """Every sample once, in turns of the lanes, each row with the worker that owns the lane, whoever answers first."""
+    expected = naive(lengths, workers)[: take if take is not None else None]
+    if drop_last:
+        expected = expected[: len(expected) - len(expected) % size]
+    deal = StreamDeal(order(len(lengths)), None, take=take, size=size, drop_last=drop_last, workers_count=workers)
+    shares = iter(np.random.default_rng(seed).integers(0, 99, 100_000).tolist())
+    found: list[int] = []
+    for batch in played(deal, lengths, shares):
+        owners = np.full(batch.rows_count, -1)
+        for worker, rows in enumerate(batch.rows):
+            owners[rows] = worker
+        found += owners.tolist()
+    assert found == expected
+
+
+def test_a_failure_comes_where_its_sample_would() -> None:
+    """What a lane has before it failed is dealt; then, and not earlier, its error is raised."""
+    deal = StreamDeal(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
+    assert deal.next() is None
+    deal.heard({0: Known(50, is_ended=False, error=None), 1: Known(5, is_ended=False, error=OSError("gone"))})
+    assert [batch is not None for batch in (deal.next(), deal.next())] == [True, True]
+    with pytest.raises(OSError, match="gone"):
+        deal.next()
+
+
+def test_lanes_are_not_asked_for_each_sample() -> None:
+    """One question per lane and batch at most, and again only of a process that replaced another."""
+    deal = StreamDeal(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
+    assert deal.wants() == {0: {0: 4}, 1: {1: 4}}
+    assert deal.wants() == {}
+    deal.forget_asked(1)
+    assert deal.wants() == {1: {1: 4}}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_with_an_index_rows_go_by_lane(world_size: int) -> None:
+    """The worker of a row is lane div W mod n, and rows that only pad are nobody's."""
+    for rank in range(world_size):
+        batches = Batches(
+            samples_count=101,
+            global_size=6,
+            rank=rank,
+            world_size=world_size,
+            drop_last=False,
+            take=None,
+            origin=0,
+        )
+        deal = IndexedDeal(batches, workers_count=3)
+        count = 0
+        while (batch := deal.next()) is not None:
+            for worker, rows in enumerate(batch.rows):
+                assert (batch.positions[rows] % (6 * world_size) // world_size % 3 == worker).all()
+            assert sorted(np.concatenate(batch.rows).tolist()) == list(range(batch.rows_count))
+            count += batch.rows_count
+        assert deal.is_ended
+        assert count == len(range(rank, 101, world_size))
+
+
+def test_a_cursor_is_cut_by_lanes() -> None:
+    """Each worker gets its lanes that are left; one whose lanes all had their turn begins with the next round."""
+    cursor = {"round": 5, "turn": 2, "left": 9, "lanes": {"0": {"a": 0}, "2": {"a": 2}, "3": {"a": 3}}}
+    assert part_of_cursor(cursor, range(4), 0, 2) == {
+        "round": 6,
+        "turn": 0,
+        "left": None,
+        "lanes": {"0": {"a": 0}, "2": {"a": 2}},
+    }
+    assert part_of_cursor(cursor, range(4), 1, 2) == {"round": 5, "turn": 0, "left": None, "lanes": {"3": {"a": 3}}}
+    assert part_of_cursor(None, range(4), 1, 2)["lanes"] == {"1": None, "3": None}
