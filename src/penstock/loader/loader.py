@@ -58,7 +58,8 @@ class Loader:
         share: ``fn(make) -> bytes``: calls ``make()`` on one rank and gives all ranks what that gave, so that the data set is
             listed once per job: ``penstock.torch.share``. Called when the first rank's iteration, or ``len()``, looks at the
             data: all ranks have to do so.
-        prefetch_batches: Complete or nearly complete batches that may wait for the training loop.
+        prefetch_batches: Complete or nearly complete batches that may wait for the training loop. Default 2, and in threads
+            up to 16 as long as they have less than 4 MiB in all.
         index: ``"auto"`` reads by an index where there is one of all shards, beside them or in `index_dir`, and streams
             whole shards where there is none; ``"require"`` refuses to, ``"stream"`` does not look. A log line says which.
             A resumed run keeps the mode it began with. With ``"auto"`` a streamed epoch leaves an index for the next job.
@@ -76,7 +77,7 @@ class Loader:
             iterated: what it would hold does not fit its byte budget.
 
     Cost: nothing until iterated; then one listing, one reading thread and the decode threads. Holds the shuffle window,
-        ``prefetch_batches`` + 1 batches, and read-ahead of at most a quarter of the byte budget.
+        ``prefetch_batches`` + 1 batches (small ones up to 4 MiB), and read-ahead of at most a quarter of the byte budget.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Loader:
         mesh: Any = None,
         agree: Callable[[int], int] | None = None,
         share: Callable[[Callable[[], bytes]], bytes] | None = None,
-        prefetch_batches: int = 2,
+        prefetch_batches: int | None = None,
         index: Literal["auto", "require", "stream"] = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         on_epoch: Callable[[int, LoaderStatistics], Pipeline | None] | None = None,

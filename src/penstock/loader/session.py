@@ -19,6 +19,7 @@ from penstock.loader.batches.scattering import cursor_of
 from penstock.loader.changing import reweighted
 from penstock.loader.epoch import Epoch
 from penstock.loader.plan.finding import Finder
+from penstock.loader.plan.options import PREFETCH_BYTES
 from penstock.loader.plan.planning import Plan, plan_of, threads_count
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.state import STATE_VERSION, check_same_data, check_same_job, checked
@@ -280,7 +281,8 @@ class Session:
             batch_size=plan.rows_count,
             drop_last=plan.batching.drop_last,
             threads_count=threads_count(self.options),
-            prefetch_batches=self.options.prefetch_batches,
+            prefetch_batches=self.options.prefetch_count,
+            prefetch_bytes=PREFETCH_BYTES if self.options.prefetch_batches is None else 0,
             seed=seed,
             in_order=self.options.in_order,
         )

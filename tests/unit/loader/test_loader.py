@@ -332,6 +332,28 @@ def test_prefetch_is_bounded(folder: Path) -> None:
     assert len(decoded) == 4 * 5
 
 
+@pytest.mark.parametrize(("value_bytes", "waiting"), [(100, 16), (400_000, 3)])
+def test_small_batches_wait_in_greater_number(tmp_path: Path, value_bytes: int, waiting: int) -> None:
+    """By default as many batches wait as have 4 MiB, but no fewer than three, and no more than sixteen."""
+    (tmp_path / "data").mkdir()
+    samples = [{"__key__": f"{n:04d}", "bin": "x" * value_bytes, "cls": str(n)} for n in range(100)]
+    (tmp_path / "data" / "0.tar").write_bytes(shard(samples))
+    decoded: list[int] = []
+    settled = threading.Event()
+
+    def counts(sample: dict[str, Any]) -> dict[str, Any]:
+        decoded.append(sample["cls"])
+        if len(decoded) == 5 * (1 + waiting):
+            settled.set()
+        return sample
+
+    made = ps.shards(f"{tmp_path}/data/").decode(ps.Integer("cls")).map(counts).batch(5)
+    with ps.Loader(made, threads=1) as loader:
+        next(iter(loader))
+        assert settled.wait(20)
+    assert len(decoded) == 5 * (1 + waiting)
+
+
 def test_rank_and_world_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from arguments or the environment; several ranks are refused with the reason."""
     monkeypatch.setenv("RANK", "0")

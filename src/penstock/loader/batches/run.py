@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Batch, BatchBySize
 
+SMALL_BATCHES_MAX = 15
 JOIN_S_MAX = 10.0  # a user's function that does not return must not hang close()
 
 
@@ -128,6 +129,7 @@ class RunPlan(NamedTuple):
     drop_last: bool
     threads_count: int
     prefetch_batches: int
+    prefetch_bytes: int  # small batches wait in greater number, up to so many bytes in all
     seed: int
     in_order: bool = True
 
@@ -166,6 +168,7 @@ class EpochRun:
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._reader: ThreadMeter | None = None
+        self._began_bytes = meter.bytes
         self._counted_bytes = meter.bytes  # read, when memory was last given back, or was to be
         self._parsed_s = meter.parse_s  # when the reader's work was last counted
         try:
@@ -252,7 +255,7 @@ class EpochRun:
         """Put a batch at the end of the queue, once there is room."""
         began_s = time.perf_counter()
         with self.changed:
-            while len(self._batches) > self.plan.prefetch_batches and not self.stopping:
+            while self._is_full() and not self.stopping:
                 self.changed.wait()
             batch.number = self._appended_count
             self._appended_count += 1
@@ -262,6 +265,14 @@ class EpochRun:
             self._count_reader()
             self.changed.notify_all()
         self.meter.wait_s += time.perf_counter() - began_s
+
+    def _is_full(self) -> bool:
+        waiting_count = len(self._batches)
+        if waiting_count <= self.plan.prefetch_batches or waiting_count > SMALL_BATCHES_MAX:
+            return waiting_count > self.plan.prefetch_batches
+        read_bytes = (self.meter.bytes - self._began_bytes) / self._appended_count
+        batch_bytes = max(read_bytes, self._batches[-1].charged_bytes)
+        return (waiting_count + 1) * batch_bytes > self.plan.prefetch_bytes
 
     # ── threads ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -292,7 +292,7 @@ def _holding(
         row_bytes = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs.values())
     return Holding(
         window_count=asked.window // asked.world_size if asked.shuffled and sizes else 0,
-        rows_count=(options.prefetch_batches + 1) * batching.global_size // asked.world_size,
+        rows_count=(options.prefetch_count + 1) * batching.global_size // asked.world_size,
         row_bytes=row_bytes,
         readers_count=readers_count,
         data_bytes=None if None in sizes else sum(size for size in sizes if size is not None),

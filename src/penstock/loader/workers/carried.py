@@ -46,6 +46,7 @@ def block_plan(plan: RunPlan) -> RunPlan:
         batch_size=BLOCK_SAMPLES,
         drop_last=False,
         prefetch_batches=BLOCKS_AHEAD,
+        prefetch_bytes=0,
     )
 
 

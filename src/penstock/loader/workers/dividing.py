@@ -82,6 +82,7 @@ def divided(
             drop_last=False,
             threads_count=max(1, made.threads_count // count),
             prefetch_batches=made.prefetch_batches + 1,
+            prefetch_bytes=0,
         ),
         epoch=epoch,
         first_batch=0,
