@@ -31,7 +31,7 @@ class Runs(Protocol):
         """False: samples leave as they are stored."""
 
     def run_length(self, lane: int, run_index: int) -> int:
-        """Samples of a run; the lane's last may be shorter."""
+        """Samples of a run; the lane's last may be shorter, and behind it 0 may say that it was."""
 
     def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
         """The k-th to leave is the run's sample ``[k]``."""
@@ -179,8 +179,10 @@ class Lane:
             self._fill(self._run_length)
         run, self._filling, self._wanted_count = self._filling, [], 0
         run_from, self._filling_from = self._filling_from, []
-        if not run:
-            return not self._ended
+        if (
+            not run
+        ):  # permuted: of a run of 0, or at the end; as stored: of a part that completed no sample, or at the end
+            return not (self._ended or self._runs.shuffled)
         if self._runs.shuffled:
             order = self._runs.permute_run(self.number, self._start.run_index, len(run))
             run, run_from = reordered(run, order), [run_from[index] for index in order]

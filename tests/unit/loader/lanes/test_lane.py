@@ -14,9 +14,16 @@ from penstock.loader.statistics import Meter
 from penstock.order import StreamOrder
 
 
-def lane(folder: Path, *, window: int | None, pins: Pins, part_bytes: int = 65_536) -> Lane:
+def lane(
+    folder: Path,
+    *,
+    window: int | None,
+    pins: Pins,
+    part_bytes: int = 65_536,
+    order_type: type[StreamOrder] = StreamOrder,
+) -> Lane:
     shards = ShardFinder(ps.shards(f"{folder}/").source, fetch=None).find()
-    order = StreamOrder(shards_count=len(shards), window=window or 1, lanes=1, shuffled=window is not None)
+    order = order_type(shards_count=len(shards), window=window or 1, lanes=1, shuffled=window is not None)
     sizes = read_ahead(1, FetchConfig())._replace(part_bytes=part_bytes)
     reading = Reading(
         sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), fields=(None,), copies=False, meter=Meter()
@@ -43,6 +50,22 @@ def test_runs_cross_shards_and_stay_inside_their_window(tmp_path: Path, step: in
     assert keys != straight
     for start in range(0, total, 5):
         assert sorted(keys[start : start + 5]) == sorted(straight[start : start + 5])
+
+
+class _Ending(StreamOrder):
+    """One run of three samples, and none behind it, as an index says."""
+
+    def run_length(self, lane: int, run_index: int) -> int:
+        return 0 if run_index else 3
+
+
+def test_a_lane_ends_with_its_last_run(tmp_path: Path) -> None:
+    """More is asked of a lane than its runs hold, where others were closed under way: it has ended, and nobody spins."""
+    write_counted(tmp_path, (9,))
+    given = lane(tmp_path, window=3, pins=Pins(1 << 30), order_type=_Ending)
+    assert given.prepare(4) == 3
+    given.take(3)
+    assert given.prepare(1) == 0
 
 
 def test_unshuffled_samples_pass_through(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_resumed_epoch_leaves_the_rest(tmp_path: Path) -> None:
     """An epoch in two halves leaves all shards but those it was stopped in, which the next one adds."""
     write_counted(tmp_path / "data", [20] * 8)
     made = pipeline(tmp_path / "data", window=8)
-    with ps.Loader(made, lanes=2, threads=1, index_dir=tmp_path / "found") as loader:
+    with ps.Loader(made, lanes=2, threads=1, prefetch_batches=2, index_dir=tmp_path / "found") as loader:
         for _ in zip(range(9), loader, strict=False):
             pass
         state = loader.state_dict()
