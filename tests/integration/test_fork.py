@@ -78,7 +78,7 @@ def test_a_child_that_lives_on_costs_the_parent_nothing(server: FaultyServer) ->
     """Connections that a child inherited and the server closed do not keep the parent's loop awake."""
     server.fail("chunked_cut", times=None, match="closing")
     server.heal()
-    server.fail("close", times=20, match="closing", after_bytes=100)
+    server.fail("close", times=4, match="closing", after_bytes=100)  # fewer than one read has attempts
     assert run(server, "long_lived")["spent_s"] < 0.3
 
 

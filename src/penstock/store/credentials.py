@@ -257,14 +257,31 @@ def setting_addressing(profile: str | None) -> str | None:
 def _config_says(setting: str, profile: str | None) -> bool:
     """Whether the config file may say something of `setting`: where its name is not in it, botocore's import is spared.
 
-    A profile that somebody names is looked for in any case: it has to be there.
+    A profile that somebody names is looked for in any case: it has to be there. So is what is wrong with a file that
+    is none.
     """
     if profile is not None or os.environ.get("AWS_PROFILE"):
         return True
     path = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
     try:
         # no pathlib on the way to the first byte
-        with open(os.path.expanduser(path), "rb") as file:  # noqa: PTH111, PTH123
-            return setting.encode() in file.read()
+        with open(os.path.expanduser(path), encoding="utf-8") as file:  # noqa: PTH111, PTH123
+            text = file.read()
     except OSError:
         return False
+    except UnicodeDecodeError:
+        return True
+    return setting in text or not _is_ini(text)
+
+
+def _is_ini(text: str) -> bool:
+    """Whether botocore can parse a config file; where nothing is in it, that is known without a parser."""
+    if not text:
+        return True
+    import configparser
+
+    try:
+        configparser.RawConfigParser().read_string(text)
+    except configparser.Error:
+        return False
+    return True

@@ -289,7 +289,10 @@ def main(descriptor: int, parent: int) -> None:
             del told
             wire.send(("ended",))
     except BaseException as error:
-        wire.send(("error", ToldError.of(error)))
+        try:
+            wire.send(("error", ToldError.of(error)))
+        except OSError:
+            os._exit(0)  # nobody is left to be told
     threading.Event().wait()  # until the loader says that it needs nothing more, by closing
 
 
