@@ -107,3 +107,16 @@ def counted_stores(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
     monkeypatch.setattr(compose, "connect", connect_counted)
     return counted
+
+
+def counted_plans(monkeypatch: pytest.MonkeyPatch) -> list[Store]:
+    """Filled with the store of each ``read_many`` from here on."""
+    plans: list[Store] = []
+    original = Store.read_many
+
+    def read_many(self: Store, requests: Any, **options: Any) -> Any:
+        plans.append(self)
+        return original(self, requests, **options)
+
+    monkeypatch.setattr(Store, "read_many", read_many)
+    return plans

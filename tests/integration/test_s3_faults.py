@@ -147,10 +147,11 @@ def test_a_chain_that_breaks_is_an_error(
     try:
         with pytest.raises(CredentialsError, match=r"GET s3://bucket/a: the AWS credential chain failed.*Hint"):
             connect_faulty(anonymous=False).read("a")
-        (tmp_path / "config").write_bytes(b"\xff\xfe[[[ not an ini file")
-        credentials.botocore_session.cache_clear()
-        with pytest.raises(ConfigError, match="parse"):
-            connect_faulty(anonymous=False)
+        for broken in (b"\xff\xfe[[[ not an ini file", b"what is this\n"):
+            (tmp_path / "config").write_bytes(broken)
+            credentials.botocore_session.cache_clear()
+            with pytest.raises(ConfigError, match="parse"):
+                connect_faulty(anonymous=False)
     finally:
         credentials._provider.cache_clear()
         credentials.botocore_session.cache_clear()

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 
 import penstock as ps
+from counting import counted_plans
 from loading import counted, shard, write_counted, write_formatted
 from penstock.access import Dataset
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
 from penstock.fetch import process_budget
-from penstock.store import Store
 from penstock.store.traced import Traced
 
 SIZES = (9, 4, 7)
@@ -358,14 +358,7 @@ def test_several_stores_are_one_plan(tmp_path: Path, kind: str, monkeypatch: pyt
         order = [number for pair in zip(range(len(dataset) // 2), range(len(dataset) // 2, len(dataset)), strict=True)
                  for number in pair]  # fmt: skip
         expected = [dataset[number] for number in order]
-        plans: list[Store] = []
-        original = Store.read_many
-
-        def counted_plan(self: Store, requests: Any, **options: Any) -> Any:
-            plans.append(self)
-            return original(self, requests, **options)
-
-        monkeypatch.setattr(Store, "read_many", counted_plan)
+        plans = counted_plans(monkeypatch)
         assert list(dataset.iter_samples(order)) == expected
         assert dataset[order] == expected
         assert len(plans) == 2

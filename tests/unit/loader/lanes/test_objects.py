@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from counting import counted_plans
 from loading import index, numbers, write_counted
 from penstock.errors import DecodeError, ObjectChangedError, ObjectMissingError
 from penstock.pipeline import mix, objects
-from penstock.store import Store
 from resuming import assert_resumes_everywhere
 
 COUNT = 23
@@ -53,14 +53,7 @@ def test_each_sample_once_with_all_its_members(folder: Path) -> None:
 
 def test_prefixes_are_read_as_one_plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shuffled over several prefixes, an epoch reads ahead across them: one ``read_many``, whatever lies where."""
-    plans: list[Store] = []
-    original = Store.read_many
-
-    def counted_plan(self: Store, requests: Any, **options: Any) -> Any:
-        plans.append(self)
-        return original(self, requests, **options)
-
-    monkeypatch.setattr(Store, "read_many", counted_plan)
+    plans = counted_plans(monkeypatch)
     made = objects([f"{folder}/d{number}/" for number in range(3)], group_by="stem")
     with ps.Loader(made.shuffle(seed=0).decode(ps.Integer("cls")).batch(4)) as loader:
         assert sorted(numbers(list(loader))) == list(range(COUNT))
