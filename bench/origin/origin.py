@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -18,6 +19,8 @@ from typing import NamedTuple, Self
 
 HERE = Path(__file__).resolve().parent
 START_S_MAX = 20.0
+CONNECTIONS_MAX = 8192
+FILES_MAX = 65536
 PACKAGES = "nginx libnginx-mod-http-lua lua-resty-core gcc libc6-dev openssl"
 MODULE = Path("/usr/lib/nginx/modules/ngx_http_lua_module.so")
 
@@ -186,6 +189,7 @@ class Origin:
     def _configuration(self) -> str:
         run = self._run
         certificate = f"ssl_certificate {run}/server.pem; ssl_certificate_key {run}/server.key;"
+        files = min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # nginx may not raise it here
         return string.Template((HERE / "nginx.conf").read_text()).substitute(
             run=run,
             root=self.root,
@@ -194,6 +198,9 @@ class Origin:
             access_log=f"log_format counted '$request_method $status $body_bytes_sent'; access_log {self.log} counted;"
             if self.log
             else "access_log off;",
+            files=files,
+            files_kept=max(64, files - CONNECTIONS_MAX - 1024),  # each of them is open
+            connections=CONNECTIONS_MAX,
             user="user root;" if os.geteuid() == 0 else "",
             ssl="ssl" if self.tls else "",
             certificate=certificate if self.tls else "",
