@@ -104,11 +104,19 @@ def bytes_buffer(size_bytes: int) -> memoryview:
 
 
 def as_bytes(view: Buffer) -> bytes:
-    """The bytes of a view: the object that it is of, where ``bytes_buffer`` made it and it is whole, else a copy."""
-    inside = view.obj if type(view) is memoryview else None
-    if type(inside) is _Inside and len(inside.value) == len(view) and view.contiguous:  # type: ignore[union-attr]
-        return inside.value  # type: ignore[no-any-return]
-    return bytes(view)
+    """The bytes of a view: the object that it is of, where there is one and it is all of it, else a copy."""
+    whole = whole_bytes(view)
+    return bytes(view) if whole is None else whole
+
+
+def whole_bytes(view: Buffer) -> bytes | None:
+    """The ``bytes`` object whose memory this is, all of it; None where there is none."""
+    owner = view.obj if type(view) is memoryview else view
+    if type(owner) is _Inside:
+        owner = owner.value
+    if type(owner) is not bytes or (owner is not view and (len(owner) != view.nbytes or not view.c_contiguous)):  # type: ignore[union-attr]
+        return None
+    return owner
 
 
 _classes: dict[int, _Class] = {}

@@ -2,11 +2,13 @@
 
 from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget, set_process_budget_once
 from penstock.fetch.chunk import Chunk
+from penstock.fetch.flight import PARTS_PER_REQUEST
 from penstock.fetch.plan import PlanItem, Request, coalesce
 from penstock.fetch.read_ahead import FetchStatistics, ReadAhead
 from penstock.fetch.slots import Item, Slot
 
 __all__ = [
+    "PARTS_PER_REQUEST",
     "Budget",
     "BudgetStatistics",
     "Chunk",

@@ -11,6 +11,7 @@ goes in parts. After one such object a HEAD asks for the size of the next ones, 
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
 import time
 from collections import deque
@@ -37,7 +38,8 @@ _AHEAD_BYTES = 64 * MIB
 """...or as many more as make this: a consumer that pauses finds small objects waiting."""
 
 _AHEAD_SLOTS_MAX = 2048
-_PARTS_PER_REQUEST = 3
+PARTS_PER_REQUEST = 3
+"""Of the object that is being delivered part by part: one on its way, two waiting, per request that may be in flight."""
 _IN_FLIGHT_BYTES = 512 * MIB
 """Of parts: 64 of 8 MiB cover 100 ms at 5 GB/s; more only spreads them over more memory."""
 _ASKING_MAX = 4
@@ -91,7 +93,7 @@ class Flight:
         self._planned_count = 0
         self._estimate_bytes = float(_SMALL_BYTES)
         # a reader of many has its share: so many small parts as make the few large ones that it was given
-        given_bytes = _PARTS_PER_REQUEST * config.requests_max * config.part_bytes
+        given_bytes = PARTS_PER_REQUEST * config.requests_max * config.part_bytes
         self._ahead_bytes = min(_AHEAD_BYTES, budget.bytes_max // 4, given_bytes)
         self._large_expected = False
         self._asking_count = 0
@@ -134,14 +136,19 @@ class Flight:
                 self._plan_next()
                 continue
             slot = self._unsent[0][2]
-            first = slot.item is self.items[0]
-            if not first and self.undelivered_count >= ahead_max:
+            if self.undelivered_count >= (ahead_max if slot.item is not self.items[0] else self._head_max(slot)):
                 return
-            force = self.waiting and not self.sent and first
+            force = self.waiting and not self.sent and slot.item is self.items[0]
             if not self.places.prepare(slot, int(self._estimate_bytes), force=force):
                 return
             heapq.heappop(self._unsent)
             self._send(slot)
+
+    def _head_max(self, slot: Slot) -> int:
+        """``ahead_max`` of a part of the first item: all of it is needed where it is delivered whole, else one part next."""
+        if self._whole or slot is slot.item.slots[slot.item.delivered_count]:
+            return sys.maxsize
+        return PARTS_PER_REQUEST * self.window.limit
 
     def _plan_next(self) -> None:
         """Take the next item of the plan apart into slots."""

@@ -12,12 +12,12 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from crc32c import crc32c
 
 from penstock.config import KIB, MIB
 from penstock.errors import ConfigError, DataError
 from penstock.formats import RESERVED_FIELDS, JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
 from penstock.formats.compressors import COMPRESSORS
+from penstock.formats.crc import sample_crc
 from penstock.formats.mds_writer import MdsWriter
 from penstock.formats.tar_header import BLOCK_BYTES
 from penstock.formats.tar_writer import headers
@@ -261,7 +261,7 @@ class ShardFile:
 
     def _put(self, data: Buffer) -> None:
         length = len(data)
-        self._crc = crc32c(data, self._crc)
+        self._crc = sample_crc(data, self._crc)
         end = self._filled + length
         if length < PIECE_WRITE_BYTES and end <= BLOCK_WRITE_BYTES:
             self._buffer[self._filled : end] = data
@@ -298,7 +298,7 @@ def checksum(sample: Mapping[str, Any], format_name: str) -> int:
 
     def put(data: Buffer) -> None:
         nonlocal crc
-        crc = crc32c(data, crc)
+        crc = sample_crc(data, crc)
 
     written.writer(put).add(prepare(sample, written))
     return crc

@@ -16,6 +16,7 @@ from queue import Empty
 from typing import TYPE_CHECKING
 
 from penstock import forks
+from penstock.buffers import bytes_buffer
 from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectExistsError, PenstockError, StoreError
 from penstock.store.base import perform
@@ -177,7 +178,8 @@ class Upload:
         self._upload_id: str | None = None
         self.begun = False
         self._pending_bytes = 0
-        self._spare: list[bytearray] = []  # memory of parts that have gone
+        self._memory: dict[int, memoryview] = {}  # of parts in flight, to be used again
+        self._spare: list[memoryview] = []
         self._lengths: list[int] = []
         self._parts: dict[int, Part] = {}
         self._ending = False
@@ -189,19 +191,21 @@ class Upload:
         """The store's name of it; None before the first part."""
         return self._upload_id
 
-    def take_spare(self, part_bytes: int) -> bytearray:
-        """Memory for the next part: that of one that has gone, else none. Fresh memory costs more than filling it."""
-        spare = self._spare.pop() if self._spare else bytearray()
-        return spare if len(spare) == part_bytes else bytearray()
+    def take_memory(self, part_bytes: int) -> memoryview:
+        """uint8[part_bytes], writable: that of a part which has gone, else new. Fresh memory costs more than filling it."""
+        spare = self._spare.pop() if self._spare else None
+        return spare if spare is not None and len(spare) == part_bytes else bytes_buffer(part_bytes)
 
     def next_part_bytes(self, part_bytes: int) -> int:
         """Size of the next part."""
         return part_bytes * (1 + len(self._lengths) // PARTS_PER_STEP)
 
-    def send(self, body: Buffer) -> None:
+    def send(self, body: Buffer, memory: memoryview | None = None) -> None:
         """Send one part; waits while too many are in flight. `body` must stay as it is until the upload has ended.
 
-        A ``bytearray`` is this upload's from now on: ``take_spare`` hands it out again.
+        Args:
+            body: The part.
+            memory: In which it lies, where it came from ``take_memory``: the upload's again from now on.
 
         Raises:
             StoreError: of this part or an earlier one.
@@ -215,13 +219,13 @@ class Upload:
             _watch(self)
         length = len(body)
         while self._is_full(length):
-            gone = self._collect().operation
-            if isinstance(gone, PutPart) and isinstance(gone.body, bytearray):
-                self._spare.append(gone.body)
+            self._collect()
         assert self._upload_id is not None
         self._lengths.append(length)
         self._pending_bytes += length
         number = len(self._lengths)
+        if memory is not None:
+            self._memory[number] = memory
         self._in_flight.submit(PutPart(self._key, self._upload_id, number, body), number)
 
     def _is_full(self, length: int) -> bool:
@@ -238,6 +242,8 @@ class Upload:
     def _note(self, number: int, completion: Completion) -> None:
         if number:
             self._pending_bytes -= self._lengths[number - 1]
+            if (memory := self._memory.pop(number, None)) is not None:
+                self._spare.append(memory)
         if completion.error is None:
             if number:
                 self._parts[number] = completion.value
@@ -250,8 +256,8 @@ class Upload:
         Raises:
             StoreError: of any part, or of the commit; the caller then aborts.
         """
-        self._spare.clear()
         while self._in_flight:
+            self._spare.clear()
             self._collect()
         assert self._upload_id is not None
         parts = tuple(self._parts[number] for number in sorted(self._parts))

@@ -76,7 +76,7 @@ class Writer(io.RawIOBase):
         self._if_absent = if_absent
         self._made_in = forks.generation()
         self._upload = Upload(core, key, if_absent=if_absent)
-        self._buffer = bytearray()  # of the next part: it grows, or is as large as one and is filled anew
+        self._memory = memoryview(b"")  # of the part that is being filled
         self._filled = 0
         self._position = 0
         self.info: ObjectInfo | None = None
@@ -153,24 +153,20 @@ class Writer(io.RawIOBase):
         with self._aborting():
             start = 0
             while start < len(view):
-                full = self._upload.next_part_bytes(self._part_bytes)
-                end = min(len(view), start + full - self._filled)
+                if not self._filled:
+                    self._memory = self._upload.take_memory(self._upload.next_part_bytes(self._part_bytes))
+                end = min(len(view), start + len(self._memory) - self._filled)
                 filled = self._filled + end - start
-                if self._filled == len(self._buffer):
-                    self._buffer += view[start:end]
-                else:  # through a view: a slice of a bytearray would copy what is assigned to it first
-                    memoryview(self._buffer)[self._filled : filled] = view[start:end]
+                self._memory[self._filled : filled] = view[start:end]
                 self._filled, start = filled, end
-                if filled == full:
+                if filled == len(self._memory):
                     self._send()
         self._position += len(view)
         return len(view)
 
     def _send(self) -> None:
-        del self._buffer[self._filled :]
-        self._upload.send(self._buffer)  # not touched again until it has gone
-        part_bytes = self._upload.next_part_bytes(self._part_bytes)
-        self._buffer, self._filled = self._upload.take_spare(part_bytes), 0
+        self._upload.send(self._memory[: self._filled], self._memory)
+        self._memory, self._filled = memoryview(b""), 0
 
     def close(self) -> None:
         """Send the rest and make the object visible; nothing after the first time, nor after ``abort()``.
@@ -183,8 +179,8 @@ class Writer(io.RawIOBase):
             return
         self._check()
         with self._aborting():
-            if not self._upload.begun:  # all of it is in the buffer, which has grown
-                self.info = write(self._core, self._key, self._buffer, if_absent=self._if_absent)
+            if not self._upload.begun:
+                self.info = write(self._core, self._key, self._memory[: self._filled], if_absent=self._if_absent)
             else:
                 if self._filled:
                     self._send()
@@ -199,7 +195,7 @@ class Writer(io.RawIOBase):
 
     def _end(self, state: str) -> None:
         self._state = state
-        self._buffer = bytearray()
+        self._memory = memoryview(b"")
         self._finalizer.detach()
         super().close()  # tells io.IOBase; calls flush(), which does nothing
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.config import MIB
+from penstock.buffers import whole_bytes
+from penstock.config import KIB, MIB
 from penstock.transport.head import parse_head
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
     from penstock.config import TransportConfig
     from penstock.transport.http import HttpTransfer
+    from penstock.types import Buffer
+
+UPLOAD_BUFFER_BYTES = 256 * KIB
+"""Through which libcurl sends: it stays in the processor's second-level cache."""
 
 DIRECT_BYTES_MIN = 1 * MIB
 """Landings in an mmap from this size on take the body without a Python frame per piece. An error document cannot be
@@ -50,6 +56,8 @@ def attach(transfer: HttpTransfer, curl: Any) -> None:
         host = host.removesuffix(":443" if scheme == "https" else ":80")
         signature = request.signing.sign(request.method, host, slash + target, headers)
         headers = [*headers, f"Host: {host}", *signature]
+    if request.body is not None and not any(line.lower().startswith("content-type:") for line in headers):
+        headers = [*headers, "Content-Type:"]  # none, where libcurl would say that it is a form
     if any("\n" in line or "\r" in line for line in headers):
         raise ValueError("a header line with a line break")
     setopt(pycurl.HTTPHEADER, headers)
@@ -141,13 +149,27 @@ def prepare_method(transfer: HttpTransfer, curl: Any) -> None:
     if request.method == "HEAD":
         setopt(pycurl.NOBODY, 1)
     elif request.body is not None:
-        _send(transfer, curl, memoryview(request.body).cast("B"))
+        _send(transfer, curl, request.body)
     elif request.method != "GET":
         setopt(pycurl.CUSTOMREQUEST, request.method)
 
 
-def _send(transfer: HttpTransfer, curl: Any, view: memoryview) -> None:
-    """Stream `view` as the request's body, rewindable where libcurl must send it again on a fresh connection."""
+def _send(transfer: HttpTransfer, curl: Any, body: Buffer) -> None:
+    """Send `body`: libcurl reads a ``bytes`` object where it lies, without the GIL; of other memory it is given copies."""
+    method, setopt = transfer.request.method, curl.setopt
+    whole = whole_bytes(body)
+    if whole is not None:
+        setopt(pycurl.POSTFIELDS, whole)  # also that it is a POST, but for the word
+        transfer.count_sent = partial(curl.getinfo, pycurl.SIZE_UPLOAD_T)
+    else:
+        _stream(transfer, curl, memoryview(body).cast("B"))
+    if method != "POST" and (whole is not None or method != "PUT"):
+        setopt(pycurl.CUSTOMREQUEST, method)
+    setopt(pycurl.UPLOAD_BUFFERSIZE, UPLOAD_BUFFER_BYTES)
+
+
+def _stream(transfer: HttpTransfer, curl: Any, view: memoryview) -> None:
+    """Hand `view` over in pieces, again where libcurl must send it again on a fresh connection."""
     setopt = curl.setopt
 
     def read(size: int) -> bytes:
@@ -168,8 +190,5 @@ def _send(transfer: HttpTransfer, curl: Any, view: memoryview) -> None:
     else:
         setopt(pycurl.UPLOAD, 1)
         setopt(pycurl.INFILESIZE_LARGE, len(view))
-        if transfer.request.method != "PUT":
-            setopt(pycurl.CUSTOMREQUEST, transfer.request.method)
-    setopt(pycurl.UPLOAD_BUFFERSIZE, 2 * MIB)
     setopt(pycurl.READFUNCTION, read)
     setopt(pycurl.SEEKFUNCTION, seek)

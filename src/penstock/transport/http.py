@@ -16,7 +16,7 @@ from penstock.types import Landing
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.config import TransportConfig
     from penstock.transport.loop import EventLoop
@@ -148,6 +148,7 @@ class HttpTransfer:
         "_refused",
         "carrier",
         "connected_s",
+        "count_sent",
         "direct",
         "ended",
         "first_s",
@@ -180,6 +181,7 @@ class HttpTransfer:
         self.header_lines: list[bytes] = []
         self.landing = request.landing
         self.sent_bytes = 0
+        self.count_sent: Callable[[], int] | None = None  # instead of these, where libcurl reads the body itself
         self.watch_bytes = -1
         self.watch_s = 0.0
         self._body_view: memoryview | None = None
@@ -295,10 +297,11 @@ class HttpTransfer:
     def progress_bytes(self) -> int:
         """Bytes of body received and sent so far; the watchdog compares two looks."""
         landing = self.landing
+        sent_bytes = self.sent_bytes if self.count_sent is None else self.count_sent()
         if landing is None:
-            return self.sent_bytes
+            return sent_bytes
         position = self.direct.tell() if self.direct is not None else landing.position
-        return position + self.sent_bytes
+        return position + sent_bytes
 
     def answer(self, curl_error: int, reason: str) -> HttpAnswer:
         """The record of how it ended; its carrier may be reused afterwards."""

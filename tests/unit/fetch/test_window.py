@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +11,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from penstock.config import MIB, FetchConfig
+from penstock.config import KIB, MIB, FetchConfig
 from penstock.fetch import Budget, PlanItem
 from penstock.fetch.read_ahead import ReadAhead
 from penstock.fetch.window import Window
-from penstock.types import Get
+from penstock.store import MemoryStore
+from penstock.types import ByteRange, Get
 
 
 def feed(
@@ -108,4 +111,47 @@ def test_it_begins_wider_where_answers_are_known_to_be_small(size_bytes: int | N
     reader.start()
     assert len(store.asked) == count
     assert all(isinstance(one, Get) for one in store.asked)
+    reader.close()
+
+
+class Noting:
+    """A core that notes what it is asked."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self._inner = inner
+        self.asked: list[Any] = []
+
+    def submit(self, operation: Any, sink: Any) -> Any:
+        self.asked.append(operation)
+        return self._inner.submit(operation, sink)
+
+    def describe(self, key: Any) -> str:
+        return self._inner.describe(key)
+
+
+@pytest.mark.parametrize(("whole", "asked"), [(False, range(5, 13)), (True, range(256, 257))])
+def test_parts_of_a_large_object_wait_for_their_consumer(whole: bool, asked: range) -> None:
+    """Where parts are delivered one by one, no more are asked for than a few per request; a whole object needs all."""
+    store = MemoryStore()
+    data = random.Random(0).randbytes(256 * 64 * KIB)
+    store.write("large", data)
+    core = Noting(store)
+    config = FetchConfig(part_bytes=64 * KIB, requests_min=4, requests_max=4)
+    plan = [PlanItem("large", ByteRange(0, len(data)), size_bytes=len(data))]
+    reader = ReadAhead(core, plan, config=config, budget=Budget(1 << 30), whole=whole)  # type: ignore[arg-type]
+    reader.start()
+    until_s = time.monotonic() + 10
+    while len(core.asked) < asked[0] and time.monotonic() < until_s:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(core.asked) in asked
+    if not whole:
+        parts = []
+        while (found := reader.wait_slot()) is not None:
+            slot = found[1]
+            assert slot is not None
+            assert slot.completion is not None
+            parts.append(bytes(slot.completion.body))
+            reader.release(slot)
+        assert b"".join(parts) == data
     reader.close()

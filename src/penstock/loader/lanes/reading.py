@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
-from penstock.fetch import PlanItem
+from penstock.fetch import PARTS_PER_REQUEST, PlanItem
 from penstock.formats import as_columns
 from penstock.loader.lanes.ranges import RangedShard, is_ranged
 from penstock.loader.lanes.streamed import Streamed
@@ -34,7 +34,6 @@ REQUESTS_MAX = 24
 """Of all lanes together, where there are few: 1.3 GB/s over connections of 90 MB/s, 30 ms away. Not more, of the same bytes
 in all: a part is taken apart in dozens of steps, in each of which another thread may get the interpreter, whatever its size."""
 REQUESTS_PER_LANE_MIN = 2
-PARTS_PER_REQUEST = 3  # that `fetch` keeps for each request in flight: one on its way, two waiting
 
 
 class Segment:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
-from penstock.loader.lanes.reading import PARTS_PER_REQUEST, ReadAhead, read_ahead
+from penstock.fetch import PARTS_PER_REQUEST
+from penstock.loader.lanes.reading import ReadAhead, read_ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
