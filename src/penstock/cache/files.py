@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.buffers import small_buffer
 from penstock.cache.entry import (
@@ -20,14 +20,36 @@ from penstock.cache.entry import (
     header_bytes_of,
 )
 from penstock.cache.folder import Folder
+from penstock.cache.turns import Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.cache.config import CacheConfig
     from penstock.cache.statistics import Counts
+    from penstock.cache.turns import Reader
 
 _SEEN_COUNT_MAX = 1 << 18
 _TOUCH_S = 600.0
 """A block that is used is marked so once per process and 10 minutes: what is least recently used is known to that."""
+
+
+class Block(NamedTuple):
+    """A block of an object, or a part of one, to be read.
+
+    Attributes:
+        name: Of the entry.
+        number: That it must have.
+        size_bytes: Of the whole block.
+        start: First byte wanted, in the block.
+        view: uint8[n], writable: where it goes, in the landing, so that nothing is copied.
+    """
+
+    name: Name
+    number: int
+    size_bytes: int
+    start: int
+    view: memoryview
 
 
 class Files(Folder):
@@ -42,40 +64,49 @@ class Files(Folder):
         super().__init__(config, counts)
         self._seen: dict[str, float] = {}
 
-    def read_block(
-        self, name: Name, identity: bytes, view: memoryview, *, block_index: int, start: int, size_bytes: int
-    ) -> bool:
-        """Fill `view` with the bytes of a block from `start` on; False where it is not there, or not what it should be.
+    def _reset(self) -> None:
+        super()._reset()
+        self._turns = Turns()
 
-        Args:
-            name: Of the entry.
-            identity: That it must have.
-            view: uint8[n], writable: of the landing, so that nothing is copied.
-            block_index: That it must have.
-            start: First byte wanted, in the block.
-            size_bytes: Of the whole block.
+    def read_blocks(self, identity: bytes, blocks: Sequence[Block]) -> list[bool]:
+        """Fill the views of some blocks of one object; False for each that is not there, or not what it should be.
 
-        Cost: four system calls: open, header, read, close; at the first read in this process also the checksum of all of it
-            and a mark that it was used.
+        Cost: four system calls each, six where the page cache does not have it: open, header, read, close; at the first read
+            in this process also the checksum of all of it and a mark that it was used. All are open at the same time.
         """
-        path = self.entries + name.path
+        opened: list[int] = []
+        found: list[bool | None] = []
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with self._turns:
+                for block in blocks:
+                    opened.append(fd := self._open(block.name))
+                    found.append(fd >= 0 and self._read(fd, identity, block, waits=False))
+            return [
+                self._read(fd, identity, block, waits=True) is True if hit is None else hit
+                for hit, fd, block in zip(found, opened, blocks, strict=True)
+            ]
+        finally:
+            for fd in opened:
+                if fd >= 0:
+                    os.close(fd)
+
+    def _open(self, name: Name) -> int:
+        """A descriptor of the entry; -1 where there is none."""
+        try:
+            return os.open(self.entries + name.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 self.troubles.note("read", error)
-            return False
+            return -1
+
+    def _read(self, fd: int, identity: bytes, block: Block, *, waits: bool) -> bool | None:
+        """Fill a block's view; None: not without waiting for the disk, and `waits` is not set."""
+        name = block.name
+        seen_s = self._seen.get(name.file)
+        read = self._read_first if seen_s is None else self._read_again
         try:
-            seen_s = self._seen.get(name.file)
-            header_bytes = header_bytes_of(identity, size_bytes)
-            if seen_s is None:
-                self._read_first(fd, (identity, block_index), view, start, size_bytes)
-                self.counts.verified_count += 1
-            else:
-                if header_bytes == ROUND_BYTES and len(view) == size_bytes:
-                    os.pread(fd, header_bytes, 0)  # see _read_first
-                if _read_all(fd, view, header_bytes + start) != len(view):
-                    raise CorruptEntryError("the file is shorter than it was")
+            if not read(fd, identity, block, self._turns.read_waiting if waits else self._turns.read_cached):
+                return None
             now_s = time.monotonic()
             if seen_s is None or now_s - seen_s > _TOUCH_S:
                 self._mark_used(fd, name.file, now_s)
@@ -85,26 +116,40 @@ class Files(Folder):
         except OSError as error:
             self.troubles.note("read", error)
             return False
-        finally:
-            os.close(fd)
         self.counts.hit_count += 1
-        self.counts.hit_bytes += len(view)
+        self.counts.hit_bytes += len(block.view)
         return True
 
-    def _read_first(self, fd: int, block: tuple[bytes, int], view: memoryview, start: int, size_bytes: int) -> None:
+    def _read_first(self, fd: int, identity: bytes, block: Block, read: Reader) -> bool:
         """Read the whole block, hold it against its checksums, and give the part asked for."""
-        header_bytes = header_bytes_of(block[0], size_bytes)
+        view, size_bytes = block.view, block.size_bytes
         whole = view if len(view) == size_bytes else small_buffer(size_bytes)[:size_bytes]
-        # by itself: what follows the first page the kernel then reads ahead in larger and larger folios. Read at once, all
-        # pages of a block are single ones, and cost twice as much each time that they are copied (docs/LOG.md)
-        head = os.pread(fd, header_bytes, 0)
-        count = _read_all(fd, whole, header_bytes)
-        header = decode(head)
-        if (header.identity, header.block_index) != block:
-            raise CorruptEntryError("it is another block")
-        check_data(header, whole[:count])
+        head = bytearray(header_bytes_of(identity, size_bytes))
+
+        def check(count: int) -> None:
+            header = decode(head)
+            if (header.identity, header.block_index) != (identity, block.number):
+                raise CorruptEntryError("it is another block")
+            check_data(header, whole[:count])
+
+        if not read(fd, head, whole, len(head), check):
+            return False
         if whole is not view:
-            view[:] = whole[start : start + len(view)]
+            view[:] = whole[block.start : block.start + len(view)]
+        self.counts.verified_count += 1
+        return True
+
+    def _read_again(self, fd: int, identity: bytes, block: Block, read: Reader) -> bool:
+        """Read the part asked for of a block that had its checksum before."""
+        view, size_bytes = block.view, block.size_bytes
+        header_bytes = header_bytes_of(identity, size_bytes)
+        is_large = header_bytes == ROUND_BYTES and len(view) == size_bytes  # see Turns.read_waiting
+
+        def check(count: int) -> None:
+            if count != len(view):
+                raise CorruptEntryError("the file is shorter than it was")
+
+        return read(fd, bytearray(header_bytes if is_large else 0), view, header_bytes + block.start, check)
 
     def _mark_used(self, fd: int, file: str, now_s: float) -> None:
         with suppress(OSError):  # read-only, or another user's: then others keep the order
@@ -153,7 +198,7 @@ class Files(Folder):
         try:
             header = decode(os.pread(fd, max(header_bytes_of(identity, 0), ROUND_BYTES), 0))
         except (OSError, CorruptEntryError):
-            return None  # read_block will say what is wrong
+            return None  # read_blocks will say what is wrong
         finally:
             os.close(fd)
         return header if header.identity == identity else None
@@ -161,14 +206,3 @@ class Files(Folder):
     def exists(self, name: Name) -> bool:
         """Whether there is an entry of this name. Cost: one system call."""
         return os.access(self.entries + name.path, os.F_OK)
-
-
-def _read_all(fd: int, view: memoryview, offset: int) -> int:
-    """Fill `view` as far as the file goes; bytes read. One system call unless a signal cuts it short."""
-    done = os.preadv(fd, [view], offset)
-    while 0 < done < len(view):
-        count = os.preadv(fd, [view[done:]], offset + done)
-        if count == 0:
-            break
-        done += count
-    return done

@@ -20,12 +20,13 @@ from penstock.buffers import small_buffer
 from penstock.cache.claims import Claim
 from penstock.cache.entry import block_name
 from penstock.cache.fetching import Direct, Fetch, Revalidation
+from penstock.cache.files import Block
 from penstock.errors import CancelledOperationError, ObjectChangedError, ObjectMissingError, StoreError
 from penstock.store.threaded import span_within
 from penstock.types import Attempt, ByteRange, Completion, Landing, ObjectInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from penstock.cache.cached import Cached
     from penstock.cache.fetching import Request
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 DIRECT_INDEX = -1
 """In the place of a block's number: what is waited for is a ``Direct``."""
+
+_TOGETHER_COUNT = 8
+"""Blocks that are open at the same time for one read."""
 
 
 class Read:
@@ -188,26 +192,23 @@ class Read:
                 self._get(range(span.start // block_bytes, (self.wanted.end - 1) // block_bytes + 1))
         self.settle()
 
-    def _get(self, indices: Iterable[int]) -> None:
+    def _get(self, indices: Sequence[int]) -> None:
         missing: list[int] = []
-        for index in indices:
+        for begin in range(0, len(indices), _TOGETHER_COUNT):
             self._check()
-            if not self._hit(index):
-                missing.append(index)
+            missing += self._missing(indices[begin : begin + _TOGETHER_COUNT])
         if missing:
             self._fetch(missing)
 
-    def _hit(self, index: int) -> bool:
-        """Fill the block's part of the view from the disk."""
+    def _missing(self, indices: Sequence[int]) -> list[int]:
+        """Fill blocks' parts of the view from the disk; those that are not there."""
+        found = self.cache.files.read_blocks(self.identity, [self._wanted_of(index) for index in indices])
+        self._hits_count += sum(found)
+        return [index for index, hit in zip(indices, found, strict=True) if not hit]
+
+    def _wanted_of(self, index: int) -> Block:
         start, view = self.part(index)
-        size_bytes = self.block(index).length_bytes
-        name = block_name(self.digest, index)
-        if self.cache.files.read_block(
-            name, self.identity, view, block_index=index, start=start, size_bytes=size_bytes
-        ):
-            self._hits_count += 1
-            return True
-        return False
+        return Block(block_name(self.digest, index), index, self.block(index).length_bytes, start, view)
 
     def block(self, index: int) -> ByteRange:
         """Bytes of the object that a block holds."""
@@ -233,7 +234,9 @@ class Read:
             elif claim is True:
                 continue
             # between the look at the disk and the lease, its last holder may have stored it
-            elif claim.leased and self.cache.files.exists(block_name(self.digest, index)) and self._hit(index):
+            elif (
+                claim.leased and self.cache.files.exists(block_name(self.digest, index)) and not self._missing([index])
+            ):
                 self.cache.free(claim)
                 self.settle()
             else:

@@ -456,29 +456,57 @@ def test_a_block_that_goes_while_it_is_read(world: World, monkeypatch: pytest.Mo
     assert (store.statistics().fetched_bytes, store.statistics().corrupt_count) == (0, 0)
 
 
-def test_the_header_is_read_before_the_block(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads a whole block, for the first time or again, asks for its header alone: see ``Files._read_first``."""
+@pytest.mark.parametrize("is_cached", [True, False, None])
+def test_the_header_is_read_before_the_block(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_cached: bool | None
+) -> None:
+    """Whoever reads a whole block, for the first time or again, asks for its header alone (see ``Turns.read_waiting``): of
+    the page cache, then of the disk; where nobody can tell what the page cache has, of the disk."""
     world.memory.write("k", content(2 * MIB))
     store = world.cache(block_bytes=MIB, threads_max=1)
     epoch(store)
-    reads: list[tuple[int, int]] = []
-    pread, preadv = os.pread, os.preadv
+    reads: list[tuple[int, int, bool]] = []
+    preadv = os.preadv
 
-    def header(fd: int, size_bytes: int, offset: int) -> bytes:
-        if "/entries/" in os.readlink(f"/proc/self/fd/{fd}"):
-            reads.append((offset, size_bytes))
-        return pread(fd, size_bytes, offset)
-
-    def data(fd: int, views: list[memoryview], offset: int) -> int:
-        reads.append((offset, len(views[0])))
+    def noting(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+        waits = flags != os.RWF_NOWAIT
+        reads.append((offset, len(views[0]), waits))
+        if not waits and is_cached is None:
+            raise OSError(errno.EOPNOTSUPP, "as on tmpfs")
+        if not waits and not is_cached:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
         return preadv(fd, views, offset)
 
-    monkeypatch.setattr(os, "pread", header)
-    monkeypatch.setattr(os, "preadv", data)
-    for _ in range(2):
+    monkeypatch.setattr(os, "preadv", noting)
+    now, then = [(0, 4096, False), (4096, MIB, False)], [(0, 4096, True), (4096, MIB, True)]
+    first = {True: 2 * now, False: [now[0], now[0], *then, *then], None: [now[0], *then, *then]}
+    again = {True: first[True], False: first[False], None: [*then, *then]}
+    for expected in (first[is_cached], again[is_cached]):
         reads.clear()
         assert sum(len(chunk.data) for chunk in store.read_parts(listed(store))) == 2 * MIB
-        assert reads == 2 * [(0, 4096), (4096, MIB)]
+        assert reads == expected
+
+
+def test_turns_are_given_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More corrupt, missing and slow blocks than there are turns leave all of them."""
+    data = content(64 * BLOCK_BYTES)
+    world.memory.write("k", data)
+    epoch(world.cache())
+    for number, path in enumerate(world.entries()):
+        if number % 3 == 0:
+            path.write_bytes(b"garbage")
+        elif number % 3 == 1:
+            path.unlink()
+    preadv = os.preadv
+
+    def slowly(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags == os.RWF_NOWAIT:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        return preadv(fd, views, offset)
+
+    monkeypatch.setattr(os, "preadv", slowly)
+    for _ in range(2):
+        assert epoch(world.cache()) == data
 
 
 def test_the_directory_may_go_under_way(world: World) -> None:
