@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import mmap
 import socket
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import pycurl
@@ -443,6 +446,96 @@ def test_bodies_are_sent_whole(server: FaultyServer) -> None:
         assert "content-type" not in server.requests[-1].headers  # libcurl would say that it is a form
     assert ask(url(server, "new"), "DELETE")[0].status == 204
     assert ask(url(server, "a"), "HEAD")[0].headers[b"content-length"] == str(len(BODY)).encode()
+
+
+class Uploads:
+    """A server of uploads: `serve` has each connection, by number, and gives what arrived of its body.
+
+    Attributes:
+        bodies: What `serve` gave, connection by connection.
+    """
+
+    def __init__(self, serve: Callable[[int, socket.socket], bytes]) -> None:
+        self._serve = serve
+        self.bodies: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/new"
+        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                connection, _ = self._listener.accept()
+                with connection:
+                    self.bodies.append(self._serve(number, connection))
+
+
+def received(connection: socket.socket, *, slow_bytes: int = 0) -> bytes:
+    """The body of one upload, the first `slow_bytes` at 10 MB/s."""
+    head, data, size_bytes = b"", bytearray(), None
+    while size_bytes is None or len(data) < size_bytes:
+        piece = connection.recv(256 * 1024)
+        if not piece:
+            break
+        time.sleep(len(piece) / 10e6 if len(data) < slow_bytes else 0)
+        data += piece
+        if size_bytes is None and b"\r\n\r\n" in data:
+            head, _, data = data.partition(b"\r\n\r\n")
+            size_bytes = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return bytes(data)
+
+
+UPLOADED = [bytes, bytearray]  # libcurl reads the one where it lies, and is handed copies of the other
+
+
+@pytest.mark.parametrize("kind", UPLOADED)
+def test_a_slow_upload_is_no_silence(kind: type) -> None:
+    """Who takes an upload slowly is not given up while bytes go; who takes none of it is."""
+    body = kind(BODY * 3200)  # 33 MB, of which some lie in the kernel
+    config = TransportConfig(first_byte_s_max=0.6)
+
+    def slowly(_: int, connection: socket.socket) -> bytes:
+        data = received(connection, slow_bytes=16 * MIB)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        return data
+
+    with Uploads(slowly) as server:
+        answer, _ = ask(server.url, "PUT", body=body, headers=["Expect:"], config=config)
+    assert (answer.status, server.bodies) == (200, [bytes(body)])
+    assert answer.total_s > 2 * config.first_byte_s_max
+    stop = threading.Event()
+    with Uploads(lambda *_: bytes(stop.wait(10))) as server:
+        answer, _ = ask(server.url, "PUT", body=body, headers=["Expect:"], config=config)
+        stop.set()
+    assert answer.curl_error == LATE_FIRST_BYTE
+
+
+@pytest.mark.parametrize("kind", UPLOADED)
+def test_an_upload_is_sent_again_from_its_beginning(kind: type) -> None:
+    """A kept connection that dies under the next request: its body goes over a fresh one, all of it."""
+    body = kind(BODY * 10)
+
+    def dying(number: int, connection: socket.socket) -> bytes:
+        data = received(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        if number == 0:
+            connection.recv(1000)  # of the second one, and ends
+        return data
+
+    with Uploads(dying) as server:
+        for _ in range(2):
+            assert ask(server.url, "PUT", body=body, headers=["Expect:"])[0].status == 200
+    assert server.bodies == 2 * [bytes(body)]
 
 
 def test_a_url_that_cannot_be_asked_is_an_error(server: FaultyServer) -> None:
