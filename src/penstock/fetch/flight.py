@@ -11,7 +11,6 @@ goes in parts. After one such object a HEAD asks for the size of the next ones, 
 from __future__ import annotations
 
 import heapq
-import sys
 import threading
 import time
 from collections import deque
@@ -136,7 +135,7 @@ class Flight:
                 self._plan_next()
                 continue
             slot = self._unsent[0][2]
-            if self.undelivered_count >= (ahead_max if slot.item is not self.items[0] else self._head_max(slot)):
+            if self._is_far_ahead(slot, ahead_max):
                 return
             force = self.waiting and not self.sent and slot.item is self.items[0]
             if not self.places.prepare(slot, int(self._estimate_bytes), force=force):
@@ -144,11 +143,14 @@ class Flight:
             heapq.heappop(self._unsent)
             self._send(slot)
 
-    def _head_max(self, slot: Slot) -> int:
-        """``ahead_max`` of a part of the first item: all of it is needed where it is delivered whole, else one part next."""
-        if self._whole or slot is slot.item.slots[slot.item.delivered_count]:
-            return sys.maxsize
-        return PARTS_PER_REQUEST * self.window.limit
+    def _is_far_ahead(self, slot: Slot, ahead_max: int) -> bool:
+        """Whether a part has to wait until others were delivered; never the one that the consumer needs next."""
+        item = slot.item
+        if item is not self.items[0]:
+            return self.undelivered_count >= ahead_max
+        if self._whole or slot is item.slots[item.delivered_count]:
+            return False
+        return item.sent_count - item.delivered_count >= PARTS_PER_REQUEST * self.window.limit
 
     def _plan_next(self) -> None:
         """Take the next item of the plan apart into slots."""
