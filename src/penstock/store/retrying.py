@@ -126,9 +126,11 @@ class _Entry:
 
     def cancel(self) -> None:
         self.cancelled = True
-        if (transfer := self.transfer) is not None:
+        if (
+            transfer := self.transfer
+        ) is not None:  # perhaps the last attempt's, if that ended before `submit` returned it
             transfer.cancel()
-        elif self.backoff:
+        if self.backoff:
             engine.call_later(0.0, self._again)
 
     def _is_cancelled(self) -> bool:

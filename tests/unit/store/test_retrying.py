@@ -8,11 +8,11 @@ import pytest
 
 from penstock.config import RetryConfig
 from penstock.errors import StoreError, UnavailableError
-from penstock.store.base import perform
+from penstock.store.base import WaitingSink, perform
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
-from penstock.types import Get
+from penstock.types import Completion, Get, Operation, Sink, Transfer
 
 
 def test_a_store_that_is_closed_inside_a_backoff_is_an_error() -> None:
@@ -28,3 +28,28 @@ def test_a_store_that_is_closed_inside_a_backoff_is_an_error() -> None:
     other = Retrying(Faulty(MemoryStore({"k": b"x"}), fail_at_call=1), config=RetryConfig(backoff_s=0.01))
     assert bytes(other.read("k").data) == b"x"
     assert other.retried_count == 1
+
+
+def test_cancelling_behind_an_attempt_that_ended_at_once() -> None:
+    """An attempt that failed before ``submit`` returned its transfer leaves that one behind; the backoff ends all the same."""
+
+    class AtOnce(MemoryStore):
+        def submit(self, operation: Operation, sink: Sink) -> Transfer:
+            completion = Completion(operation)
+            completion.error = UnavailableError("503", retryable=True)
+            sink.done(completion)
+            return super().submit(operation, WaitingSink())
+
+    store = Retrying(AtOnce(), config=RetryConfig(backoff_s=20.0, backoff_s_max=20.0))
+    ended = threading.Event()
+
+    class Noting(WaitingSink):
+        def done(self, completion: Completion) -> None:
+            super().done(completion)
+            ended.set()
+
+    sink = Noting()
+    store.submit(Get("k"), sink).cancel()
+    assert ended.wait(5)
+    assert sink.completion is not None
+    assert sink.completion.error is not None
