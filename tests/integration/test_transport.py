@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pycurl
@@ -448,7 +448,7 @@ def test_bodies_are_sent_whole(server: FaultyServer) -> None:
     assert ask(url(server, "a"), "HEAD")[0].headers[b"content-length"] == str(len(BODY)).encode()
 
 
-class Uploads:
+class Uploads(RawServer):
     """A server of uploads: `serve` has each connection, by number, and gives what arrived of its body.
 
     Attributes:
@@ -456,21 +456,9 @@ class Uploads:
     """
 
     def __init__(self, serve: Callable[[int, socket.socket], bytes]) -> None:
+        super().__init__(None)
         self._serve = serve
         self.bodies: list[bytes] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/new"
-        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(10)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
