@@ -126,9 +126,8 @@ class _Entry:
 
     def cancel(self) -> None:
         self.cancelled = True
-        if (
-            transfer := self.transfer
-        ) is not None:  # perhaps the last attempt's, if that ended before `submit` returned it
+        # perhaps the last attempt's, where that ended before `submit` returned it: so a backoff is ended beside it
+        if (transfer := self.transfer) is not None:
             transfer.cancel()
         if self.backoff:
             engine.call_later(0.0, self._again)

@@ -190,7 +190,7 @@ def _create(_site: Site, options: S3Options, operation: CreateMultipart) -> _Bui
     headers = options.key_headers() + _claim_headers(operation.claim)
     if options.upload_checksums:
         headers += ["x-amz-checksum-algorithm: CRC32C", "x-amz-checksum-type: FULL_OBJECT"]
-    return "CREATE", operation.key, "POST", "?uploads=", [*headers, "Content-Type:"], b""
+    return "CREATE", operation.key, "POST", "?uploads=", headers, b""
 
 
 def _put_part(_site: Site, options: S3Options, operation: PutPart) -> _Built:

@@ -179,9 +179,8 @@ class Lane:
             self._fill(self._run_length)
         run, self._filling, self._wanted_count = self._filling, [], 0
         run_from, self._filling_from = self._filling_from, []
-        if (
-            not run
-        ):  # permuted: of a run of 0, or at the end; as stored: of a part that completed no sample, or at the end
+        if not run:
+            # permuted: of a run of 0, or at the end; as stored: of a part that completed no sample, or at the end
             return not (self._ended or self._runs.shuffled)
         if self._runs.shuffled:
             order = self._runs.permute_run(self.number, self._start.run_index, len(run))
