@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from penstock.buffers import as_bytes, bytes_buffer, lease, small_buffer
+from penstock.buffers import as_bytes, bytes_buffer, lease, small_buffer, whole_bytes
 
 
 def test_memory_comes_home_each_time_not_only_the_first() -> None:
@@ -87,3 +87,25 @@ def test_a_view_keeps_the_bytes_that_it_is_of() -> None:
     assert bytes(part) == b"end"
     del part
     assert sys.getrefcount(value) == count - 1
+
+
+def test_only_all_of_an_object_in_its_order_is_the_object() -> None:
+    """What libcurl is handed in place of a view has the same bytes: no part of an object, and no other order of it."""
+    data = bytes(range(24))
+    table = np.frombuffer(data, np.uint8).reshape(4, 6)
+    for view in (data, memoryview(data), memoryview(data).cast("B", (4, 6)), memoryview(data).cast("I")):
+        assert whole_bytes(view) is data
+        assert as_bytes(view) is data
+    for other in (
+        memoryview(data)[1:],
+        memoryview(data)[:-1],
+        memoryview(data)[::-1],
+        memoryview(table.T),
+        bytearray(data),
+    ):
+        assert whole_bytes(other) is None
+        assert as_bytes(other) == bytes(other)
+    made = bytes_buffer(24)
+    made[:] = data
+    assert whole_bytes(made) == data
+    assert whole_bytes(made[:12]) is None
