@@ -23,6 +23,7 @@
     │   └── CancelledOperationError                 cancelled by whoever submitted it; engine only
     └── DataError              (ValueError)         the bytes arrived; what is in them is wrong
         ├── CorruptShardError                       not a tar, TFRecord, ...; names shard and offset
+        ├── UnsupportedFormatError                  valid, but penstock does not read it; never skipped
         ├── FieldMissingError  (KeyError)           a sample lacks a field that the pipeline asks for
         └── DecodeError                             a field does not decode; names stage, sample, shard
 
@@ -57,6 +58,7 @@ __all__ = [
     "StoreError",
     "ThrottledError",
     "UnavailableError",
+    "UnsupportedFormatError",
     "WorkerDiedError",
 ]
 
@@ -301,6 +303,13 @@ class CorruptShardError(DataError):
     """The shard is not of its format, from the given offset on."""
 
 
+class UnsupportedFormatError(DataError):
+    """The data is valid, but of a kind that penstock does not read, e.g. an encrypted zip member.
+
+    It is never skipped, whatever ``on_corrupt=`` says: nothing is damaged, and skipping would lose good samples silently.
+    """
+
+
 class FieldMissingError(DataError, KeyError):
     """A sample lacks a field that the pipeline asks for."""
 
@@ -330,6 +339,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     CancelledOperationError: (errno.ECANCELED, 499),
     DataError: (errno.EIO, 500),
     CorruptShardError: (errno.EIO, 500),
+    UnsupportedFormatError: (errno.EOPNOTSUPP, 501),
     FieldMissingError: (errno.EIO, 500),
     DecodeError: (errno.EIO, 500),
     PenstockError: (errno.EIO, 500),

@@ -9,6 +9,8 @@ The policy, the same for every format:
 
 Nothing is skipped silently: ``skipped_samples`` (at least so many; of a rest that is passed over nobody knows how many
 it holds, it counts as one), ``skipped_bytes``, and ``skipped_error``, the first of the errors.
+
+What is valid but not supported is an ``UnsupportedFormatError`` under every policy: it is not damaged, so it is not skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from penstock.errors import ClosedError, ConfigError, CorruptShardError, PenstockError
+from penstock.errors import ClosedError, ConfigError, CorruptShardError, PenstockError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,6 +77,14 @@ class Skipping:
         self.skipped_bytes += size_bytes
         self.skipped_error = self.skipped_error or error
 
+    def _unsupported(
+        self, what: str, offset_bytes: int | None, *, hint: str | None = None, sample_key: str | None = None
+    ) -> UnsupportedFormatError:
+        """The error for what is valid but not read here; to be raised under every policy."""
+        return UnsupportedFormatError(
+            what, hint=hint, shard=self._shard, offset_bytes=offset_bytes, sample_key=sample_key
+        )
+
     def _skip_sample(self, what: str, offset_bytes: int, size_bytes: int, *, hint: str | None = None) -> None:
         """Pass over one sample whose end is known.
 
@@ -119,6 +129,7 @@ class ShardParser(Skipping, ABC):
 
         Raises:
             CorruptShardError: Not of the format from some offset on; every later call raises it again.
+            UnsupportedFormatError: Of the format, but of a kind that is not read here; every later call raises it again.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -131,6 +142,9 @@ class ShardParser(Skipping, ABC):
                 self._parse(view, samples)
             except CorruptShardError as error:
                 self._give_up(error, self._offset_bytes + len(view))
+            except UnsupportedFormatError as error:
+                self._refusal = error
+                raise
         self._offset_bytes += len(view)
         return samples
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.errors import ConfigError, CorruptShardError
+from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.parsing import OnCorrupt, ShardParser, Skipping, byte_view
 from penstock.types import ByteRange
 
@@ -86,6 +86,7 @@ class RangedReader(Protocol):
 
         Raises:
             CorruptShardError: Its bytes are not what the shard's table of contents says.
+            UnsupportedFormatError: They are valid, but of a kind that is not read here; raised under every policy.
         """
 
     def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[Piece]:
@@ -187,7 +188,7 @@ class ShardReader(Skipping, ABC):
             for piece in self._pieces(unit_index, views, first):
                 given_count += len(piece.samples)
                 yield piece
-        except ConfigError:
+        except (ConfigError, UnsupportedFormatError):
             raise
         except ValueError as error:
             corrupt = self._corrupt(str(error), unit.spans[0].start if unit.spans else 0)
