@@ -104,6 +104,11 @@ def bytes_buffer(size_bytes: int) -> memoryview:
     return memoryview(inside).cast("B")[:size_bytes]
 
 
+def is_typed(value: Buffer) -> bool:
+    """Whether a member of a sample is numbers, because its format says so, and not bytes: uint8 of one dimension."""
+    return isinstance(value, memoryview) and (value.format != "B" or value.ndim != 1)
+
+
 def as_bytes(view: Buffer) -> bytes:
     """The bytes of a view: the object that it is of, where there is one and it is all of it, else a copy."""
     whole = whole_bytes(view)

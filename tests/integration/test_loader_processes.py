@@ -607,6 +607,20 @@ def test_max_errors_is_of_all_workers(folder: Path, place: Path) -> None:
             list(loader)
 
 
+@pytest.mark.parametrize("mode", ["stream", "require"])
+@pytest.mark.parametrize("kept", [range(40, 60), range(75, 76), ()], ids=["the last", "one", "none"])
+def test_a_worker_may_drop_whole_batches(folder: Path, place: Path, mode: Any, kept: Any) -> None:
+    """A filter that leaves nothing of a worker's first batches, or of any, gives what it gives without workers."""
+
+    def made(processes: int) -> ps.Loader:
+        filtered = ps.shards(f"{folder}/").filter(lambda sample: int(sample["cls"]) in kept)
+        return ps.Loader(filtered.batch(4), processes=processes, lanes=4, index=mode, index_dir=place)
+
+    with made(0) as near, made(2) as far:
+        for left, right in zip(near, far, strict=True):  # its columns are known from the first sample that is kept
+            assert_same(left, right)
+
+
 def test_workers_wait_between_epochs(folder: Path, place: Path) -> None:
     """The next epoch is done by the same processes, which give way to the loop; a restart in the middle takes new ones."""
     with ps.Loader(pipeline(folder), processes=2, lanes=4, index_dir=place) as loader:

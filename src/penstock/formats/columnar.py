@@ -13,6 +13,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from penstock.buffers import is_typed
 from penstock.formats.sample import Sample
 from penstock.formats.typed import typed
 
@@ -113,7 +114,7 @@ def as_columns(samples: Sequence[Sample]) -> Samples | None:
     integers = []
     for name in names:
         values = [sample.fields[name] for sample in samples]
-        if all(value.format == "B" for value in values):
+        if not any(map(is_typed, values)):
             columns.append(list(map(bytes, values)))
         elif all(value.format == "q" and value.shape == (1,) for value in values):
             columns.append([value[0] for value in values])

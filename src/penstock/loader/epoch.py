@@ -12,6 +12,7 @@ from penstock.loader.batches.run import EpochRun, Filling
 from penstock.loader.batches.scattering import Scatter
 from penstock.loader.lanes.feed import ChosenFeed
 from penstock.loader.plan.strided import begin_strided
+from penstock.loader.statistics import Meter
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.loader.batches.run import Delivery, RunPlan
     from penstock.loader.lanes.feed import Begun
     from penstock.loader.plan.planning import Plan
-    from penstock.loader.statistics import Meter
     from penstock.loader.workers.children import Workers
     from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
@@ -236,13 +236,13 @@ class Epoch:
         return RowsFilling(run, epoch=self._number)
 
     def _asked(self) -> bool:
-        """Whether there is one more batch for all: until the first rank runs out, or the last one where batches are masked."""
+        """Whether there is one more batch for all: until the first rank runs out, or the last one."""
         assert self._agree is not None
         self._agree.check()
         with self._agree.told():
             has_next = self._run.has_next()
-        agreed = self._agree.smallest(int(has_next if not self._plan.is_masked else not has_next))
-        return agreed == 0 if self._plan.is_masked else agreed > 0
+        agreed = self._agree.smallest(int(has_next if not self._plan.ends_with_last else not has_next))
+        return agreed == 0 if self._plan.ends_with_last else agreed > 0
 
     def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> Found:
         if delivery is not None:
@@ -263,9 +263,10 @@ class Epoch:
 
     def _any_row(self) -> dict[str, Any] | None:
         """A sample to pad with: of this rank, where the epoch was resumed behind its last one; else of any other."""
-        self._is_chosen = True  # any will do
+        run_plan = self._run_plan._replace(steps=tuple(steps.uncounted() for steps in self._run_plan.steps))
         for job in (self._plan.job, self._plan.job.divided(0, 1)):
-            run = self._started(job.begin(self._number, None, batching=self._batching))
+            feed = job.begin(self._number, None, batching=self._batching).feed
+            run = EpochRun(run_plan, feed=feed, filling=self._filling, meter=Meter())
             try:
                 while (delivery := run.next_batch()) is not None:
                     if not delivery.is_empty:

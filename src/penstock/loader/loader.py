@@ -28,7 +28,9 @@ class Loader:
     ``for batch in loader`` is one epoch; the next ``for`` is the next epoch. After ``break`` it goes on where it
     stopped; ``restart()`` begins the epoch again. A batch is a dict: fields as ``dtype[B, ...]`` arrays (or lists of
     ``str``, ``bytes`` and other objects), ``"__key__"`` and ``"__shard__"`` as lists of ``str``, ``"__position__"`` as
-    int64[B]; with several ranks and ``drop_last=False`` also ``"__valid__"``, bool[B]. Its arrays belong to the caller.
+    int64[B]. With several ranks it also has ``"__valid__"``, bool[B], unless ``drop_last=True`` and nothing can leave out a
+    sample (``filter``, ``max_errors=``, ``on_corrupt="skip_*"``, ``join(missing="drop")``): every rank then has as many
+    batches, all with B rows. Its arrays belong to the caller.
 
     A loader is a context manager; ``close()``, and its garbage collection, end its threads.
 

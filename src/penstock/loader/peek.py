@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.buffers import is_typed
 from penstock.config import FetchConfig
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
@@ -65,4 +66,4 @@ def _copied(value: Any) -> Any:
     """`value`, not a slice of what was read."""
     if not isinstance(value, memoryview):
         return value
-    return bytes(value) if value.format == "B" else np.array(value)
+    return np.array(value) if is_typed(value) else bytes(value)

@@ -6,8 +6,9 @@ import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from penstock.buffers import is_typed
 from penstock.errors import ConfigError
-from penstock.pipeline.fields import Field, Spec, is_typed
+from penstock.pipeline.fields import Field, Spec
 
 if TYPE_CHECKING:
     import numpy as np

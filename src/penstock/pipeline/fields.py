@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from penstock.buffers import is_typed
 from penstock.errors import ConfigError
 from penstock.pipeline.functions import function_name
 
@@ -244,11 +245,6 @@ class Function(Field):
         if value.shape != out.shape or value.dtype != out.dtype:
             raise ValueError(f"{value.dtype}{list(value.shape)}, not the {out.dtype}{list(out.shape)} that was said")
         out[...] = value
-
-
-def is_typed(data: memoryview) -> bool:
-    """Whether the format says that these are numbers, not bytes."""
-    return data.format != "B" or data.ndim != 1
 
 
 def _the_number(data: memoryview) -> int | float:

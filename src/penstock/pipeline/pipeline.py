@@ -51,7 +51,7 @@ class Pipeline:
     source: Shards | Objects | Mix
     stages: tuple[Stage, ...] = ()
 
-    def shuffle(self, *, window: int = 16_384, seed: int = 0) -> Pipeline:
+    def shuffle(self, window: int = 16_384, *, seed: int = 0) -> Pipeline:
         """Permute the shards of each epoch, and the samples within runs of ``window / lanes``.
 
         Args:

@@ -11,8 +11,8 @@ import torch.utils.data
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
-from penstock.loader.batches.samples import Steps
 from penstock.loader.plan.finding import Finder
+from penstock.loader.plan.planning import may_drop
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.torch.batches import tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
@@ -186,14 +186,10 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // worker.workers_count))
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
             # a batch of which nothing is left is not given, and nobody knows beforehand which: then all go through all
-            self._is_strided = not options.get("processes") and not _may_drop(self.pipeline)
+            self._is_strided = not options.get("processes") and not may_drop(self.pipeline)
             if self._is_strided:
                 options["stride"], options["in_order"] = (worker.number, worker.workers_count), True
         return Loader(self.pipeline, **options)
-
-
-def _may_drop(pipeline: Pipeline) -> bool:
-    return any(Steps(leaf).may_drop for leaf in pipeline.flat().leaves)
 
 
 class _Iteration:

@@ -11,9 +11,11 @@ import pytest
 
 import penstock as ps
 from loading import FORMATS_WRITTEN, index, number_of, numbers, write_formatted
+from penstock.config import MIB
 from penstock.errors import CorruptShardError, DataError, DecodeError
 from penstock.formats import TFRecordWriter
-from resuming import assert_resumes_everywhere
+from penstock.formats.mds_writer import MdsWriter
+from resuming import assert_resumes_everywhere, assert_same
 
 SIZES = (9, 0, 1, 14, 5)
 
@@ -110,3 +112,28 @@ def test_numbers_of_a_format_are_arrays(tmp_path: Path) -> None:
     write("odd", [[1, 2, 3], [4, 5]])
     with ps.Loader(ps.shards(f"{tmp_path}/odd/").batch(2)) as loader, pytest.raises(DecodeError, match=r"\[2\].*\[3\]"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("name", ["mds", "tfrecord"])
+def test_the_budget_changes_no_array(tmp_path: Path, name: str) -> None:
+    """A shuffle window beyond its share of the budget is copied: arrays keep their types and shapes, empty ones too."""
+    out = bytearray()
+    writer: Any = MdsWriter(out.extend) if name == "mds" else TFRecordWriter(out.extend)
+    for number in range(300):
+        arrays = {
+            "image": np.full((64, 64, 3), number % 256, np.uint8),
+            "half": np.full((2, 3), number, np.float16),
+            "empty": np.zeros(0, np.float32),
+        }
+        if name == "tfrecord":
+            arrays = {"empty": [], "x": np.full(3, number, np.float32), "raw": bytes(20_000)}
+        writer.add({"n": number, **arrays})
+    writer.finish()
+    (tmp_path / f"s.{name}").write_bytes((writer.head() if name == "mds" else b"") + out)
+    made = ps.shards(f"{tmp_path}/").shuffle(window=300).batch(8)
+    small, large = (ps.Loader(made, fetch=ps.FetchConfig(budget_bytes_max=MIB << at), lanes=1) for at in (4, 9))
+    with small, large:
+        for left, right in zip(small, large, strict=True):
+            assert_same(left, right)
+            if name == "mds":
+                assert left["image"].shape == (8, 64, 64, 3) or left["n"].shape[0] == 4

@@ -77,6 +77,8 @@ def test_stages_make_new_pipelines() -> None:
     "write",
     [
         lambda p: p.shuffle(window=0),
+        lambda p: p.shuffle(0),
+        lambda p: p.shuffle("16"),
         lambda p: p.shuffle(seed=-1),
         lambda p: p.shuffle(seed=2**64),
         lambda p: p.shuffle(seed=1.5),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.buffers import is_typed
 from penstock.errors import DecodeError, FieldMissingError, PenstockError
-from penstock.pipeline.fields import is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

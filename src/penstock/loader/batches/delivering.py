@@ -48,11 +48,12 @@ def padding(last: dict[str, Any] | None, *, rows_count: int) -> dict[str, Any]:
     """A batch that only keeps a rank in step with the others: the last sample again, and nothing valid.
 
     Raises:
-        DataError: there was no sample before.
+        DataError: the epoch has no sample to repeat.
     """
     if last is None:
         raise DataError(
-            "this rank has not a single sample to pad its batches with", hint="use fewer ranks, or drop_last=True"
+            "this epoch has not a single sample to pad this rank's batches with",
+            hint="does .filter() or on_corrupt= leave out all of them? Else use fewer ranks, or drop_last=True",
         )
     rows = np.full(rows_count, len(last["__key__"]) - 1)
     return {**_selected(last, rows), "__valid__": np.zeros(rows_count, dtype=np.bool_)}

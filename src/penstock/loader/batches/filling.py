@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.buffers import as_bytes
+from penstock.buffers import as_bytes, is_typed
 from penstock.config import MIB
 from penstock.errors import DecodeError
 from penstock.formats import LOST, Samples
@@ -138,11 +138,6 @@ def without_lost(block: Block) -> Block:
         segments=[block.segments[row] for row in rows],
         positions=block.positions[rows],
     )
-
-
-def is_typed(value: memoryview | bytes) -> bool:
-    """Whether a member is numbers, as the format says, and no bytes."""
-    return isinstance(value, memoryview) and value.format != "B"
 
 
 def said_layout(plan: RunPlan) -> Layout | None:

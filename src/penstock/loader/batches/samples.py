@@ -7,17 +7,18 @@ itself, and no array is made and copied.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock.buffers import is_typed
 from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError
 from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.loader.batches.decoding import decoded, written_in_place
 from penstock.loader.batches.joins import table_of
-from penstock.loader.batches.tolerance import Tolerance
+from penstock.loader.batches.tolerance import Tolerance, Uncounted
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
-from penstock.pipeline.fields import is_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -140,6 +141,12 @@ class Steps:
     def dropped(self) -> dict[str, int]:
         """Samples dropped for an error so far, by stage; those that a filter left out are not among them."""
         return self.tolerance.counts()
+
+    def uncounted(self) -> Steps:
+        """The same stages, for samples that were counted already."""
+        steps = copy(self)
+        steps.tolerance = Uncounted()
+        return steps
 
     def open(self) -> None:
         """Load the tables that are joined, if that has not been done; the first sample does it otherwise.

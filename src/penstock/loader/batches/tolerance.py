@@ -45,3 +45,15 @@ class Tolerance:
         """Samples dropped so far, by stage; a copy."""
         with self._lock:
             return dict(self._counts)
+
+
+class Uncounted(Tolerance):
+    """For samples that go through the stages once more: those that are dropped then have been counted before."""
+
+    def drop(self, error: DataError, stage: str, errors_max: int, epoch: int) -> None:
+        """See ``Tolerance``: without a bound, where the stage drops samples at all."""
+        if not errors_max:
+            raise error
+
+    def count(self, stage: str) -> None:
+        """See ``Tolerance``."""

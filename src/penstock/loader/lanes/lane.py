@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+
+from penstock.buffers import is_typed
 from penstock.formats import LOST, Sample, joined, reordered
+from penstock.formats.typed import view_of_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -238,11 +242,11 @@ class Lane:
 
 
 def copied(sample: Sample) -> Sample:
-    """A sample whose values have memory of their own, typed as they were; what is lost has none."""
+    """`sample` with values in memory of their own, of the same types and shapes; a lost sample has no values."""
     if sample is LOST:
         return sample
-    fields = {}
-    for name, value in sample.fields.items():
-        copy = memoryview(bytes(value))
-        fields[name] = copy if value.format == "B" else copy.cast(value.format, value.shape)  # type: ignore[call-overload]
+    fields = {
+        name: view_of_array(np.array(value)) if is_typed(value) else memoryview(bytes(value))
+        for name, value in sample.fields.items()
+    }
     return Sample(sample.key, fields, sample.offset_bytes, sample.size_bytes)

@@ -75,7 +75,8 @@ class Plan(NamedTuple):
         digest: Identity of the data set.
         rank: Of this process.
         world_size: Data-parallel ranks.
-        is_masked: Whether batches are padded, and say which rows are valid.
+        is_masked: Whether batches always have all their rows, and ``__valid__`` says which of them count.
+        ends_with_last: Whether a rank that ran out goes on with padding until all others have; else the first one ends all.
         is_plain: Whether batches are lists of members, as they are stored.
         said: One line on what is read, for people.
         carries: Whether stages change how many samples there are: one cursor per rank, and nobody knows how many batches.
@@ -89,6 +90,7 @@ class Plan(NamedTuple):
     rank: int
     world_size: int
     is_masked: bool
+    ends_with_last: bool
     is_plain: bool
     said: str
     carries: bool
@@ -166,6 +168,7 @@ def plan_of(
         job = _indexed(pipeline, found, asked, options, meter, saved, batching)
         facts = _facts(job.order, asked)
         if isinstance(job.order, Mix):
+            facts["stop"] = pipeline.flat().stop
             facts["weights"] = [weights.as_json() for weights in job.order.history]
         if carries:
             facts.update(rank=rank, world_size=world_size)
@@ -178,6 +181,7 @@ def plan_of(
             "rank": rank,
             "world_size": world_size,
         }
+    ends_with_last = pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last)
     return Plan(
         pipeline=pipeline,
         job=job,
@@ -186,7 +190,9 @@ def plan_of(
         digest=data_digest(found.sources),
         rank=rank,
         world_size=world_size,
-        is_masked=pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last),
+        # a batch of which all samples were dropped must not be left out on this rank alone
+        is_masked=ends_with_last or (world_size > 1 and not carries and may_drop(pipeline)),
+        ends_with_last=ends_with_last,
         is_plain=is_plain(pipeline),
         said=found.said,
         carries=carries,
@@ -204,6 +210,13 @@ def is_plain(pipeline: Pipeline) -> bool:
     batch = pipeline.stage(Batch)
     shapes = batch is None or batch.collate is not None or batch.pad or batch.ragged
     return not shapes and all(isinstance(stage, Shuffle | Take | Evaluate | Batch) for stage in stages)
+
+
+def may_drop(pipeline: Pipeline) -> bool:
+    """Whether samples may be left out on the way to their batch: filtered, failed within ``max_errors``, or corrupt."""
+    leaves = pipeline.flat().leaves
+    skips = any(isinstance(leaf.source, Shards) and leaf.source.on_corrupt != "raise" for leaf in leaves)
+    return skips or any(Steps(leaf).may_drop for leaf in leaves)
 
 
 def _carries(pipeline: Pipeline) -> bool:

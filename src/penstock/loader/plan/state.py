@@ -28,6 +28,7 @@ _WORDS = {
     "batch": "the size of .batch()",
     "rank": "the rank",
     "world_size": "the world size",
+    "stop": "the stop= of ps.mix()",
 }
 
 
@@ -131,7 +132,7 @@ def check_same_job(state: Mapping[str, Any], *, mode: str, job: Mapping[str, Any
         )
     saved = state["job"]
     for name, value in job.items():
-        if saved.get(name) == value:
+        if saved.get(name) == value or (name == "stop" and name not in saved):  # which older states do not have
             continue
         hint = None
         if name in ("rank", "world_size"):

@@ -169,9 +169,9 @@ class SharedFilling(RowsFilling):
         self, batch: OpenBatch, block: Block, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
     ) -> None:
         """See ``RowsFilling``. Members as they are stored are put into columns by the block."""
-        assert self._layout is not None
-        is_typed = any(column.dtype is not None for column in self._layout.columns.values())
-        if self._members is None or is_typed or without_lost(block) is not block:
+        layout = self._layout  # None as long as every sample was dropped
+        has_arrays = layout is None or any(column.dtype is not None for column in layout.columns.values())
+        if self._members is None or has_arrays or without_lost(block) is not block:
             super()._hand_out(batch, block, known, seal=seal)
         else:
             first_row, count = batch.rows, len(block.samples)

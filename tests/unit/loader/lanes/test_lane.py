@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import penstock as ps
 from loading import shard, write_counted
 from penstock.config import MIB, FetchConfig
-from penstock.loader.lanes.lane import Lane, Pins
+from penstock.formats import Sample
+from penstock.formats.columnar import as_columns
+from penstock.formats.typed import ITEM_BYTES, typed
+from penstock.loader.lanes.lane import Lane, Pins, copied
 from penstock.loader.lanes.reading import LaneReader, Reading, Segment, read_ahead
 from penstock.loader.shards import ShardFinder
 from penstock.loader.statistics import Meter
@@ -99,6 +104,19 @@ def test_pins_are_bounded_and_given_back(tmp_path: Path, bytes_max: int) -> None
         assert sample.fields["bin"] == bytes([int(sample.key)]) * 300
         seen.append(sample.key)
     assert len(set(seen)) == 60
+
+
+@pytest.mark.parametrize("form", ITEM_BYTES)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (5,), (2, 3), (0, 4), (2, 1, 3)])
+def test_a_copy_has_type_and_shape(form: str, shape: tuple[int, ...]) -> None:
+    """A sample that is copied out of its part has values of the same types, shapes and contents, whatever they are."""
+    array = np.arange(math.prod(shape)).astype(form).reshape(shape)
+    value = typed(memoryview(array.tobytes()), form, shape)
+    for copy in (copied(Sample("key", {"x": value}, 0)), (as_columns([Sample("key", {"x": value}, 0)]) or [None])[0]):
+        if copy is not None:
+            found = copy.fields["x"]
+            assert (found.format, found.shape) == (value.format, value.shape)
+            np.testing.assert_array_equal(np.asarray(found), array)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 8, 64, 1000])

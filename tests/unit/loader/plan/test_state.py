@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from loading import counted, index, numbers, pipeline, shard, write_counted
+from loading import counted, index, index_beside, numbers, pipeline, shard, write_counted
 from penstock.errors import ConfigError, ObjectChangedError
 from resuming import assert_resumes_everywhere
 
@@ -27,6 +27,30 @@ def saved(folder: Path, *, batches: int = 3, **changes: Any) -> dict[str, Any]:
         for _, _ in zip(range(batches), loader, strict=False):
             pass
         return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("stop", ["first", "repeat"])
+def test_a_mix_that_ends_otherwise_is_refused(tmp_path: Path, stop: Any) -> None:
+    """A state of a mix goes on only where the mix stops alike; one that does not say how is believed."""
+    for name in ("a", "b"):
+        write_counted(tmp_path / name, (9, 4))
+        index_beside(tmp_path / name)
+
+    def mixed(stop: Any) -> ps.Loader:
+        made = ps.mix({ps.shards(f"{tmp_path}/a/"): 3, ps.shards(f"{tmp_path}/b/"): 1}, stop=stop)
+        return ps.Loader(made.decode(ps.Integer("cls")).batch(2), lanes=2)
+
+    with mixed("all") as loader:
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with mixed(stop) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ConfigError, match=rf"stop='all'.*stop='{stop}'"):
+            next(iter(loader))
+    del state["job"]["stop"]
+    with mixed("all") as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 12
 
 
 def test_threads_and_prefetch_do_not_matter(folder: Path) -> None:
