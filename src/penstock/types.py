@@ -8,6 +8,7 @@ pass each second.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.errors import ConfigError, StoreError
@@ -43,10 +44,32 @@ class ByteRange(NamedTuple):
         return self
 
 
+_STRONG_ETAG = re.compile(r'"[!#-~]+"')
+
+
+def strong_etag(text: str | None) -> str | None:
+    """The strong ETag that `text` names, in its one normal form ``"..."``; None where it names none.
+
+    Some stores leave the quotes out of their listings, others out of their headers, so every ETag passes through here
+    where it is parsed: two that name the same version are then equal. A weak ETag (``W/"..."``) names what an object
+    means and not its bytes, and ``If-Match`` never matches it. Text that no header line can carry is no ETag either.
+
+    Args:
+        text: From a header, a listing or a manifest, with or without quotes.
+    """
+    if text is None or _STRONG_ETAG.fullmatch(text):
+        return text
+    bare = text.strip().strip('"')
+    if not bare or text.lstrip()[:2] in ("W/", "w/") or not (bare.isascii() and bare.isprintable()):
+        return None
+    return f'"{bare}"'
+
+
 class ObjectInfo(NamedTuple):
     """What a store says of an object without giving its bytes.
 
-    ``etag`` is quoted as the store gave it, or the store's own pin (``size-mtime-inode``) where it has none.
+    ``etag`` is in the form that ``strong_etag`` gives it, or the store's own pin (``size-mtime-inode``) where the store
+    has no ETags.
     A ``list(recursive=False)`` also yields prefixes: key ends with ``/``, ``is_prefix`` is true, size 0.
     """
 

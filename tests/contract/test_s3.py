@@ -4,7 +4,9 @@ import os
 
 import pytest
 
+import penstock as ps
 from penstock.testing.contract import StoreContract
+from servers.faulty import FaultyServer
 
 pytestmark = pytest.mark.server
 
@@ -24,3 +26,18 @@ class TestS3Store(StoreContract):
 
     def uploads_left(self, store):
         return len(self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", []))
+
+
+class TestUnquoted(StoreContract):
+    """The same store on a server that leaves the quotes of its ETags out, everywhere or in listings alone."""
+
+    keys_many = 120
+
+    @pytest.fixture(params=["unquoted", "unquoted in listings"])
+    def store(self, request):
+        with FaultyServer(etags=request.param, page_keys_max=50) as self.server:
+            with ps.connect(self.server.url, endpoint_url=self.server.endpoint_url, anonymous=True) as store:
+                yield store
+
+    def uploads_left(self, store):
+        return len(self.server.uploads)

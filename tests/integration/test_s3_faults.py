@@ -16,6 +16,7 @@ import pytest
 
 import penstock as ps
 from exchanges import RawServer
+from penstock.cli.app import run
 from penstock.config import KIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
 from penstock.errors import (
     AccessDeniedError,
@@ -31,6 +32,7 @@ from penstock.errors import (
     ThrottledError,
     UnavailableError,
 )
+from penstock.fetch import PlanItem
 from penstock.store.base import WaitingSink, Wrapper, perform
 from penstock.store.faulty import Faulty
 from penstock.store.retrying import Retrying
@@ -38,6 +40,7 @@ from penstock.store.writing import copy
 from penstock.transport import engine
 from penstock.types import CompleteMultipart, CreateMultipart, Get, Part
 from servers.faulty import FaultyServer
+from servers.shape import ETAGS
 
 pytestmark = pytest.mark.server
 
@@ -314,13 +317,34 @@ def test_a_body_that_breaks_after_a_change_is_not_resumed(faulty: FaultyServer, 
 
 def test_without_etags_a_broken_body_begins_anew() -> None:
     """Where nothing pins the version, a broken body is asked for from its first byte."""
-    with FaultyServer({"one": DATA[:50_000]}, etags=False) as server:
+    with FaultyServer({"one": DATA[:50_000]}, etags="none") as server:
         store = ps.connect(server.url, endpoint_url=server.endpoint_url, anonymous=True, retry=FAST)
         server.fail("close", times=2, after_bytes=20_000)
         assert bytes(store.read("one").data) == DATA[:50_000]
         assert [request.span for request in server.requests] == [None] * 3
         server.fail("close", times=1, after_bytes=100)
         assert bytes(store.read("one", ps.ByteRange(7, 40_000)).data) == DATA[7:40_000]
+
+
+@pytest.mark.parametrize("etags", sorted(ETAGS))
+def test_what_was_listed_can_be_read_whatever_the_etags_look_like(etags: str, tmp_path: Path) -> None:
+    """Objects pinned by their listing are read whole, in parts, as a file and by ``cp``; a replaced one is refused."""
+    with FaultyServer({"a": b"small", "big": DATA}, etags=etags) as server:
+        place = {"endpoint_url": server.endpoint_url, "anonymous": True}
+        with ps.connect(server.url, retry=FAST, fetch=SMALL_PARTS, **place) as store:
+            listed = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list()]
+            assert [bytes(blob.data) for blob in store.read_many(listed)] == [b"small", DATA]
+            assert b"".join(bytes(chunk.data) for chunk in store.read_parts(listed)) == b"small" + DATA
+            with store.open("big") as file:
+                assert file.read(10) == DATA[:10]
+                assert file.read() == DATA[10:]
+            command = ["cp", f"{server.url}/", f"{tmp_path}/", "--endpoint-url", server.endpoint_url]
+            assert run([*command, "--anonymous"]) == 0
+            assert (tmp_path / "big").read_bytes() == DATA
+            if listed[0].etag is not None:
+                server.objects["a"] = b"other"
+                with pytest.raises(ObjectChangedError):
+                    next(store.read_many(listed))
 
 
 @pytest.mark.parametrize("kind", ["wrong_checksum", "corrupt"])

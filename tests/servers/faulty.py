@@ -46,7 +46,7 @@ class FaultyServer:
         objects: Key to bytes; ``server.objects`` may be changed at any time.
         tls: Serve HTTPS, with a certificate of an authority of its own (``server.ca_bundle``).
         page_keys_max: Keys per page of a listing.
-        etags: False answers without ETags.
+        etags: One of ``servers.shape.ETAGS``: how ETags look, and where.
 
     Attributes:
         objects: The bucket.
@@ -67,7 +67,7 @@ class FaultyServer:
         *,
         tls: bool = False,
         page_keys_max: int = 1000,
-        etags: bool = True,
+        etags: str = "quoted",
     ) -> None:
         self.objects = Objects(objects or {})
         self.requests: list[Request] = []

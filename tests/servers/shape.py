@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import quote, unquote
@@ -22,6 +23,17 @@ from servers.records import PROLOGUE, Objects, Request, Response, Stored, checks
 XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
+ETAGS: dict[str, tuple[Callable[[str], str], Callable[[str], str]]] = {
+    "quoted": (str, str),
+    "none": (lambda _: "", lambda _: ""),
+    "weak": (lambda etag: f"W/{etag}", lambda etag: f"W/{etag}"),
+    "unquoted": (lambda etag: etag.strip('"'), lambda etag: etag.strip('"')),
+    "unquoted in listings": (str, lambda etag: etag.strip('"')),
+    "weak in headers": (lambda etag: f"W/{etag}", str),
+}
+"""How a store may write the ETag of a version in headers and in listings; an empty one is left out."""
+
+
 class Shape:
     """A bucket's behaviour.
 
@@ -29,14 +41,14 @@ class Shape:
         objects: What it holds.
         bucket: The only bucket there is.
         page_keys_max: Keys in one page of a listing at most.
-        etags: False answers without ETag, as some stores do.
+        etags: One of ``ETAGS``: how ETags look, and where.
     """
 
-    def __init__(self, objects: Objects, *, bucket: str, page_keys_max: int = 1000, etags: bool = True) -> None:
+    def __init__(self, objects: Objects, *, bucket: str, page_keys_max: int = 1000, etags: str = "quoted") -> None:
         self.objects = objects
         self.bucket = bucket
         self.page_keys_max = page_keys_max
-        self.etags = etags
+        self._header_etag, self._listed_etag = ETAGS[etags]
         self.uploads: dict[str, tuple[str, dict[int, Stored]]] = {}
         self._upload_numbers = itertools.count(1)
 
@@ -115,8 +127,8 @@ class Shape:
             "Accept-Ranges": "bytes",
             "Last-Modified": formatdate(version.modified_s, usegmt=True),
         }
-        if self.etags:
-            headers["ETag"] = version.etag
+        if etag := self._header_etag(version.etag):
+            headers["ETag"] = etag
         if with_checksum and version.crc32c:
             headers |= {"x-amz-checksum-crc32c": version.crc32c, "x-amz-checksum-type": "FULL_OBJECT"}
         return headers
@@ -140,7 +152,8 @@ class Shape:
         for key in found:
             version = self.objects.versions[key]
             moment = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(version.modified_s))
-            etag = f"<ETag>{escape(version.etag, {chr(34): '&quot;'})}</ETag>" if self.etags else ""
+            etag = self._listed_etag(version.etag)
+            etag = f"<ETag>{escape(etag, {chr(34): '&quot;'})}</ETag>" if etag else ""
             parts.append(
                 f"<Contents><Key>{encode(key)}</Key><LastModified>{moment}</LastModified>{etag}"
                 f"<Size>{len(version.data)}</Size><StorageClass>STANDARD</StorageClass></Contents>"

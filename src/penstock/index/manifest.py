@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
+from penstock.types import strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -195,10 +196,12 @@ def _of_row(
     references = [field for field in row if field.endswith(_REF)] if refs is None else list(refs)
     url = _first(row, _URL_NAMES)
     if refs is None and isinstance(url, str) and url:
-        size = _first(row, _SIZE_NAMES)
+        size, etag = _first(row, _SIZE_NAMES), _first(row, _ETAG_NAMES)
         if size is not None and (not isinstance(size, int) or size < 0):
             raise DataError(f"{where} has the size {size!r}", shard=name)
-        yield ManifestEntry(_joined(base, url), size, _first(row, _ETAG_NAMES))
+        if etag is not None and not isinstance(etag, str):
+            raise DataError(f"{where} has the ETag {etag!r}, which is no text", shard=name)
+        yield ManifestEntry(_joined(base, url), size, strong_etag(etag))
         return
     attributes = {field: value for field, value in row.items() if not field.endswith(_REF)}
     for field in references:

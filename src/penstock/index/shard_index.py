@@ -21,6 +21,7 @@ from crc32c import crc32c
 from penstock.errors import DataError
 from penstock.index.members import Members
 from penstock.index.members import decode as decode_members
+from penstock.types import strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,8 +65,8 @@ class ShardRow(NamedTuple):
     has_offsets: bool
 
     def is_of(self, size_bytes: int | None, etag: str | None) -> bool:
-        """Whether it describes this version."""
-        return self.size_bytes == size_bytes and self.etag == etag
+        """Whether it describes this version; older indexes hold ETags as the store wrote them, perhaps unquoted."""
+        return self.size_bytes == size_bytes and strong_etag(self.etag) == strong_etag(etag)
 
 
 class ShardIndex:

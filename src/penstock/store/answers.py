@@ -37,7 +37,7 @@ from penstock.transport import (
     OVERLONG,
     HttpAnswer,
 )
-from penstock.types import Attempt, ByteRange, Key, ObjectInfo
+from penstock.types import Attempt, ByteRange, Key, ObjectInfo, strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,18 +69,13 @@ def http_date_s(text: bytes) -> float | None:
 
 
 def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, checksums: Mapping[str, str]) -> ObjectInfo:
-    """The record of an object from the headers of a GET or HEAD.
-
-    A weak ETag (``W/"..."``) names what an object means, not its bytes, and ``If-Match`` never matches it: it is none.
-    """
+    """The record of an object from the headers of a GET or HEAD."""
     etag = headers.get(b"etag")
-    if etag is not None and etag[:2] == b"W/":
-        etag = None
     modified = headers.get(b"last-modified")
     return ObjectInfo(
         key,
         size_bytes,
-        etag.decode("latin-1") if etag is not None else None,
+        strong_etag(etag.decode("latin-1")) if etag is not None else None,
         http_date_s(modified) if modified is not None else None,
         False,
         checksums,

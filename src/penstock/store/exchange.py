@@ -80,7 +80,7 @@ class Exchange(ABC, Generic[S]):
         info = object_info(operation.key, headers, size_bytes, checksums)
         self.check_described(headers)
         pin = operation.if_match
-        if pin is not None and info.etag is not None and not _same_version(pin, info.etag):  # some ignore If-Match
+        if pin is not None and info.etag is not None and info.etag != pin:  # some ignore If-Match
             raise ObjectChangedError(f"the object is now {info.etag}, not {pin}")
         self.info = info
 
@@ -179,8 +179,3 @@ class Exchange(ABC, Generic[S]):
     @abstractmethod
     def named(self, error: StoreError) -> StoreError:
         """`error`, with operation, URL and span."""
-
-
-def _same_version(pin: str, etag: str) -> bool:
-    """Listings of some stores leave the quotes out."""
-    return pin == etag or pin.strip('"') == etag.strip('"')

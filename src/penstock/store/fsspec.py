@@ -25,7 +25,7 @@ from penstock.errors import (
 )
 from penstock.store.keys import check_key
 from penstock.store.threaded import ThreadedStore, span_within
-from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part
+from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -229,10 +229,10 @@ def _as_info(key: Key, found: dict[str, Any]) -> ObjectInfo:
         return ObjectInfo(f"{key}/", 0, is_prefix=True)
     size = int(found.get("size") or 0)
     moment = next((found[name] for name in _TIMES if found.get(name)), None)
-    pin = next((str(found[name]).strip('"') for name in _PINS if found.get(name)), None)
+    pin = next((etag for name in _PINS if (etag := strong_etag(str(found.get(name) or "")))), None)
     seconds = moment.timestamp() if isinstance(moment, datetime) else moment
     seconds = float(seconds) if isinstance(seconds, int | float) else None
-    return ObjectInfo(key, size, f'"{pin}"' if pin else f'"{size:x}-{moment}"', seconds)
+    return ObjectInfo(key, size, pin or f'"{size:x}-{moment}"', seconds)
 
 
 def _without_user(url: str) -> str:

@@ -307,6 +307,6 @@ def _relative(page: Page, length: int) -> Page:
 
 def _part(number: int, headers: dict[bytes, bytes]) -> Part:
     etag = headers.get(b"etag")
-    if etag is None:
+    if not etag:
         raise ProtocolError("the answer to a part has no ETag", retryable=True)
     return Part(number, etag.decode("latin-1"), full_object(headers))

@@ -18,7 +18,7 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree as ET
 
 from penstock.errors import ProtocolError
-from penstock.types import ObjectInfo, Page, Part
+from penstock.types import ObjectInfo, Page, Part, strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _KEYS = re.compile(r"<Key>([^<]*)</Key>")
 _SIZES = re.compile(r"<Size>([0-9]+)</Size>")
 _ETAGS = re.compile(r"<ETag>([^<]*)</ETag>")
+_ALL_STRONG = re.compile(r'"[!#-%\'-~]+"(?:\0"[!#-%\'-~]+")*')
+"""Every ETag of a page is as ``strong_etag`` would give it, and none holds a character reference."""
 _TIMES = re.compile(r"<LastModified>([^<]*)</LastModified>")
 _PREFIXES = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPrefixes>")
 _TRUNCATED = re.compile(r"<IsTruncated>\s*(\w+)\s*</IsTruncated>")
@@ -81,7 +83,7 @@ def parse_list(body: bytes | bytearray | memoryview) -> Page:
                 zip(
                     _decoded(keys, encoded=encoded),
                     map(int, sizes),
-                    _decoded("\0".join(etags).replace("&quot;", '"').split("\0"), encoded=False),
+                    _etags(etags),
                     _seconds(times),
                     repeat(False),
                     repeat(_NO_CHECKSUMS),
@@ -121,6 +123,12 @@ def _decoded(names: list[str], *, encoded: bool) -> list[str]:
     return unquote_plus(joined, errors="strict").split("\0")
 
 
+def _etags(texts: list[str]) -> Iterable[str | None]:
+    joined = "\0".join(texts).replace("&quot;", '"')
+    names = _decoded(joined.split("\0"), encoded=False)
+    return names if _ALL_STRONG.fullmatch(joined) else map(strong_etag, names)
+
+
 def _seconds(times: list[str]) -> Iterable[float]:
     """Seconds since the epoch of ISO 8601 times; one without a zone is UTC, as S3's all are."""
     try:
@@ -140,7 +148,7 @@ def _objects_by_row(text: str, *, encoded: bool) -> list[ObjectInfo]:
             raise ProtocolError(f"the listing has an entry without key or size: {key!r}, {size!r}")
         name = unquote_plus(key, errors="strict") if encoded else key
         seconds = next(iter(_seconds([time]))) if time else None
-        objects.append(ObjectInfo(name, int(size), row.findtext("ETag"), seconds, False, _NO_CHECKSUMS))
+        objects.append(ObjectInfo(name, int(size), strong_etag(row.findtext("ETag")), seconds, False, _NO_CHECKSUMS))
     return objects
 
 
@@ -169,14 +177,17 @@ def parse_error(body: bytes | bytearray | memoryview) -> ErrorDocument | None:
 
 
 def parse_upload_id(body: bytes | bytearray | memoryview) -> str:
-    """The upload id of an ``InitiateMultipartUploadResult``.
+    """The upload id of a ``CreateMultipartUpload`` answer.
+
+    The root's name is not looked at, as in every SDK: S3 writes ``InitiateMultipartUploadResult``, others do not.
 
     Raises:
         ProtocolError: there is none.
     """
-    upload_id = (_document(body, "InitiateMultipartUploadResult").findtext("UploadId") or "").strip()
+    root = _parsed(_text(body))
+    upload_id = (root.findtext("UploadId") or "").strip()
     if not upload_id:
-        raise ProtocolError("the answer to CreateMultipartUpload has no UploadId")
+        raise ProtocolError(f"the answer to CreateMultipartUpload, a <{root.tag[:80]}>, has no UploadId")
     return upload_id
 
 
@@ -189,34 +200,39 @@ def parse_complete(body: bytes | bytearray | memoryview) -> ErrorDocument | Part
     Raises:
         ProtocolError: it is neither.
     """
-    return parse_error(body) or _result(_document(body, "CompleteMultipartUploadResult"), 0)
+    return parse_error(body) or _result(body, 0, etagless="CompleteMultipartUploadResult")
 
 
 def parse_copy(body: bytes | bytearray | memoryview, part_number: int = 0) -> ErrorDocument | Part:
     """``CopyObject``'s or ``UploadPartCopy``'s answer, a status of 200 either way; as ``parse_complete``."""
-    error = parse_error(body)
-    if error is not None:
-        return error
-    root = _parsed(_text(body))
-    if root.tag not in ("CopyObjectResult", "CopyPartResult"):
-        raise ProtocolError(f"the answer to a copy is a <{root.tag}>")
-    return _result(root, part_number)
+    return parse_error(body) or _result(body, part_number)
 
 
 def parse_delete(body: bytes | bytearray | memoryview) -> dict[str, str]:
     """``DeleteObjects``' answer: keys that failed, each with ``"Code: message"``; empty when all went."""
     failed = {}
-    for row in _document(body, "DeleteResult").iterfind("Error"):
+    root = _parsed(_text(body))
+    if root.tag != "DeleteResult":  # without an error in it, any other document would say that all went
+        raise ProtocolError(f"the answer to DeleteObjects is a <{root.tag[:80]}>")
+    for row in root.iterfind("Error"):
         failed[row.findtext("Key") or ""] = f"{row.findtext('Code') or '?'}: {row.findtext('Message') or ''}"
     return failed
 
 
-def _result(root: ET.Element, part_number: int) -> Part:
-    etag = (root.findtext("ETag") or "").strip()
-    if not etag and root.tag != "CompleteMultipartUploadResult":  # Ceph 16 commits, and leaves the ETag empty
-        raise ProtocolError(f"the <{root.tag}> has no ETag")
+def _result(body: bytes | bytearray | memoryview, part_number: int, *, etagless: str = "") -> Part:
+    """The object or part that an answer describes. Its ETag tells it from a portal's page, not the root's name.
+
+    Args:
+        body: The document.
+        part_number: Of the result.
+        etagless: The root for which an ETag may be missing: Ceph 16 commits uploads and leaves it empty.
+    """
+    root = _parsed(_text(body))
+    etag = strong_etag(root.findtext("ETag"))
+    if etag is None and root.tag != etagless:
+        raise ProtocolError(f"the answer, a <{root.tag[:80]}>, has no ETag")
     checksums = {name: text.strip() for tag, name in _CHECKSUMS.items() if (text := root.findtext(tag))}
-    return Part(part_number, etag if not etag or etag.startswith('"') else f'"{etag}"', checksums)
+    return Part(part_number, etag or "", checksums)
 
 
 # ── bodies to send ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -264,13 +280,6 @@ def _parsed(text: str) -> ET.Element:
         raise ProtocolError(f"the answer is not XML ({error}) but begins {text[:80]!r}") from error
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
-    return root
-
-
-def _document(body: bytes | bytearray | memoryview, name: str) -> ET.Element:
-    root = _parsed(_text(body))
-    if root.tag != name:
-        raise ProtocolError(f"the answer is a <{root.tag}>, not a <{name}>")
     return root
 
 

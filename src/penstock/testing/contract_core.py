@@ -179,7 +179,8 @@ class CoreContract(Capabilities):
         raise_error(completion)
         assert store.read("m").data == first + second
         assert completion.info is not None
-        assert completion.info.etag in (None, store.stat("m").etag)  # Ceph 16 does not tell it
+        etags = {completion.info.etag, store.stat("m").etag} - {None}  # Ceph 16 does not tell the first
+        assert len(etags) <= 1
         assert keys_of(store.list()) == ["m"]
 
     def test_an_aborted_upload_leaves_nothing(self, store: Store) -> None:

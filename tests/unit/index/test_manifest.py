@@ -64,7 +64,7 @@ def test_json_lines_of_others() -> None:
     ]
     assert read_manifest("\n\n".join(map(json.dumps, lines)).encode(), url=URL) == [
         ManifestEntry("s3://other/x.tar", 3),
-        ManifestEntry("s3://b/lists/sub/y.tar", 4, "e"),
+        ManifestEntry("s3://b/lists/sub/y.tar", 4, '"e"'),
         ManifestEntry("s3://b/lists/z.tar"),
     ]
 

@@ -4,7 +4,8 @@ import pytest
 
 from penstock.errors import ProtocolError
 from penstock.store import xml
-from penstock.types import ObjectInfo, Part
+from penstock.store.answers import object_info
+from penstock.types import ObjectInfo, Part, strong_etag
 
 NS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
@@ -98,11 +99,54 @@ def test_uploads_and_copies():
     body = f"<CompleteMultipartUploadResult {NS}>{body}</CompleteMultipartUploadResult>"
     assert xml.parse_complete(body.encode()) == Part(0, '"e-2"', {"crc32c": "abc="})
     assert xml.parse_complete(b"<Error><Code>InternalError</Code></Error>").code == "InternalError"
+    assert xml.parse_complete(b"<CompleteMultipartUploadResult><ETag/></CompleteMultipartUploadResult>") == Part(0, "")
     assert xml.parse_copy(b"<CopyPartResult><ETag>e</ETag></CopyPartResult>", 7) == Part(7, '"e"')
     assert xml.parse_copy(b"<Error><Code>SlowDown</Code></Error>").code == "SlowDown"
     for parse in (xml.parse_upload_id, xml.parse_complete, xml.parse_copy, xml.parse_delete):
         with pytest.raises(ProtocolError):
             parse(b"<html></html>")
+
+
+@pytest.mark.parametrize("root", ["InitiateMultipartUpload", "CreateMultipartUploadResult", "x"])
+def test_the_root_of_an_upload_may_have_any_name(root):
+    """The upload id and the ETag are found whatever the server calls the document that they are in."""
+    assert xml.parse_upload_id(f"<{root} {NS}><UploadId> u/1 </UploadId></{root}>".encode()) == "u/1"
+    assert xml.parse_complete(f"<{root} {NS}><ETag>e-1</ETag></{root}>".encode()) == Part(0, '"e-1"')
+
+
+ETAGS = {
+    '"e"': '"e"',
+    "e": '"e"',
+    ' "e" ': '"e"',
+    " e ": '"e"',
+    '""e""': '"e"',
+    '"a b"': '"a b"',
+    'a"b': '"a"b"',
+    '"e': '"e"',
+    "": None,
+    '""': None,
+    "  ": None,
+    'W/"e"': None,
+    'w/"e"': None,
+    "W/e": None,
+    '"e\r\nx: y"': None,
+    '"\u00e9"': None,
+    '"e\u200b"': None,
+}
+
+
+@pytest.mark.parametrize(("told", "etag"), ETAGS.items())
+def test_an_etag_has_one_form(told, etag):
+    """Whatever a store puts around an ETag, headers and listings give the same text or both give none."""
+    assert strong_etag(told) == etag
+    assert strong_etag(etag) == etag
+    sent = told.replace('"', "&quot;").replace("\r", "&#13;").replace("\n", "&#10;")
+    for others in ("", row("z", etag="&#34;f&#34;")):
+        page = xml.parse_list(listing(row("a", etag=sent) + others))
+        assert page.objects[0].etag == etag
+    if "\n" not in told:
+        headers = {b"etag": told.encode()}
+        assert object_info("a", headers, 3, {}).etag == etag
 
 
 def test_deletes_tell_what_failed():

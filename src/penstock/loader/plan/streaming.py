@@ -10,6 +10,7 @@ from penstock.formats import FORMATS
 from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes.lane import Lane, Pins, RunStart
 from penstock.loader.lanes.reading import LaneReader, Segment
+from penstock.types import strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,7 +140,7 @@ def _segment(segments: Sequence[Segment], entry: Mapping[str, Any]) -> Segment:
     if not 0 <= index < len(segments):
         raise ConfigError(f"the state names shard {index} of a lane that has {len(segments)}")
     shard = segments[index].shard
-    shard.etag = shard.etag or entry["etag"]
+    shard.etag = shard.etag or strong_etag(entry["etag"])  # older states hold it as the store wrote it
     form = FORMATS[entry["format"]]
     if form.unit == "sample" and form.ranged is None:
         return Segment(
