@@ -1,4 +1,4 @@
-"""How many objects of 100 KB a second, and at what CPU, does one process read: behind 30 ms, and without delay?
+"""How many objects of 100 KB a second, and at what CPU, does one process read: plain and over TLS, behind 30 ms and without delay?
 
 `read_many` of penstock gives them in order; the peers may give theirs in any order, which is cheaper.
 """
@@ -16,6 +16,7 @@ CONNECTIONS = 256  # FetchConfig.requests_max
 METRICS = {
     "objects/s": lambda answer: answer["objects"] / answer["seconds"],
     "CPU us/object": lambda answer: answer["cpu_s"] / answer["objects"] * 1e6,
+    "connections/1000": lambda answer: answer["connections"] / answer["objects"] * 1e3,
 }
 AS_IT_COMES, TUNED, WIDE = "connector as it comes", "connector 200 Gbps", "connector 100 Gbps"
 WRK = """
@@ -26,9 +27,9 @@ SLOW = {"boto3": 0.25, "s3fs": 0.25, "connector's dataset": 0.04}
 SLOW_QUICK = {AS_IT_COMES: 0.25, "boto3": 0.06, "s3fs": 0.06, "connector's dataset": 0.01}
 
 
-def clients(count: int, delayed: bool) -> list[Any]:
+def clients(count: int, *, delayed: bool, tls: bool) -> list[Any]:
     wide = 256 if delayed else 32  # threads: enough to cover the delay; fewer cost less without one
-    return [
+    found = [
         Client("penstock", "penstock"),
         Client(AS_IT_COMES, "s3torchconnector", threads=64),
         Client(TUNED, "s3torchconnector", threads=wide, throughput_target_gbps=200),
@@ -37,43 +38,69 @@ def clients(count: int, delayed: bool) -> list[Any]:
         Client("obstore", "obstore", threads=wide),
         Client("boto3", "boto3", threads=wide if delayed else 16),
         Client("s3fs", "s3fs"),
-        Wrk(connections=CONNECTIONS, seconds=2, script=WRK % count),
+    ]
+    if tls:  # what wrk's TLS costs says little of ours, and the slowest peers are slow enough without it
+        return [client for client in found if client.name in ("penstock", AS_IT_COMES, TUNED, WIDE, "obstore")]
+    return [*found, Wrk(connections=CONNECTIONS, seconds=2, script=WRK % count)]
+
+
+def rows(run: Run, *, delayed: bool, tls: bool) -> list[Row]:
+    connector = (TUNED, WIDE, AS_IT_COMES)
+    if tls:
+        fast, lean = (*connector, "obstore"), run.best("CPU us/object", *connector, "obstore", less=True)
+        if delayed:
+            best = run.best("objects/s", *fast)
+            return [
+                Row(f"TLS objects/s : {best}", run.ratios("objects/s", "penstock", best), 0.95, 1.3),
+                Row("TLS connections beyond the window per 1 000", _beyond(run), 1, 0, less=True),
+            ]
+        return [Row(f"TLS CPU/object : {lean}", run.ratios("CPU us/object", "penstock", lean), 1.05, 0.8, less=True)]
+    if delayed:
+        best = run.best("objects/s", *connector)
+        return [
+            Row("objects/s : connector as it comes", run.ratios("objects/s", "penstock", AS_IT_COMES), 6, 9),
+            Row("objects/s : connector at its best", run.ratios("objects/s", "penstock", best), 1.5, 1.8),
+            Row("objects/s : wrk", run.ratios("objects/s", "penstock", "wrk"), 0.75, 0.9),
+        ]
+    lean = run.best("CPU us/object", *connector, less=True)
+    return [
+        Row("CPU/object : wrk", run.ratios("CPU us/object", "penstock", "wrk"), 3, 2.4, less=True),
+        Row("CPU/object : connector", run.ratios("CPU us/object", "penstock", lean), 0.4, 0.3, less=True),
+        Row("objects/s : obstore", run.ratios("objects/s", "penstock", "obstore"), 0.75, 1),
+        Row("CPU/object : obstore", run.ratios("CPU us/object", "penstock", "obstore"), 1.05, 0.75, less=True),
     ]
 
 
-def measure(options: Any, ttfb_ms: float) -> None:
+def _beyond(run: Run) -> list[float]:
+    """Connections that a warm penstock opened in each turn, for every 1 000 objects."""
+    return run.values("penstock", "connections/1000") if "penstock" in run.answers else []
+
+
+def measure(options: Any, ttfb_ms: float, *, tls: bool) -> None:
     count, slow = 8000, SLOW_QUICK if options.quick else SLOW
-    with objects({"small": (count, OBJECT_BYTES)}) as root, Origin(root, ttfb_ms=ttfb_ms) as origin:
-        question = f"{count} objects of 100 KB, {ttfb_ms:g} ms first byte"
-        run = Run(question, origin, options.select(clients(count, ttfb_ms > 0)), METRICS, options.turns(5, 2))
+    with objects({"small": (count, OBJECT_BYTES)}) as root, Origin(root, ttfb_ms=ttfb_ms, tls=tls) as origin:
+        question = f"{count} objects of 100 KB, {ttfb_ms:g} ms first byte{', TLS' if tls else ''}"
+        chosen = options.select(clients(count, delayed=ttfb_ms > 0, tls=tls))
+        run = Run(question, origin, chosen, METRICS, options.turns(5, 2))
 
         def turn(client: Any, share: float = 1.0) -> dict[str, Any]:
+            before = origin.connections_accepted()
             if isinstance(client, Wrk):
-                return client.measure()
+                return {**client.measure(), "connections": origin.connections_accepted() - before}
             keys = keys_of("small", int(count * share * slow.get(client.name, 1.0)))
             command = {"do": "read", "keys": keys, "size_bytes": OBJECT_BYTES, "in_order": client.driver == "penstock"}
-            return verified(client, client.ask(command), root, keys)
+            answer = verified(client, client.ask(command), root, keys)
+            return {**answer, "connections": origin.connections_accepted() - before}
 
         with run:
             run.turns(turn, warm=lambda client: turn(client, 0.1))
-        best = run.best("objects/s", TUNED, WIDE, AS_IT_COMES)
-        lean = run.best("CPU us/object", TUNED, WIDE, AS_IT_COMES, less=True)
-        if ttfb_ms:
-            rows = [
-                Row("objects/s : connector as it comes", run.ratios("objects/s", "penstock", AS_IT_COMES), 6, 9),
-                Row("objects/s : connector at its best", run.ratios("objects/s", "penstock", best), 1.5, 1.8),
-                Row("objects/s : wrk", run.ratios("objects/s", "penstock", "wrk"), 0.75, 0.9),
-            ]
-        else:
-            rows = [
-                Row("CPU/object : wrk", run.ratios("CPU us/object", "penstock", "wrk"), 3, 2.4, less=True),
-                Row("CPU/object : connector", run.ratios("CPU us/object", "penstock", lean), 0.4, 0.3, less=True),
-            ]
-        run.report(rows, object_bytes=OBJECT_BYTES, ttfb_ms=ttfb_ms, objects=count)
+        run.report(rows(run, delayed=ttfb_ms > 0, tls=tls), object_bytes=OBJECT_BYTES, ttfb_ms=ttfb_ms, objects=count)
 
 
 if __name__ == "__main__":
-    chosen = arguments(__doc__, delay={"choices": ["0", "30", "both"], "default": "both"})
-    for delay_ms in (30, 0):
-        if chosen.delay in (str(delay_ms), "both"):
-            measure(chosen, delay_ms)
+    cases = {"choices": ["plain", "tls", "both"], "default": "both"}
+    chosen = arguments(__doc__, delay={"choices": ["0", "30", "both"], "default": "both"}, case=cases)
+    for over_tls in (False, True):
+        for delay_ms in (30, 0):
+            if chosen.delay in (str(delay_ms), "both") and chosen.case in ("tls" if over_tls else "plain", "both"):
+                measure(chosen, delay_ms, tls=over_tls)

@@ -8,11 +8,13 @@ import resource
 import shutil
 import signal
 import socket
+import ssl
 import string
 import subprocess
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -91,6 +93,7 @@ class Origin:
         self.log = log
         self.port = 0
         self.ca_path: Path | None = None
+        self._looks = 0
         self._run: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -136,6 +139,14 @@ class Origin:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in children]
         return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
+
+    def connections_accepted(self) -> int:
+        """How many connections clients have opened since the start, the one that asks not counted."""
+        context = ssl.create_default_context(cafile=str(self.ca_path)) if self.tls else None
+        with urllib.request.urlopen(f"{self.url}/connections", context=context) as answer:
+            accepted = int(answer.read().split()[7])  # "server accepts handled requests", then the three counts
+        self._looks += 1
+        return accepted - self._looks
 
     def _write_listings(self) -> None:
         folder = self._run / "listings"
