@@ -27,7 +27,9 @@ demo: $(VENV)/.ready  ## Write a real data set to an embedded S3 server, stream 
 	@echo "== demo: examples/embedded_store.py runs examples/digits.py against a server of its own"
 	$(BIN)/python examples/embedded_store.py
 
+BEGUN := $(shell date +%s)
 test: $(VENV)/.ready lint unit suite  ## Everything: lint, types, layers, unit and real-server tests
+	@echo "== make test: everything passed, in $$(( $$(date +%s) - $(BEGUN) )) seconds"
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 	@echo "== lint"

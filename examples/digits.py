@@ -54,7 +54,7 @@ def pixels(png: torch.Tensor) -> torch.Tensor:
 
 
 def train(model: nn.Module, loader: ps.Loader, epochs: int, expected: Counter[str]) -> bool:
-    """Train with a progress line; whether each epoch brought every key exactly once."""
+    """Train, with a line for each epoch; whether each epoch brought every key exactly once."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     exact = True
@@ -66,13 +66,11 @@ def train(model: nn.Module, loader: ps.Loader, epochs: int, expected: Counter[st
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             seen.update(batch["__key__"])
-            done = loader.statistics()
-            rates = f"{done.samples_per_s:6.0f} samples/s  {done.bytes_per_s / 1e6:5.2f} MB/s"
-            line = f"epoch {epoch + 1:2d}  {rates}  waited for data {done.stall_ratio:4.0%}"
-            print(line, end="\r", file=sys.stderr, flush=True)
         schedule.step()
         exact &= seen == expected
-    print(file=sys.stderr)
+        done = loader.statistics()
+        rates = f"{done.samples_per_s:6.0f} samples/s  {done.bytes_per_s / 1e6:5.2f} MB/s"
+        print(f"epoch {epoch + 1:2d}  {rates}  waited for data {done.stall_ratio:4.0%}", file=sys.stderr, flush=True)
     return exact
 
 

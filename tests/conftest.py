@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from servers.ceph import Ceph
     from servers.faulty import FaultyServer
 
+
+# A deadline for each example measures how busy the machine is, not the code under test; `timeout` in pyproject.toml still
+# bounds every test.
+with contextlib.suppress(ImportError):  # the environments of tests/doors do without hypothesis
+    import hypothesis
+
+    hypothesis.settings.register_profile("penstock", deadline=None)
+    hypothesis.settings.load_profile("penstock")
 
 # A shell that starts a job in the background has it ignore Ctrl-C, and children inherit that: tests that interrupt
 # children would wait for ever.
