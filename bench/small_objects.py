@@ -1,4 +1,4 @@
-"""How many objects of 100 KB a second, and at what CPU, does one process read: plain and over TLS, behind 30 ms and without delay?
+"""How many objects of 100 KB a second, and at what CPU, does one process read, plain and over TLS, with and without delay?
 
 `read_many` of penstock gives them in order; the peers may give theirs in any order, which is cheaper.
 """
