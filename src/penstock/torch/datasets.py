@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -39,7 +40,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     ``processes=``. fork, forkserver, spawn and persistent workers work alike.
 
     It is stateful: torchdata's ``StatefulDataLoader`` saves and restores its place, with the same number of workers;
-    without workers, ``state_dict()`` here does.
+    without workers, ``state_dict()`` here does, which raises where workers iterate.
 
     Args:
         pipeline: Ends with ``.batch(n)``.
@@ -47,7 +48,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             is by default the cores' count divided by the workers', and so is the byte budget.
 
     Raises:
-        ConfigError: as ``Loader`` does.
+        ConfigError: as ``Loader`` does; when iterated by a DataLoader with a `batch_size`, which would make batches of batches.
 
     Cost: as ``Loader``, in each worker.
     """
@@ -66,6 +67,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         Loader(pipeline, **options).close()  # refuses bad arguments here, not at the first batch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        _check_collation(sys._getframe(1).f_locals.get("self"))
         self._leave_parent()
         worker = worker_here()
         state, self._pending = self._pending, None
@@ -100,8 +102,14 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     def state_dict(self) -> dict[str, Any]:
         """Where the current iteration is: its epoch and the batches handed out; a small dict of plain values.
 
-        In a DataLoader's process it says nothing of the workers: use ``StatefulDataLoader``.
+        Raises:
+            ConfigError: the iteration runs in a DataLoader's workers, and this process does not know how far they are.
         """
+        if worker_here() is None and self._epochs.is_in_workers():
+            raise ConfigError(
+                "state_dict() of a dataset that DataLoader workers iterate: only they know how many batches they gave",
+                hint="torchdata's StatefulDataLoader(dataset, batch_size=None, num_workers=n).state_dict(), or num_workers=0",
+            )
         if self._current is None:
             self.__iter__()
         assert self._current is not None
@@ -190,6 +198,23 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             if self._is_strided:
                 options["stride"], options["in_order"] = (worker.number, worker.workers_count), True
         return Loader(self.pipeline, **options)
+
+
+def _check_collation(caller: Any) -> None:
+    """Refuse a DataLoader that would make batches of batches.
+
+    Args:
+        caller: What called ``iter``: a DataLoader's fetcher has the DataLoader's settings, which it tells nobody else.
+
+    Raises:
+        ConfigError: it would; a `collate_fn` of the user's own may do with the batches what it likes.
+    """
+    collates = getattr(caller, "auto_collation", False)
+    if collates and getattr(caller, "collate_fn", None) is torch.utils.data.default_collate:
+        raise ConfigError(
+            "this DataLoader would stack whole batches, because it has a batch_size, and these batches are ready made",
+            hint="DataLoader(dataset, batch_size=None); .batch(n) of the pipeline says how many samples a batch has",
+        )
 
 
 class _Iteration:

@@ -55,6 +55,7 @@ class EpochTable:
                         return int(entry["epoch"])
             epoch = table["next"].get(str(owner), 0)
             table["next"][str(owner)] = epoch + 1
+            table["in_workers"][str(owner)] = worker is not None
             if worker is not None:
                 table["iterations"].append({"of": [owner, worker.seed], "epoch": epoch, "workers": [worker.number]})
                 del table["iterations"][:-_ITERATIONS_KEPT]
@@ -64,11 +65,17 @@ class EpochTable:
         """Make `epoch` the number of the iteration that begins next."""
         with self._opened() as table:
             table["next"][str(_owner(worker))] = epoch
+            table["in_workers"][str(_owner(worker))] = worker is not None
 
     def next(self, worker: Worker | None = None) -> int:
         """The number of the iteration that begins next, without taking it."""
         with self._opened() as table:
             return int(table["next"].get(str(_owner(worker)), 0))
+
+    def is_in_workers(self) -> bool:
+        """Whether the last iteration that this process began runs in worker processes."""
+        with self._opened() as table:
+            return bool(table["in_workers"].get(str(os.getpid()), False))
 
     def close(self) -> None:
         """Give the descriptor back; idempotent."""
@@ -89,7 +96,7 @@ class EpochTable:
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             text = os.pread(self._descriptor, _BYTES_MAX, 0)
-            table = json.loads(text) if text else {"next": {}, "iterations": []}
+            table = json.loads(text) if text else {"next": {}, "in_workers": {}, "iterations": []}
             yield table
             written = json.dumps(table).encode()
             os.pwrite(self._descriptor, written, 0)

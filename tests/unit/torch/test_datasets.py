@@ -144,6 +144,27 @@ def test_the_state_continues_behind_every_batch(folder: Path, expected: list[lis
         copy.close()
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_of_what_workers_read_is_refused(folder: Path, expected: list[list[int]], persistent: bool) -> None:
+    """Only the workers know how far they are: in their parent state_dict() raises, until it has a place of its own."""
+    dataset = ps.torch.IterableDataset(pipeline(folder, batch=3), threads=1)
+    whole = loader_of(dataset)
+    next(iter(whole))
+    workers = loader_of(dataset, num_workers=2, persistent_workers=persistent)
+    batches = iter(workers)
+    for _ in range(3):
+        next(batches)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="StatefulDataLoader"):
+            dataset.state_dict()
+    batches._shutdown_workers()
+    dataset.set_epoch(1)
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["batches"]) == (1, 0)
+    assert numbers(whole) == expected[1]
+    assert dataset.state_dict()["finished"]
+    dataset.close()
+
+
 def test_foreign_states_are_refused(folder: Path) -> None:
     """A state of another kind, or of another number of workers, is an error and never a guess."""
     dataset = ps.torch.IterableDataset(pipeline(folder))

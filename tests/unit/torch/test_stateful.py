@@ -9,8 +9,9 @@ import pytest
 
 import penstock as ps
 from loading import index_beside, numbers, pipeline, write_counted
+from penstock.errors import ConfigError
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 pytestmark = pytest.mark.torch
 
@@ -53,3 +54,15 @@ def test_a_restored_loader_continues(tmp_path: Path, workers: int, persistent: b
         state = copy.deepcopy(loader.state_dict())
         assert seen == whole[: len(seen)]
     assert seen + numbers(batches) + numbers(loader) == whole
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 8}, {"batch_size": 2, "num_workers": 1, "drop_last": True}])
+@pytest.mark.parametrize("loader_type", [torch.utils.data.DataLoader, stateful.StatefulDataLoader])
+def test_batches_of_batches_are_refused(tmp_path: Path, loader_type: Any, options: dict[str, Any]) -> None:
+    """A DataLoader that would stack whole batches is an error that says what to write; a collate_fn may unpack them."""
+    write_counted(tmp_path, (9, 4, 7))
+    dataset = ps.torch.IterableDataset(pipeline(tmp_path, window=None), threads=1)
+    with pytest.raises(ConfigError, match=r"DataLoader\(dataset, batch_size=None\)"):
+        next(iter(loader_type(dataset, **options)))
+    assert numbers(loader_type(dataset, batch_size=1, collate_fn=lambda batches: batches[0])) == list(range(20))
+    dataset.close()
