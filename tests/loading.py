@@ -79,6 +79,21 @@ def index_beside(folder: Path) -> None:
     finder.close()
 
 
+def forget_content(made: Any, folder: Path) -> None:
+    """Have an index say of the formats what it said before it knew what records hold."""
+    from penstock.formats import without_content
+    from penstock.index import IndexBuilder, ShardIndex, in_directory
+    from penstock.loader.shards import ShardFinder
+
+    finder = ShardFinder(made.flat().leaves[0].source, fetch=None)
+    with IndexBuilder(in_directory(finder.find(), folder)) as builder:
+        for row in list(builder.index.rows.values()):
+            known = builder.place.load_shard(row)
+            plain = row._replace(format=without_content(row.format))
+            builder.add(ShardIndex(plain, offsets=known.offsets, crc32c=known.crc32c, keys=known.keys))
+    finder.close()
+
+
 FORMATS_WRITTEN = (
     "tar", "tar.gz", "tar.zst", "tfrecord", "tfrecord.gz", "jsonl", "jsonl.gz", "jsonl.zst", "recordio", "mds", "mds.zst",
     "zip", "parquet",
@@ -172,3 +187,16 @@ def number_of(sample: Mapping[str, Any]) -> dict[str, int]:
     if "json" in sample:
         return {"cls": json.loads(sample["json"])["n"]}
     return {"cls": int(bytes(sample.get("n", sample.get("record"))))}
+
+
+Record = tuple[tuple[str, bytes], ...]
+
+
+def fields_of(sample: Any) -> Record:
+    """Names and values of all fields."""
+    return tuple((name, bytes(value)) for name, value in sorted(sample.items()) if not name.startswith("__"))
+
+
+def as_one_field(sample: dict[str, Any]) -> dict[str, bytes]:
+    """A field that every sample has, for batches."""
+    return {"all": repr(fields_of(sample)).encode()}

@@ -12,7 +12,18 @@ from penstock.formats.grouping import ObjectGroup, group_objects
 from penstock.formats.parsing import OnCorrupt, feed_in_columns, feed_in_pieces
 from penstock.formats.ranged import RangedReader, Unit, look_into, samples_of
 from penstock.formats.record_writers import JsonLinesWriter, RecordIOWriter, TFRecordWriter
-from penstock.formats.registry import FORMATS, HEAD_BYTES, Format, detect, format_of_name, parser_of, ranged_of
+from penstock.formats.registry import (
+    FORMATS,
+    HEAD_BYTES,
+    Format,
+    decided_format,
+    detect,
+    format_of_name,
+    narrowed,
+    parser_of,
+    ranged_of,
+    without_content,
+)
 from penstock.formats.sample import LOST, RESERVED_FIELDS, Parser, Sample
 from penstock.formats.tar import TarParser
 from penstock.formats.tar_writer import TarWriter
@@ -20,6 +31,6 @@ from penstock.formats.tar_writer import TarWriter
 __all__ = [
     "FORMATS", "HEAD_BYTES", "LOST", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "ObjectGroup", "OnCorrupt", "Parser",
     "RangedReader", "RecordIOWriter", "Sample", "Samples", "TFRecordWriter", "TarParser", "TarWriter", "Unit",
-    "as_columns", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name", "group_objects", "interleaved",
-    "joined", "look_into", "parser_of", "ranged_of", "reordered", "samples_of",
+    "as_columns", "decided_format", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name", "group_objects",
+    "interleaved", "joined", "look_into", "narrowed", "parser_of", "ranged_of", "reordered", "samples_of", "without_content",
 ]  # fmt: skip

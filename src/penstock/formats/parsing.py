@@ -106,6 +106,8 @@ class ShardParser(Skipping, ABC):
         on_corrupt: See the module.
     """
 
+    decided_format: str | None = None  # see ``Parser``
+
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, on_corrupt)
         self._start_offset_bytes = start_offset_bytes
@@ -280,6 +282,19 @@ class FramedParser(ShardParser):
         begin_bytes = None if self._tail is None else self._tail_offset_bytes
         self._tail = None
         return begin_bytes
+
+    def _check_entry(self, content: str, formats: str) -> None:
+        """Refuse to guess what records hold by one that is not the shard's first: it may not be like the first.
+
+        Raises:
+            ConfigError: `content` is ``auto`` and reading begins inside the shard.
+        """
+        if content == "auto" and self._start_offset_bytes:
+            raise ConfigError(
+                f"{self._shard}: reading begins at byte {self._start_offset_bytes}, and only the shard's first record "
+                "decides what its records hold",
+                hint=f"say it by the format: {formats}; decided_format() gives it for the shard's first bytes",
+            )
 
     def _start_hint(self, offset_bytes: int) -> str | None:
         """For an error at the very start of a reading that began inside the shard."""

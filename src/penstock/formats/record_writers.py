@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.formats import recordio, tfrecord
 from penstock.formats.crc import sample_crc
 from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE
 from penstock.formats.sample import RESERVED_FIELDS
@@ -42,7 +43,13 @@ class RecordWriter(ABC):
     Args:
         write: Takes the next bytes of the shard, in order, e.g. ``store.writer(key).write`` or ``file.write``. They are
             valid only during the call. Where it raises, the shard is broken.
+
+    Attributes:
+        decided_format: What the first sample decides that a parser will take all records for; None before it, and where
+            the format leaves nothing open.
     """
+
+    decided_format: str | None = None
 
     def __init__(self, write: Callable[[Buffer], object]) -> None:
         self._write = write
@@ -99,6 +106,8 @@ class TFRecordWriter(RecordWriter):
             pieces = _example(fields)
         else:
             raise ConfigError("a sample has no field")
+        if self.decided_format is None:
+            self.decided_format = tfrecord.DECIDED[tfrecord.content_of(memoryview(b"".join(pieces)))]
         length = _LENGTH.pack(sum(map(len, pieces)))
         crc = 0
         for piece in pieces:
@@ -117,6 +126,8 @@ class RecordIOWriter(RecordWriter):
         if set(fields) != {"record"}:
             raise ConfigError(f"RecordIO stores one field, 'record', not {sorted(fields)}")
         record = memoryview(bytes_of("record", fields["record"]))
+        if self.decided_format is None:
+            self.decided_format = recordio.DECIDED[recordio.content_of(record)]
         cuts = [match.start() for match in _FIND_MAGIC(record) if match.start() % 4 == 0]
         starts = [0, *(cut + len(MAGIC) for cut in cuts)]
         ends = [*cuts, len(record)]

@@ -6,9 +6,10 @@ bytes; readers put them back. So the magic at a multiple of four is always a hea
 next one.
 
 A record is the field ``record``; or, where MXNet's ``IRHeader`` precedes the data, ``label`` (float32[count], one or as
-many as its flag says), ``id`` (uint64[2]) and ``data``. Nothing in the shard says which: ``auto`` takes the first record
-for one with a header where what would be its data begins as an image or an array does. SageMaker's protobuf records
-are left as they are, in ``record``. A sample's key is where its record begins, twelve digits.
+many as its flag says), ``id`` (uint64[2]) and ``data``. Nothing in the shard says which: ``auto`` takes the shard's first
+record for one with a header where what would be its data begins as an image or an array does, so reading can only begin
+inside a shard once that is known. SageMaker's protobuf records are left as they are, in ``record``. A sample's key is
+where its record begins, twelve digits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 Content: TypeAlias = Literal["auto", "record", "mxnet"]
+
+DECIDED: dict[Content, str] = {"mxnet": "recordio-mxnet", "record": "recordio-raw"}
+"""The format of a shard, by the content of its first record."""
 
 MAGIC = b"\x0a\x23\xd7\xce"
 HEAD_BYTES = 8
@@ -53,6 +57,9 @@ class RecordIOParser(FramedParser):
         on_corrupt: See ``parsing.py``. A damaged length can swallow records: there is no checksum to notice it.
         content: ``record``: one field of that name; ``mxnet``: with an ``IRHeader``; ``auto``: as the first record is.
 
+    Raises:
+        ConfigError: Reading begins inside the shard and `content` is ``auto``.
+
     Cost: holds one incomplete record; slices of a chunk keep that chunk alive. Records of several parts are copied.
     """
 
@@ -66,6 +73,8 @@ class RecordIOParser(FramedParser):
     ) -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._content = content
+        self._check_entry(content, "recordio-mxnet or recordio-raw")
+        self._is_first = not start_offset_bytes  # whether the next record is the shard's first
         self._parts: bytearray | None = None  # of a record that is not whole yet
         self._record_offset_bytes = 0  # where its first part begins
         self._lost_offset_bytes: int | None = None  # from where on no head was found yet
@@ -107,8 +116,11 @@ class RecordIOParser(FramedParser):
             self._give(record, self._record_offset_bytes, end_bytes - self._record_offset_bytes, samples)
 
     def _give(self, record: memoryview, offset_bytes: int, size_bytes: int, samples: list[Sample]) -> None:
-        if self._content == "auto":
-            self._content = content_of(record)
+        if self._is_first:
+            self._is_first = False
+            found = content_of(record)
+            self.decided_format = DECIDED[found]
+            self._content = found if self._content == "auto" else self._content
         if self._content == "record":
             fields = {"record": record}
         else:
@@ -179,7 +191,7 @@ def read_ir(record: memoryview) -> dict[str, memoryview]:
 
 
 def content_of(record: Buffer) -> Content:
-    """What `record`, the first that is read, says of all."""
+    """What `record`, a shard's first, says of all of them."""
     try:
         fields = read_ir(memoryview(record))
     except ValueError:

@@ -6,7 +6,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from penstock.errors import ConfigError, CorruptShardError, DataError
 from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
@@ -20,6 +20,7 @@ from penstock.formats.tar import TarParser
 from penstock.formats.tar_header import BLOCK_BYTES, ZERO_BLOCK, read_header
 from penstock.formats.tfrecord import TFRecordParser, is_tfrecord
 from penstock.formats.zip import ZipReader, is_zip
+from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from penstock.formats.parsing import OnCorrupt
     from penstock.formats.ranged import RangedReader
     from penstock.formats.sample import Parser
-    from penstock.types import Buffer, ByteRange
+    from penstock.types import Buffer
+
+K = TypeVar("K", str, str | None)
 
 HEAD_BYTES = BLOCK_BYTES
 """First bytes of an object that ``detect`` needs to be certain."""
@@ -46,6 +49,9 @@ class Format:
         ranged: ``ranged(shard, size_bytes=, fields=, on_corrupt=)``, for formats that say at their end what they hold.
         head: Asks for what entering it inside takes as ``head=``: yields spans of the shard, is sent their bytes, returns
             it. None: nothing is needed.
+        decide: For a format whose shards differ in what records hold, which the first record decides: asks for the
+            beginning of a shard as ``head`` does, and returns the format that leaves nothing open. Entering such a
+            shard inside takes that one. None: nothing is open.
         extra: The optional dependency of penstock that it needs, if any.
     """
 
@@ -56,6 +62,7 @@ class Format:
     parser: Callable[..., Parser]
     ranged: Callable[..., RangedReader] | None = None
     head: Callable[[], Generator[ByteRange, Buffer, Buffer]] | None = None
+    decide: Callable[[], Generator[ByteRange, Buffer, str]] | None = None
     extra: str | None = None
 
 
@@ -68,6 +75,56 @@ def _is_tar(head: bytes) -> bool:
     except ValueError:
         return False
     return len(block) == BLOCK_BYTES
+
+
+_DECIDE_BYTES = 64 << 10
+"""Of the first look for a shard's first record; the next looks are 16 times as long each."""
+
+
+def _decide(format_name: str) -> Generator[ByteRange, Buffer, str]:
+    size_bytes, found = _DECIDE_BYTES, None
+    while found is None:
+        head = yield ByteRange(0, size_bytes)
+        found = decided_format(format_name, head, is_all=len(head) < size_bytes)
+        size_bytes *= 16
+    return found
+
+
+def decided_format(format_name: str, head: Buffer, *, is_all: bool = False) -> str | None:
+    """What a shard's first sound record decides about the others.
+
+    Args:
+        format_name: A key of ``FORMATS``.
+        head: The first bytes of the shard.
+        is_all: Whether more bytes would not help.
+
+    Returns:
+        The format that leaves nothing open, e.g. ``tfrecord-example`` for ``tfrecord``; the same format where nothing was
+        open; None where `head` does not hold the first record whole.
+    """
+    if FORMATS[format_name].decide is None:
+        return format_name
+    parser = parser_of(format_name, shard="", on_corrupt="skip_sample")
+    parser.feed(head)
+    return parser.decided_format or (f"{format_name}-raw" if is_all else None)
+
+
+_CONTENT = re.compile("-[a-z]+")  # of tfrecord-raw, tfrecord-example.gz, recordio-mxnet, ...
+
+
+def without_content(format_name: str) -> str:
+    """A format without what its name says about the content of records: ``tfrecord`` for ``tfrecord-raw``."""
+    return _CONTENT.sub("", format_name)
+
+
+def narrowed(said: str | None, known: K) -> str | K:
+    """The format to read a shard as.
+
+    Args:
+        said: As the job says it; it counts, but may leave open what records hold.
+        known: As an index, a state or the shard itself says it; may say what records hold.
+    """
+    return known if said is None or (known is not None and without_content(known) == said) else said
 
 
 def _compressed(inner: Format) -> list[Format]:
@@ -100,6 +157,7 @@ _STREAMED = (
         unit="sample",
         recognise=is_recordio,
         parser=RecordIOParser,
+        decide=partial(_decide, "recordio"),
     ),
     Format(
         name="tfrecord",
@@ -107,6 +165,7 @@ _STREAMED = (
         unit="sample",
         recognise=is_tfrecord,
         parser=TFRecordParser,
+        decide=partial(_decide, "tfrecord"),
     ),
     Format(
         name="jsonl",

@@ -75,11 +75,14 @@ class Parser(Protocol):
         skipped_samples: Left out, where the policy is to skip what is corrupt.
         skipped_bytes: Passed over for that.
         skipped_error: Why, the first time.
+        decided_format: The format that the shard's first record decided on, where the format's name leaves open what
+            records hold; None before that, and where nothing is open.
     """
 
     skipped_samples: int
     skipped_bytes: int
     skipped_error: CorruptShardError | None
+    decided_format: str | None
 
     @property
     def pending(self) -> bool:

@@ -2,8 +2,8 @@
 
 Little endian: ``uint64 length, uint32 masked CRC32C of it, uint8[length], uint32 masked CRC32C of those``. A record is a
 ``tf.train.Example``, whose features become fields, or anything, then the sample has one field, ``record``. Nothing in
-the shard says which: ``auto`` goes by the first record read. A sample's key is where its record begins, twelve digits,
-so that it does not depend on where reading began.
+the shard says which: ``auto`` goes by the shard's first sound record, so reading can only begin inside a shard once that
+is known. A sample's key is where its record begins, twelve digits, so that it does not depend on where reading began.
 
 A shard whose bytes do not have their CRC loses that record; one whose length does not have it, the rest: nobody knows
 where the next begins.
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 Content: TypeAlias = Literal["auto", "example", "record"]
+
+DECIDED: dict[Content, str] = {"example": "tfrecord-example", "record": "tfrecord-raw"}
+"""The format of a shard, by the content of its first record."""
 
 HEAD_BYTES = 12
 FOOT_BYTES = 4
@@ -59,6 +62,9 @@ class TFRecordParser(FramedParser):
         on_corrupt: See ``parsing.py``.
         content: ``example``: features as fields; ``record``: one field of that name; ``auto``: as the first record is.
 
+    Raises:
+        ConfigError: Reading begins inside the shard and `content` is ``auto``.
+
     Cost: holds one incomplete record; slices of a chunk keep that chunk alive.
     """
 
@@ -72,13 +78,15 @@ class TFRecordParser(FramedParser):
     ) -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._content = content
+        self._check_entry(content, "tfrecord-example or tfrecord-raw")
+        self._is_first = not start_offset_bytes  # whether the next sound record is the shard's first
         self._heads_known: dict[bytes, int] = {}  # as stored: the record's whole size
 
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
         if self._groups is not None and self._content != "record":
             at = self._scan_columns(view, at, samples)
         base, length = self._view_offset_bytes, len(view)
-        known, content = self._heads_known, self._content
+        known, content = self._heads_known, "first" if self._is_first else self._content
         while at + HEAD_BYTES + FOOT_BYTES <= length:
             head = bytes(view[at : at + HEAD_BYTES])
             size_bytes = known.get(head) or self._read_head(head, base + at)
@@ -93,8 +101,8 @@ class TFRecordParser(FramedParser):
                 self._skip_sample(what, offset_bytes, size_bytes)
             elif content == "record":
                 samples.append(Sample(f"{offset_bytes:012d}", {"record": record}, offset_bytes, size_bytes))
-            elif content == "auto":
-                content = self._content = content_of(record)
+            elif content == "first":
+                content = self._decide(record)
                 continue
             else:
                 try:
@@ -110,8 +118,8 @@ class TFRecordParser(FramedParser):
         from penstock.formats.tfrecord_columns import read_examples, read_frames
 
         frames = read_frames(view, at)
-        if frames is not None and self._content == "auto":
-            self._content = content_of(view[int(frames.starts[0]) : int(frames.ends[0])])
+        if frames is not None and self._is_first:
+            self._decide(view[int(frames.starts[0]) : int(frames.ends[0])])
             if self._content == "record":
                 return at
         found = frames and read_examples(view, frames, self._view_offset_bytes)
@@ -119,6 +127,15 @@ class TFRecordParser(FramedParser):
             return at
         self._add_columns(found, samples)
         return int(frames.ends[-1]) + FOOT_BYTES
+
+    def _decide(self, record: memoryview) -> Content:
+        """Note what the shard's first record says of all; as what they are to be read."""
+        found = content_of(record)
+        self.decided_format = DECIDED[found]
+        self._is_first = False
+        if self._content == "auto":
+            self._content = found
+        return self._content
 
     def _read_head(self, head: bytes, offset_bytes: int) -> int:
         size_bytes, crc = _UNPACK(head)
@@ -141,7 +158,7 @@ class TFRecordParser(FramedParser):
 
 
 def content_of(record: memoryview) -> Content:
-    """What `record`, the first that is read, says of all: an Example has at least one feature."""
+    """What `record`, a shard's first, says of all of them: an Example has at least one feature."""
     try:
         return "example" if parse_example(record) else "record"
     except ValueError:

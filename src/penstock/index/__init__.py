@@ -5,7 +5,7 @@ a pass that is made anyway, ``Verifier`` holds bytes read by range against their
 by number.
 """
 
-from penstock.index.build import Built, Listener, build, format_kept
+from penstock.index.build import Built, Listener, build
 from penstock.index.dataset_index import DatasetIndex
 from penstock.index.lookup import Lookup, lookup
 from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
@@ -33,7 +33,6 @@ __all__ = [
     "Verifier",
     "beside",
     "build",
-    "format_kept",
     "in_directory",
     "is_manifest_name",
     "lookup",

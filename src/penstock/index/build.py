@@ -7,7 +7,6 @@ the version it had: a build that is killed goes on where it was.
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
@@ -16,7 +15,17 @@ import numpy as np
 
 from penstock.errors import ConfigError, DataError, ObjectChangedError, PenstockError, StoreError
 from penstock.fetch import PlanItem
-from penstock.formats import FORMATS, HEAD_BYTES, detect, feed_in_pieces, format_of_name, parser_of, ranged_of
+from penstock.formats import (
+    FORMATS,
+    HEAD_BYTES,
+    decided_format,
+    detect,
+    feed_in_pieces,
+    format_of_name,
+    parser_of,
+    ranged_of,
+    without_content,
+)
 from penstock.index import foreign
 from penstock.index.dataset_index import DatasetIndex
 from penstock.index.place import resolve
@@ -36,7 +45,6 @@ if TYPE_CHECKING:
 FOOTERS_IN_FLIGHT_MAX = 32
 """Shards whose footers are read at the same time: each needs two or three requests, one after the other."""
 
-_CONTENT = re.compile("-[a-z]+")  # of tfrecord-raw, tfrecord-example.gz, recordio-mxnet, ...
 
 How: TypeAlias = Literal["known", "footer", "idx", "read"]
 
@@ -292,7 +300,10 @@ class _Reading:
             for samples in feed_in_pieces(self._parser, chunk.data):
                 self._recorder.feed(data, samples)
                 data = data[:0]  # a compressed chunk grows in pieces, none of which is kept
-            return self._recorder.finish(self._parser.finish()) if chunk.last else None
+            if not chunk.last:
+                return None
+            last = self._parser.finish()
+            return self._recorder.finish(last, decided=self._parser.decided_format)
         except (DataError, ConfigError) as error:
             self.error = error
             return None
@@ -305,12 +316,8 @@ def _said(found: Found) -> str | None:
 
 
 def _format_of(found: Found, head: bytes) -> str:
-    return format_kept(_said(found) or detect(found.shard.url, head))  # an empty shard goes by its name
-
-
-def format_kept(name: str) -> str:
-    """A format's name without what a job may say of the records' content: the next job may say otherwise."""
-    return _CONTENT.sub("", name)
+    """Without what a job may say about the content of records: the next job may say otherwise."""
+    return without_content(_said(found) or detect(found.shard.url, head))  # an empty shard goes by its name
 
 
 def _by_footer(found: Found, format_name: str) -> ShardIndex:
@@ -388,6 +395,9 @@ def _from_foreign(store: Store, each: Found, said: Blob, head: Blob) -> ShardInd
                 offsets = np.append(offsets, each.size_bytes)
         count = max(0, len(offsets) - 1)
         offsets = offsets if len(offsets) else np.zeros(1, np.int64)
+        if FORMATS[name].decide is not None and count:
+            first = store.read(each.shard.key, ByteRange(0, int(offsets[1]))).data
+            name = decided_format(name, first) or name
         row = ShardRow(each.key, each.size_bytes, each.etag, count, name, has_offsets=True)
         return ShardIndex(row, offsets=offsets)
     except (DataError, StoreError):

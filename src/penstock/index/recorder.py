@@ -95,8 +95,12 @@ class ShardRecorder:
         self._keep_tail(view[at:])
         self._position += len(view)
 
-    def finish(self, samples: Sequence[Sample] = ()) -> ShardIndex:
+    def finish(self, samples: Sequence[Sample] = (), *, decided: str | None = None) -> ShardIndex:
         """The shard ended, and these were its last samples.
+
+        Args:
+            samples: Those that its end completed.
+            decided: The parser's ``decided_format``.
 
         Raises:
             ConfigError: it was not heard of from end to end.
@@ -108,7 +112,8 @@ class ShardRecorder:
                 hint="a recorder hears of a whole shard, or is dropped",
             )
         found = self._found
-        row = ShardRow(found.key, found.size_bytes, found.etag, len(self._keys), self._format, self._has_offsets)
+        name = decided or self._format
+        row = ShardRow(found.key, found.size_bytes, found.etag, len(self._keys), name, self._has_offsets)
         offsets = np.array([self._first, *self._ends], np.int64) if self._has_offsets else None
         crcs = np.array(self._crcs, np.uint32) if self._has_crc else None
         members = members_of(self._fields, self._values, self._sizes) if self._fields else None

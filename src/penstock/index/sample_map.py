@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, CorruptShardError
-from penstock.formats import FORMATS, parser_of
+from penstock.formats import FORMATS, decided_format, narrowed, parser_of
 from penstock.formats.crc import sample_crc
 from penstock.index.recorder import Verifier
 from penstock.types import ByteRange
@@ -46,6 +46,8 @@ class SampleMap:
             rows.append(row)
         self._known = known
         self._rows = rows
+        said = (getattr(found.shard, "format", None) for found in known.found)
+        self._formats = [narrowed(each, row.format) for each, row in zip(said, rows, strict=True)]
         # a list: NumPy's search lets go of the interpreter for one number, and gets it back 60 µs later
         self._starts = [0, *accumulate(row.samples_count for row in rows)]
         self._indexes: dict[int, ShardIndex] = {}
@@ -82,16 +84,20 @@ class SampleMap:
 
     def head_span(self, shard: int) -> ByteRange | None:
         """What of the shard has to be read, once, before its samples can be parsed; None for most formats."""
-        if not FORMATS[self._rows[shard].format].head or shard in self._heads:
+        form = FORMATS[self._formats[shard]]
+        if (not form.head and not form.decide) or shard in self._heads:
             return None
         self._load([shard])
         offsets = self._indexes[shard].offsets
         assert offsets is not None
-        return ByteRange(0, int(offsets[0]))
+        return ByteRange(0, int(offsets[0 if form.head else 1]))  # to decide takes the first record
 
     def set_head(self, shard: int, data: Buffer) -> None:
         """What was read of ``head_span``."""
-        self._heads[shard] = data
+        if FORMATS[self._formats[shard]].head:
+            self._heads[shard] = data
+        else:
+            self._formats[shard] = decided_format(self._formats[shard], data, is_all=True) or self._formats[shard]
 
     def parse(self, index: int, data: Buffer) -> Sample:
         """The sample whose bytes were read.
@@ -116,7 +122,7 @@ class SampleMap:
                 and (sample := members.cut(number, memoryview(data), offset_bytes=start)) is not None
             ):
                 return sample
-        name = self._rows[shard].format
+        name = self._formats[shard]
         parser = parser_of(name, shard=url, start_offset_bytes=start, head=self._heads.get(shard))
         samples = parser.feed(data)
         if not FORMATS[name].head:  # whose parsers know how many there should be
@@ -137,7 +143,7 @@ class SampleMap:
         """
         shard, number = self.locate(index)
         url, start = self._known.found[shard].shard.url, self._span(shard, number).start
-        parser = parser_of(self._rows[shard].format, shard=url, start_offset_bytes=start)
+        parser = parser_of(self._formats[shard], shard=url, start_offset_bytes=start)
         samples = [sample for piece in pieces for sample in parser.feed(piece)] + parser.finish()
         if len(samples) != 1:
             raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=start)

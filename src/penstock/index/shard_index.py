@@ -53,7 +53,7 @@ class ShardRow(NamedTuple):
         size_bytes: Of the shard.
         etag: Of the version that was indexed, or the store's own pin where it has none.
         samples_count: Samples in it.
-        format: A key of ``penstock.formats.FORMATS``.
+        format: A key of ``penstock.formats.FORMATS``; says what records hold, where the shard's first record decided that.
         has_offsets: Whether its ``ShardIndex`` says where the samples lie; formats with a footer say so themselves.
     """
 

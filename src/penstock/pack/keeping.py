@@ -6,15 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
-from penstock.formats import FORMATS
+from penstock.formats import FORMATS, without_content
 from penstock.formats.mds_writer import Encoded
 from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
 
 if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.formats.mds import Column
-
-CONTENT = ("-raw", "-example", "-mxnet")
 
 
 class Keeps(NamedTuple):
@@ -49,10 +47,7 @@ KEEPS: dict[str, Keeps] = {
 
 def plain(format_name: str) -> str:
     """A format without compression and without what was said of its records' content: a key of ``KEEPS``."""
-    name = format_name.partition(".")[0]
-    for content in CONTENT:
-        name = name.removesuffix(content)
-    return name
+    return without_content(format_name.partition(".")[0])
 
 
 def raw(format_name: str) -> str:

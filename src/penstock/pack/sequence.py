@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from penstock import compose
 from penstock.errors import ClosedError, ConfigError, DataError
+from penstock.formats import without_content
 from penstock.formats.sample import check_key
 from penstock.pack.destination import Destination, split_destination
 from penstock.pack.fields import take
@@ -308,7 +309,11 @@ def _rest(
     else:
         items, number = iter(source), 0
         for row in known:
-            keys = destination.place.load_shard(row).keys if FORMATS_WRITTEN[row.format].holds_keys else None
+            keys = (
+                destination.place.load_shard(row).keys
+                if FORMATS_WRITTEN[without_content(row.format)].holds_keys
+                else None
+            )
             for index in range(row.samples_count):
                 item = next(items, None)
                 found = as_sample(item, number, options)["__key__"]
@@ -342,7 +347,7 @@ def _check_first(item: Any, number: int, row: ShardRow, destination: Destination
     sample: Mapping[str, Any] = as_sample(item, number, options)
     if options.transform is not None:
         sample = transformed(options.transform, dict(sample))
-    if index.crc32c is not None and checksum(sample, row.format) != int(index.crc32c[0]):
+    if index.crc32c is not None and checksum(sample, without_content(row.format)) != int(index.crc32c[0]):
         raise _another(number, row, str(sample["__key__"]), "had other bytes")
 
 

@@ -221,7 +221,8 @@ class ShardFile:
             info = self._store.stat(self._name)
         etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
         written = self._written
-        row = ShardRow(self._name, self._stored_bytes, etag, len(self._crcs), written.read_as, written.has_offsets)
+        name = (getattr(self._shard, "decided_format", None) if written.has_offsets else None) or written.read_as
+        row = ShardRow(self._name, self._stored_bytes, etag, len(self._crcs), name, written.has_offsets)
         if isinstance(self._shard, MdsWriter):
             self._save_entry(self._shard, size_bytes)
         self._shelf.place.save_shard(self._index(row))

@@ -97,9 +97,12 @@ def test_content_is_found_whatever_the_name_is():
 def test_every_format_has_a_parser():
     """Each row makes a parser that answers the protocol; an unknown name is refused with the known ones."""
     for name, row in FORMATS.items():
-        start = 512 if row.unit == "sample" and not row.head and not row.ranged else 0
+        start = 512 if row.unit == "sample" and not (row.head or row.decide or row.ranged) else 0
         parser = parser_of(name, shard="s", start_offset_bytes=start)
         assert (parser.offset_bytes, parser.pending, parser.skipped_samples) == (start, False, 0)
+        if row.decide:
+            with pytest.raises(ConfigError, match="only the shard's first record decides"):
+                parser_of(name, shard="s", start_offset_bytes=512)
         if name.endswith((".gz", ".zst")):
             with pytest.raises(ConfigError, match="compressed"):
                 parser_of(name, shard="s", start_offset_bytes=512)

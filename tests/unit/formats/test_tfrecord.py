@@ -106,7 +106,7 @@ def test_errors_say_what_it_is_instead():
     with pytest.raises(CorruptShardError, match="seems to be gzip"):
         TFRecordParser("s").feed(b"\x1f\x8b" + bytes(30))
     with pytest.raises(CorruptShardError, match="reading began there"):
-        TFRecordParser("s", start_offset_bytes=5).feed(bytes(30))
+        TFRecordParser("s", start_offset_bytes=5, content="record").feed(bytes(30))
     with pytest.raises(CorruptShardError, match="cut off inside a record: at least 1 bytes missing"):
         read(record(b"abc")[:-1])
 

@@ -180,10 +180,10 @@ def test_good_samples_of_corrupt_shards(memory: MemoryStore, listed: Listed) -> 
 
 
 def test_a_format_that_was_said(memory: MemoryStore, listed: Listed) -> None:
-    """It is taken without looking, but what it says of the content of records is the job's, not the index's."""
+    """It is taken without looking, but the index says about the content of records what the first record decides."""
     out = io.BytesIO()
     writer = TFRecordWriter(out.write)
-    writer.add({"record": b"x"})
+    writer.add({"x": b"x"})
     writer.finish()
     memory.write("data", out.getvalue())
 
@@ -192,7 +192,7 @@ def test_a_format_that_was_said(memory: MemoryStore, listed: Listed) -> None:
 
     shards = [Said(*shard) for shard in listed(memory)]  # type: ignore[misc]
     built = build(shards, beside(shards))
-    assert [row.format for row in built.dataset.rows.values()] == ["tfrecord"]
+    assert [row.format for row in built.dataset.rows.values()] == ["tfrecord-example"]
 
 
 def test_a_shard_that_changes_under_way_is_not_indexed(memory: MemoryStore, listed: Listed, tar: Tar) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.formats import FORMATS
+from penstock.formats import FORMATS, without_content
 from penstock.loader.lanes.reading import Segment
 from penstock.loader.lanes.selecting import gap_bytes_of, may_pay, wanted_spans
 
@@ -40,7 +40,7 @@ def segment_of(
     """
     first, count = stored.first, stored.samples_count
     # the index knows where samples of its own format lie; what a job says of their content changes nothing in that
-    is_of_index = shard.format is None or shard.format.partition("-")[0] == row.format
+    is_of_index = shard.format is None or without_content(shard.format) == without_content(row.format)
     has_bounds = is_of_index and row.has_offsets and FORMATS[row.format].unit == "sample"
     made = Segment(
         shard,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.config import KIB, MIB
 from penstock.errors import ClosedError
-from penstock.formats import FORMATS, joined, parser_of
+from penstock.formats import FORMATS, joined, narrowed, parser_of
 from penstock.index import Verifier
 from penstock.loader.lanes.reading import Segment
 from penstock.store.inflight import InFlight
@@ -72,7 +72,7 @@ class Stretch(NamedTuple):
     @property
     def format(self) -> str:
         """As the pipeline says it, else the index."""
-        return self.shard.format or self.known.row.format
+        return narrowed(self.shard.format, self.known.row.format)
 
     @property
     def span(self) -> ByteRange:
@@ -85,7 +85,7 @@ class Stretch(NamedTuple):
 def is_enterable(format_name: str) -> bool:
     """Whether a sample of this format is read from its own bytes alone."""
     form = FORMATS[format_name]
-    return form.unit == "sample" and not form.head
+    return form.unit == "sample" and not form.head and not form.decide
 
 
 def stretches(shard: Shard, index: ShardIndex, samples: Sequence[int], *, source: int, number: int) -> list[Stretch]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import MIB, FetchConfig, default_budget_bytes
 from penstock.fetch import PARTS_PER_REQUEST, PlanItem
-from penstock.formats import as_columns
+from penstock.formats import as_columns, narrowed
 from penstock.loader.lanes.ranges import RangedShard, is_ranged
 from penstock.loader.lanes.streamed import Streamed
 from penstock.types import ByteRange
@@ -51,7 +51,7 @@ class Segment:
         spans: Of the bytes from offset to end, those that hold wanted fields; None: all of them.
         bounds: Looks up where the shard's samples begin and end, int64[samples + 1]; None: no index says.
         format: Name in ``formats``: as the user says it, else as the index or a state does; None: to be found from the
-            first bytes.
+            first bytes. Where it leaves open what records hold, reading says it from the first sample on.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Segment:
         self.count = count
         self.spans = spans
         self.bounds = bounds
-        self.format = shard.format or format_name
+        self.format = narrowed(shard.format, format_name)
         self.url = shard.url
 
     @property

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.formats import FORMATS, Samples
-from penstock.index import DatasetIndex, ShardIndex, ShardRow, format_kept
+from penstock.formats import FORMATS, Samples, without_content
+from penstock.index import DatasetIndex, ShardIndex, ShardRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,12 +32,17 @@ _PLACE = attrgetter("offset_bytes", "size_bytes")
 
 
 class ShardPass:
-    """One shard, as it is read from end to end."""
+    """One shard, as it is read from end to end.
+
+    Attributes:
+        count: Samples so far.
+        format: The shard's; says what records hold once that is decided, by the shard and not by what the job says.
+    """
 
     def __init__(self, format_name: str) -> None:
         self.count = 0
-        self._format = format_kept(format_name)
-        form = FORMATS[self._format]
+        self.format = without_content(format_name)
+        form = FORMATS[self.format]
         self._has_places = form.unit == "sample" and form.ranged is None  # those say themselves where samples lie
         self._has_head = form.head is not None
         self._first: int | None = None
@@ -62,7 +67,7 @@ class ShardPass:
         Raises:
             DataError: its samples do not lie one behind the other.
         """
-        row = ShardRow(key, size_bytes, etag, self.count, self._format, self._has_places)
+        row = ShardRow(key, size_bytes, etag, self.count, self.format, self._has_places)
         first = self._first if self._has_head and self._first is not None else 0
         offsets = np.array([first, *self._ends], np.int64) if self._has_places else None
         return ShardIndex(row, offsets=offsets)

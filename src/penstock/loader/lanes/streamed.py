@@ -17,6 +17,7 @@ from penstock.formats import (
     feed_in_columns,
     feed_in_pieces,
     format_of_name,
+    narrowed,
     parser_of,
 )
 from penstock.loader.lanes.looking import Look
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.formats import Parser, Sample
     from penstock.loader.lanes.reading import Reading, Segment
     from penstock.loader.lanes.recording import ShardPass
-    from penstock.types import Buffer
 
 _FAR = 1 << 62
 
@@ -69,11 +69,12 @@ class Streamed:
         self._chunks = segments[0].shard.store.read_parts(
             self._items, part_bytes=reading.sizes.part_bytes, requests_max=reading.sizes.requests_max
         )
-        self._looks: dict[int, Look[Buffer]] = {}  # by segment, of those that are entered behind the head they need
+        self._looks: dict[int, Look[Any]] = {}  # by segment, of those that are entered behind what they need to know
         for index, segment in enumerate(segments):
-            head = FORMATS[segment.format].head if segment.format in FORMATS and segment.offset_bytes else None
-            if head is not None:
-                self._looks[index] = Look(segment.shard, head(), meter=self._meter)
+            form = FORMATS.get(segment.format or "") if segment.offset_bytes else None
+            look = None if form is None else form.head or form.decide
+            if look is not None:
+                self._looks[index] = Look(segment.shard, look(), meter=self._meter)
 
     def read(self) -> list[Run] | None:
         """What the next chunk completed, perhaps nothing; None at the end."""
@@ -118,12 +119,16 @@ class Streamed:
                 self.unread = self._segments[index:]
                 return False
         look = self._looks.pop(index, None)
+        known = None if look is None else look.finish()
+        if look is not None and FORMATS[segment.format].decide is not None:
+            segment.format, known = known, None
+            assert segment.format is not None
         self._parser = parser_of(
             segment.format,
             shard=segment.url,
             start_offset_bytes=segment.offset_bytes if segment.spans is None else segment.spans[0].start,
             on_corrupt=self._on_corrupt[segment.source],
-            head=look.finish() if look is not None else None,
+            head=known,
         )
         self.segment = segment
         self._noted = self._recording.started(segment) if self._recording is not None else None
@@ -156,12 +161,20 @@ class Streamed:
         feed = feed_in_columns if self._copies and self.segment.spans is None else feed_in_pieces
         try:
             for samples in feed(parser, chunk.data):
+                self._learn_format(parser)
                 self._add(samples, size_bytes, runs)
                 size_bytes = 0
         except CorruptShardError as error:
             if error.offset_bytes is not None:
                 error.offset_bytes = self._place(error.offset_bytes)
             raise
+
+    def _learn_format(self, parser: Parser) -> None:
+        """Have the segment, and so a state and an index, say what the shard's first record decided."""
+        if (decided := parser.decided_format) is not None:
+            self.segment.format = narrowed(self.segment.shard.format, decided)
+            if self._noted is not None:
+                self._noted.format = decided
 
     def _place(self, offset_bytes: int) -> int:
         """Where in the shard lies what the parser, which was fed some spans of it, takes to lie at `offset_bytes`."""
