@@ -86,7 +86,7 @@ test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by M
 
 bench: $(VENV)/.ready  ## Peers, servers and every benchmark (hours); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
-	for question in small_objects large_objects listing import_time memory tar_parse shuffle_quality samples single_objects small_samples libraries first_batch resume busy_step \
+	for question in small_objects large_objects event_loops listing import_time memory tar_parse shuffle_quality samples single_objects small_samples libraries first_batch resume busy_step \
 		cache random_access packing converting; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made

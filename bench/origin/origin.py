@@ -69,6 +69,7 @@ class Origin:
         total_bytes_per_s: Bandwidth of all connections together; 0 is unlimited.
         error_503: Share of requests that are answered 503 SlowDown.
         tls: Serve https with a certificate of its own authority, `ca_path`.
+        workers: nginx processes; more than one only where a client is to be faster than one of them.
         log: A file to which every answer is appended as "METHOD STATUS BODY-BYTES"; complete when the origin has ended.
     """
 
@@ -83,6 +84,7 @@ class Origin:
         total_bytes_per_s: int = 0,
         error_503: float = 0.0,
         tls: bool = False,
+        workers: int = 1,
         log: Path | None = None,
     ) -> None:
         self.root = root
@@ -90,6 +92,7 @@ class Origin:
         self.ttfb_ms, self.ttfb_sigma = ttfb_ms, ttfb_sigma
         self.rate_bytes_per_s, self.total_bytes_per_s = rate_bytes_per_s, total_bytes_per_s
         self.error_503, self.tls = error_503, tls
+        self.workers = workers
         self.log = log
         self.port = 0
         self.ca_path: Path | None = None
@@ -203,6 +206,7 @@ class Origin:
         files = min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # nginx may not raise it here
         return string.Template((HERE / "nginx.conf").read_text()).substitute(
             run=run,
+            workers=self.workers,
             root=self.root,
             here=HERE,
             port=self.port,

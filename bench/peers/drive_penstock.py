@@ -10,13 +10,21 @@ import penstock
 class Penstock:
     packages = ("penstock", "pycurl")
 
-    def __init__(self, *, url: str, bucket: str, ca: str | None, fetch: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        url: str,
+        bucket: str,
+        ca: str | None,
+        fetch: dict[str, int] | None = None,
+        threads_count: int | None = None,
+    ) -> None:
         self.store = penstock.connect(
             f"s3://{bucket}",
             endpoint_url=url,
             region=REGION,
             credentials=penstock.Credentials(access_key=ACCESS_KEY, secret_key=SECRET_KEY),
-            transport=penstock.TransportConfig(ca_bundle=ca),
+            transport=penstock.TransportConfig(ca_bundle=ca, threads_count=threads_count),
             fetch=penstock.FetchConfig(**(fetch or {})),
         )
 

@@ -25,7 +25,8 @@ class TransportConfig:
         stall_s_max: See ``stall_bytes_per_s``.
         total_s_max: Seconds for one attempt, whatever its size.
         connections_max: Open connections kept in the pool of one event loop.
-        threads_count: Event-loop threads. More than one only where a core cannot fill the network card.
+        threads_count: Event-loop threads. None follows the machine and the scheme: one for plain HTTP; over TLS one for
+            every four of ``cores_count()``, at most four. Source: bench/event_loops.py.
         receive_buffer_bytes: libcurl's receive buffer, used over TLS and through proxies. TLS records are 16 KiB, and a small
             buffer stays in the cache. Source: docs/LOG.md, 2026-11-21, large objects.
         ca_bundle: PEM file of the authorities to trust; None means ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the system's.
@@ -39,7 +40,7 @@ class TransportConfig:
     stall_s_max: float = 20.0
     total_s_max: float = 3600.0
     connections_max: int = 1024
-    threads_count: int = 1
+    threads_count: int | None = None
     receive_buffer_bytes: int = 64 * KIB
     ca_bundle: str | None = None
     verify_tls: bool = True
@@ -54,8 +55,9 @@ class TransportConfig:
             "connections_max",
             "threads_count",
         ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be more than 0")
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}={value!r} must be more than 0")
         if not 1 * KIB <= self.receive_buffer_bytes <= 10 * MIB:
             raise ConfigError(
                 f"receive_buffer_bytes={self.receive_buffer_bytes!r} must lie in [1 KiB, 10 MiB], libcurl's limits"
@@ -164,6 +166,22 @@ def memory_bytes_max() -> int:
             if parent == root:
                 break
     return min(limits)
+
+
+_sharing_count = 1
+
+
+def share_machine(processes_count: int) -> None:
+    """Say that this process is one of `processes_count` alike, among which the machine's cores are divided."""
+    global _sharing_count
+    _sharing_count = processes_count
+    cores_count.cache_clear()
+
+
+@cache
+def cores_count() -> int:
+    """Cores for this process, at least one: those that the system lets it use, divided by ``share_machine``'s number."""
+    return max(1, len(os.sched_getaffinity(0)) // _sharing_count)
 
 
 def default_budget_bytes() -> int:

@@ -15,12 +15,18 @@ _GAIN_MIN = 1.4
 """Where latency is the limit, a step brings its whole factor. Memory that warms up meanwhile, and noise, look like a
 gain too; and connections cost: libcurl takes 30 us more of CPU per small object at 256 than at 64."""
 _LOOKS_MAX = 2
+_WINDOW_S_MIN = 0.02
+"""A measurement lasts at least this long: completions come in bursts, and windows of 32 small objects on loopback, 5 ms long,
+read anything from 900 to 46 000 objects a second. Behind 20 ms and more of latency it changes nothing."""
 _HOLD_WINDOWS_MIN = 4
 _HOLD_WINDOWS_MAX = 64
 _BACKOFF = 0.5
 _THROTTLED_HOLD_WINDOWS = 16
 _SMALL_BYTES = 512 * 1024
 _SMALL_LIMIT = 64
+_SMALL_LIMIT_MIN = 32
+"""Small objects keep at least this many requests in flight: on loopback 8 are slower than 32 by a third, a difference that is
+less than ``_GAIN_MIN``."""
 _REQUEST_BYTES = 64 * 1024
 """What a request counts for beside its bytes: objects of unequal size, of which small ones cost per request."""
 
@@ -70,7 +76,7 @@ class Window:
         self._bytes += received_bytes
         if throttled:
             self._shrink(now_s)
-        elif self._completed >= self.limit:
+        elif self._completed >= self.limit and now_s - self._since_s >= _WINDOW_S_MIN:
             self._adapt(now_s)
 
     def _shrink(self, now_s: float) -> None:
@@ -104,6 +110,8 @@ class Window:
 
     def _step_back(self) -> None:
         self.limit = max(self.limit_min, self._before)
+        if self._is_small():
+            self.limit = min(self.limit_max, max(self.limit, _SMALL_LIMIT_MIN))
         self._looks = 0
         self._hold = self._next_hold
         self._next_hold = min(_HOLD_WINDOWS_MAX, 2 * self._next_hold)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch.utils.data
 
-from penstock.config import FetchConfig, default_budget_bytes
+from penstock.config import FetchConfig, default_budget_bytes, share_machine
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
 from penstock.loader.plan.finding import Finder
@@ -191,7 +191,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             options.pop("agree", None)  # a collective of ranks, and a worker is none
             options["share"] = self._listing.get
             options["index"] = self._index_of(options, state)
-            options.setdefault("threads", max(1, len(os.sched_getaffinity(0)) // worker.workers_count))
+            share_machine(worker.workers_count)
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
             # a batch of which nothing is left is not given, and nobody knows beforehand which: then all go through all
             self._is_strided = not options.get("processes") and not may_drop(self.pipeline)

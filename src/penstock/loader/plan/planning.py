@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.config import FetchConfig, default_budget_bytes
+from penstock.config import FetchConfig, cores_count, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
@@ -201,7 +200,7 @@ def plan_of(
 
 def threads_count(options: Options) -> int:
     """Decode threads: as said, else one per core that this process may use."""
-    return options.threads or len(os.sched_getaffinity(0))
+    return options.threads or cores_count()
 
 
 def is_plain(pipeline: Pipeline) -> bool:

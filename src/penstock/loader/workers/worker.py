@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.config import share_machine
 from penstock.fetch import set_process_budget
 from penstock.loader.batches.columns import Layout
 from penstock.loader.batches.filling import MembersFilling, RowsFilling, without_lost
@@ -299,6 +300,7 @@ def main(descriptor: int, parent: int) -> None:
 def work(told: WorkerJob, inbox: Inbox) -> None:
     """Fill this worker's rows of every batch, and say when each is done."""
     set_process_budget(told.budget_bytes)
+    share_machine(told.workers_count)
     begun = told.meter.sums()  # what the loader counted before
     dropped: deque[tuple[Any, ...]] = deque()
     steps: list[Any] = []
