@@ -1,20 +1,28 @@
 """Decoders: content decides, never a name. libjpeg-turbo for JPEG, OpenCV for PNG and WebP, Pillow for the rest.
 
-Pillow also has the last word: what a faster decoder refuses is tried again with Pillow, whose error is then the one
-that is raised. So a slightly damaged JPEG (bytes between markers) reads as everywhere else, and a truncated one does not.
+What a faster decoder refuses is tried again with Pillow, whose error is then the one that is raised. So a slightly damaged
+JPEG (bytes between markers) reads as everywhere else, and a truncated one does not. OpenCV has ways of its own with damaged
+and with animated pictures. Therefore Pillow opens every PNG, which verifies the chunks in front of the pixels, and OpenCV
+is given still pictures only.
+
+No pixel is decoded before the size that the header states has been compared with ``PIXELS_MAX``.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from penstock.images.geometry import Size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 Mode: TypeAlias = Literal["RGB", "L"]
@@ -24,7 +32,17 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SPACES = {"YCbCr", "Gray", "RGB"}  # CMYK and YCCK need Pillow's conversion
 _WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow would clip these to 8 bits without a word
 _MASK_MODES = ("L", "P", "1")
-PIXELS_MAX = 178_956_970  # where Pillow refuses too: a few bytes can claim a picture that fills the memory
+_JPEG2000_SIZE = b"\xff\x4f\xff\x51"  # the two markers with which a codestream begins
+_TIFF_BITS = 258  # the tag BitsPerSample
+PIXELS_MAX = 178_956_970
+"""Of a picture; Pillow refuses more as well. Without a bound, a few bytes can claim a picture that fills the memory."""
+
+_PNG_GROWTH_MAX = 1032  # of deflate: a PNG that claims to grow more is damaged
+_PNG_BITS = {
+    "RGB": 24,
+    "RGBA": 32,
+    "LA": 16,
+}  # that a pixel takes before compression, by Pillow's mode; others: 1 or more
 
 
 class Picture(ABC):
@@ -53,24 +71,16 @@ def open_picture(data: memoryview) -> Picture:
     Raises:
         ValueError, OSError: It holds none, or one with more than 8 bits per channel or too many pixels.
     """
-    picture = _opened(data)
-    if picture.size.height * picture.size.width > PIXELS_MAX:
-        raise ValueError(f"{picture.size.height}x{picture.size.width} pixels are more than {PIXELS_MAX}")
-    return picture
-
-
-def _opened(data: memoryview) -> Picture:
-    head = bytes(data[:25])
+    head = bytes(data[:12])
     if head.startswith(_JPEG):
         try:
             return _Jpeg(data)
         except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for
             return _Other(data)
-    if head.startswith(_PNG) and not _is_wide_png(head) and len(head) > 24:
+    if head.startswith(_PNG):
         return _Png(data)
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return _WebP(data)
-    return _Other(data)
+    webp = _webp_header(data)
+    return _WebP(data, webp.size) if webp is not None and webp.is_plain else _Other(data)
 
 
 def mask_pixels(data: memoryview) -> NDArray[np.uint8]:
@@ -80,14 +90,9 @@ def mask_pixels(data: memoryview) -> NDArray[np.uint8]:
         uint8[H, W].
 
     Raises:
-        ValueError: It has several channels, or more than 8 bits.
+        ValueError, OSError: It has several channels, more than 8 bits or too many pixels, or is damaged.
     """
-    from PIL import Image as Pillow
-
-    with Pillow.open(io.BytesIO(data)) as picture:
-        if picture.mode not in _MASK_MODES:
-            raise ValueError(f"a mask has one channel of 8 bits or less, this picture is of mode {picture.mode!r}")
-        return np.asarray(picture).astype(np.uint8, copy=False)
+    return _Other(data).mask()
 
 
 class _Jpeg(Picture):
@@ -100,7 +105,7 @@ class _Jpeg(Picture):
         height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         if space not in _JPEG_SPACES:
             raise ValueError(f"a JPEG in {space}")
-        self.size = Size(height, width)
+        self.size = _checked(Size(height, width))
 
     def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         import simplejpeg
@@ -121,53 +126,142 @@ class _Jpeg(Picture):
         return pixels if mode == "RGB" or pixels.ndim == 2 else pixels[:, :, 0]
 
 
-class _Png(Picture):
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self.size = Size(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))
-
-    def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        return _by_opencv(self._data, mode)
-
-
-class _WebP(Picture):
-    """Its header has several shapes, so that it is decoded at once."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._colours = _by_opencv(data, "RGB")
-        self.size = Size(*self._colours.shape[:2])
-
-    def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        return self._colours if mode == "RGB" else _Other(self._data).pixels(mode)
-
-
 class _Other(Picture):
     def __init__(self, data: memoryview) -> None:
         from PIL import Image as Pillow
 
-        self._file: Any = Pillow.open(io.BytesIO(data))
-        if self._file.mode in _WIDE_MODES or _is_wide_png(bytes(data[:25])):
-            raise ValueError(f"a picture of mode {self._file.mode!r} has more than 8 bits per channel")
-        self.size = Size(self._file.height, self._file.width)
+        webp = _webp_header(data)
+        if webp is not None:
+            _checked(webp.size)  # Pillow makes room for two of its pictures when it opens one
+        with _pillows_errors():
+            self._file: Any = Pillow.open(io.BytesIO(data))
+            bits = _bits_per_channel(self._file, data)
+        if bits > 8:
+            raise ValueError(f"a picture of {bits} bits per channel: more than 8 bits are not decoded")
+        self.size = size = _checked(Size(self._file.height, self._file.width))
+        if self._file.format == "PNG":
+            grown_bits = size.height * size.width * _PNG_BITS.get(self._file.mode, 1)
+            if grown_bits > 8 * _PNG_GROWTH_MAX * len(data):
+                raise ValueError(f"{len(data)} bytes cannot hold a PNG of {size.height}x{size.width} pixels")
 
     def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        with self._file as picture:
-            return np.array(picture.convert(mode), dtype=np.uint8)
+        with _pillows_errors(), self._file as picture:
+            return np.array(picture if picture.mode == mode else picture.convert(mode), dtype=np.uint8)
+
+    def mask(self) -> NDArray[np.uint8]:
+        """See ``mask_pixels``."""
+        with _pillows_errors(), self._file as picture:
+            if picture.mode not in _MASK_MODES:
+                raise ValueError(f"a mask has one channel of 8 bits or less, this picture is of mode {picture.mode!r}")
+            return np.asarray(picture).astype(np.uint8, copy=False)
 
 
-def _is_wide_png(head: bytes) -> bool:
-    return head.startswith(_PNG) and len(head) > 24 and head[24] > 8
+class _Png(_Other):
+    def __init__(self, data: memoryview) -> None:
+        super().__init__(data)
+        self._data = data
+
+    def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        # OpenCV weighs the colours differently for grey
+        pixels = _by_opencv(self._data, self.size) if mode == "RGB" and _is_plain_png(self._data) else None
+        return super().pixels(mode) if pixels is None else pixels
 
 
-def _by_opencv(data: memoryview, mode: Mode) -> NDArray[np.uint8]:
-    if mode != "RGB":  # OpenCV weighs the colours of a PNG differently
-        return _Other(data).pixels(mode)
+class _WebP(Picture):
+    def __init__(self, data: memoryview, size: Size) -> None:
+        self._data = data
+        self.size = _checked(size)
+
+    def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        pixels = _by_opencv(self._data, self.size) if mode == "RGB" else None
+        return _Other(self._data).pixels(mode) if pixels is None else pixels
+
+
+class _WebPHeader(NamedTuple):
+    size: Size
+    is_plain: bool  # neither animated nor with chunks that do not fill the file exactly, which OpenCV passes over
+
+
+def _webp_header(data: memoryview) -> _WebPHeader | None:
+    """What a WebP says of itself, in any of its three shapes; None where `data` is none."""
+    head = bytes(data[:30])
+    if not (head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8" and len(head) == 30):
+        return None
+    is_plain, kind = _is_whole_riff(data), head[15:16]
+    if kind == b"X":
+        size = Size(int.from_bytes(head[27:30], "little") + 1, int.from_bytes(head[24:27], "little") + 1)
+        return _WebPHeader(size, is_plain and not head[20] & 2)
+    if kind == b"L":
+        sides = int.from_bytes(head[21:25], "little")
+        return _WebPHeader(Size((sides >> 14 & 0x3FFF) + 1, (sides & 0x3FFF) + 1), is_plain)
+    height, width = int.from_bytes(head[28:30], "little"), int.from_bytes(head[26:28], "little")
+    return _WebPHeader(Size(height & 0x3FFF, width & 0x3FFF), is_plain)
+
+
+def _is_plain_png(data: memoryview) -> bool:
+    """Whether it is no animation, and its chunks lie within it: OpenCV makes room for whatever length a chunk claims."""
+    at, kind = len(_PNG), b""
+    while at < len(data) and kind not in {b"IEND", b"acTL"}:
+        kind = bytes(data[at + 4 : at + 8])
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+    return at <= len(data) and kind == b"IEND"
+
+
+def _is_whole_riff(data: memoryview) -> bool:
+    """Whether the chunks of a RIFF file end where it says that it does."""
+    at, end = 12, 8 + int.from_bytes(data[4:8], "little")
+    while at < end <= len(data):
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + length + length % 2
+    return at == end <= len(data)
+
+
+def _checked(size: Size) -> Size:
+    if size.height * size.width > PIXELS_MAX:
+        raise ValueError(f"{size.height}x{size.width} pixels are more than {PIXELS_MAX}")
+    return size
+
+
+def _bits_per_channel(file: Any, data: memoryview) -> int:
+    """Of a file that Pillow has opened, as stored, or 8 where it has fewer. Pillow's mode says it of grey pictures only."""
+    if file.mode in _WIDE_MODES:
+        return 16
+    kind = file.format
+    bits = [8]
+    if kind == "TIFF":
+        bits += file.tag_v2.get(_TIFF_BITS, ())
+    elif kind == "SGI":
+        bits.append(8 * data[3])
+    elif kind == "JPEG2000":
+        at = bytes(data).index(_JPEG2000_SIZE) + 40
+        bits += [(each & 127) + 1 for each in data[at + 2 : at + 2 + 3 * data[at + 1] : 3]]
+    elif kind == "AVIF":
+        bits.append(10 if data[bytes(data).index(b"av1C") + 6] & 64 else 8)
+    elif kind == "PPM":  # ("RGB", 65535): the largest value is the last of what the decoder of a tile is told
+        bits += [each.bit_length() for tile in file.tile for each in tile[3] if isinstance(each, int)]
+    elif kind in {"PNG", "DDS"}:  # "RGB;16B", or the codec of DDS that holds floats
+        bits.append(16 if re.search(";16|BC6", str([tile[3] for tile in file.tile])) else 8)
+    return max(bits)
+
+
+@contextmanager
+def _pillows_errors() -> Iterator[None]:
+    """Pillow raises what comes to hand for damaged files: ``AssertionError``, ``SyntaxError``, ``struct.error``."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(f"the picture is damaged: {error or type(error).__name__}") from error
+
+
+def _by_opencv(data: memoryview, size: Size) -> NDArray[np.uint8] | None:
+    """uint8[H, W, 3]; None where OpenCV refuses it."""
     import cv2
 
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:
-        pixels = None
-    return _Other(data).pixels(mode) if pixels is None else pixels  # type: ignore[return-value]
+        return None
+    return None if pixels is None or pixels.shape[:2] != size else pixels  # type: ignore[return-value]

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 import threading
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from bounded import run_bounded
 from penstock.images import mask_pixels, open_picture
 
 RNG = np.random.default_rng(0)
@@ -84,14 +87,109 @@ def test_a_jpeg_with_bytes_between_its_markers_reads_as_in_pillow() -> None:
     np.testing.assert_array_equal(open_picture(blemished).pixels("RGB"), by_pillow(blemished, "RGB"))
 
 
-def test_more_than_8_bits_are_refused() -> None:
-    """16-bit PNGs, grey or in colour, are errors: half of each value would be lost without a word."""
+def wide_pictures() -> dict[str, bytes]:
+    """Pictures with more than 8 bits per channel, of every kind that Pillow reads."""
     import cv2
 
-    for shape in ((3, 2), (3, 2, 3)):
-        data = memoryview(cv2.imencode(".png", np.full(shape, 300, np.uint16))[1].tobytes())
+    colours, grey = (RNG.integers(256, 1 << 16, shape, dtype=np.uint16) for shape in ((40, 48, 3), (40, 48)))
+    made = {
+        "png": (".png", colours, []),
+        "grey png": (".png", grey, []),
+        "tiff": (".tiff", colours, [cv2.IMWRITE_TIFF_COMPRESSION, 1]),
+        "tiff, lzw": (".tiff", colours, [cv2.IMWRITE_TIFF_COMPRESSION, 5]),
+        "grey tiff": (".tiff", grey, []),
+        "ppm": (".ppm", colours, []),
+        "jp2": (".jp2", colours, []),
+        "avif": (".avif", colours >> 6, [cv2.IMWRITE_AVIF_DEPTH, 10]),
+    }
+    wide = {name: cv2.imencode(ext, pixels, way)[1].tobytes() for name, (ext, pixels, way) in made.items()}
+    sgi = (struct.pack(">HBBHHHHII", 474, rle, 2, 3, 2, 2, 3, 0, 65535).ljust(512, b"\0") + bytes(99) for rle in (0, 1))
+    return wide | dict(zip(("sgi", "sgi, rle"), sgi, strict=True)) | {
+        "ppm of 10 bits": b"P6 2 1 1023\n" + bytes(12), "ppm in text": b"P3 2 1 300\n1 2 3 4 5 6\n",
+        "pgm": b"P5 2 1 300\n" + bytes(4), "pfm": b"Pf\n2 1\n-1.0\n" + bytes(8),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data"), wide_pictures().items(), ids=str)
+def test_more_than_8_bits_are_refused(name: str, data: bytes) -> None:
+    """A picture with more than 8 bits per channel is an error in any format: the rest of each value would be lost."""
+    for read in (open_picture, mask_pixels):
         with pytest.raises(ValueError, match="more than 8 bits"):
-            open_picture(data)
+            read(memoryview(data))
+
+
+@pytest.mark.parametrize("wanted", ["RGB", "L"])
+@pytest.mark.parametrize("options", [{}, {"default_image": True}, {"lossless": True}])
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF"])
+def test_an_animation_is_its_first_picture_in_every_mode(form: str, options: dict[str, bool], wanted: str) -> None:
+    """In colour as in grey it is what Pillow shows first, for an APNG its default image, animated or not."""
+    frames = [Image.fromarray(RNG.integers(0, 256, (24, 40, 4), dtype=np.uint8), "RGBA") for _ in range(3)]
+    out = io.BytesIO()
+    frames[0].save(out, form, save_all=True, append_images=frames[1:], **options)
+    data = memoryview(out.getvalue())
+    np.testing.assert_array_equal(open_picture(data).pixels(wanted), by_pillow(data, wanted))  # type: ignore[arg-type]
+
+
+def test_fewer_values_than_256_are_no_16_bits() -> None:
+    """A PPM whose largest value is 200 is read, and scaled as Pillow does."""
+    data = memoryview(b"P6 2 1 200\n" + bytes(range(6)))
+    np.testing.assert_array_equal(open_picture(data).pixels("RGB"), by_pillow(data, "RGB"))
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def claims(side: int, kind: str) -> bytes:
+    """A few bytes that claim a square picture, or a chunk of more than a gigabyte."""
+    if kind == "PNG chunk":
+        data = bytearray(stored("RGB", "PNG"))
+        data[33] ^= 0x60
+        return bytes(data)
+    if kind == "PNG":
+        header = struct.pack(">2I5B", side, side, 8, 0, 0, 0, 0)
+        return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    sides = (side - 1) | (side - 1) << 14
+    if kind == "WEBP lossless":
+        body = b"VP8L" + struct.pack("<I", 18) + b"\x2f" + sides.to_bytes(4, "little") + b"\x88\x88\x08" + bytes(10)
+    elif kind == "WEBP":
+        body = b"VP8 " + struct.pack("<I", 18) + b"\x10\0\0\x9d\x01\x2a" + struct.pack("<HH", side, side) + bytes(8)
+    else:
+        side_bytes = (side - 1).to_bytes(3, "little")
+        body = b"VP8X" + struct.pack("<I", 10) + b"\x02\0\0\0" + side_bytes * 2 + b"ANIM" + struct.pack("<IIH", 6, 0, 0)
+    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
+
+
+@pytest.mark.parametrize(
+    "read", ["open_picture(data).pixels('RGB')", "open_picture(data).pixels('L')", "mask_pixels(data)"]
+)
+@pytest.mark.parametrize(
+    ("kind", "side"),
+    [
+        ("PNG", 13_377),
+        ("PNG", 60_000),
+        ("PNG chunk", 0),
+        ("WEBP", 16_383),
+        ("WEBP lossless", 16_384),
+        ("WEBP animated", 16_384),
+    ],
+)
+def test_a_claim_costs_no_memory(kind: str, side: int, read: str) -> None:
+    """A few bytes that claim more pixels than are allowed, or than they can hold, are refused by their header."""
+    code = f"""
+        from penstock.images import mask_pixels, open_picture
+        import cv2
+        from PIL import Image
+        Image.init()
+        begin()
+        data = memoryview(bytes.fromhex({claims(side, kind).hex()!r}))
+        try:
+            {read}
+        except (ValueError, OSError) as error:
+            print(error)
+    """
+    said = run_bounded(code, memory_bytes_max=64 << 20)
+    assert kind == "PNG chunk" or "pixels" in said  # Pillow reads that chunk as far as it is there
 
 
 def test_masks_keep_their_values() -> None:
