@@ -75,6 +75,14 @@ def pack(
     transform: Annotated[
         str | None, typer.Option("--transform", metavar="MODULE:FUNCTION", help="fn(sample) -> sample, for each.")
     ] = None,
+    transform_version: Annotated[
+        str | None,
+        typer.Option(
+            "--transform-version",
+            metavar="TEXT",
+            help="Says which transform it is, instead of its code: change it when the transform changes.",
+        ),
+    ] = None,
     skip_unnamed: Annotated[
         bool, typer.Option("--skip-unnamed", help="Pass over files whose names make no sample key.")
     ] = False,
@@ -128,6 +136,7 @@ def pack(
         seed=seed,
         skip_unnamed=skip_unnamed,
         transform=None if transform is None else function_of(transform),
+        transform_version=transform_version,
     )
     if (said := advice(bytes_max)) is not None:
         print(f"penstock: {said}", file=sys.stderr)

@@ -11,7 +11,6 @@ that one's first shard reads over. Compressed sources are in one piece.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,9 +24,10 @@ from penstock.pack import keeping
 from penstock.pack.destination import Destination, refuse_inside, split_destination
 from penstock.pack.entries import Entry, Member, relative_names, resolve_sizes
 from penstock.pack.fields import parse_fields
+from penstock.pack.identity import job_identity, source_digest
 from penstock.pack.job import Job
 from penstock.pack.options import check_format, check_pattern
-from penstock.pack.packing import root_url, source_name
+from penstock.pack.packing import root_url
 from penstock.pack.plan import Plan, ShardPlan
 from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
 from penstock.pack.rewriting import ShardsRecipe
@@ -147,7 +147,15 @@ class Conversion(Job):
         super().__init__(connection)
         self._source = pipeline.source
         self._options = options
-        self._identity = _identity(source, self._name, options, self._source)
+        self._job = {
+            "kind": "convert",
+            "source": source_digest(pipeline, pipeline.source.connection.given()),
+            "name": self._name,
+            "to": options.to,
+            "bytes_max": options.bytes_max,
+            "key_field": options.key_field,
+            "fields": options.fields,
+        }
         store = self._stack.enter_context(compose.connect(folder, **connection))
         try:
             self.destination = Destination(store)
@@ -176,30 +184,19 @@ class Conversion(Job):
             As ``convert``.
         """
         target, options = self.destination, self._options
-        plan = None if overwrite else target.plan(self._identity)
+        plan = None if overwrite else target.plan(job_identity(self._job))
         if plan is not None:
+            if target.is_done(plan):
+                plan.check_source(self._planned(self._found(), plan.starts))
             given = self._source.connection.given()
             self._stores = [self._stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
             self.made = plan
             return plan
-        finder = ShardFinder(self._source, fetch=None)
-        self._stack.callback(finder.close)
-        found = finder.find()
+        found = self._found()
         for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:
             refuse_inside(folder, target.url)
-        resolve_sizes(found)
         _refuse_losses(found, self._source, options)
-        pattern = None
-        if options.bytes_max is not None:
-            pattern = check_pattern(self._name or f"shard-%06d{FORMATS_WRITTEN[options.to].suffix}")
-        patterns = {} if pattern is None else {"": pattern}
-        starts = target.begin(self._identity, patterns, append=append, overwrite=overwrite)
-        plan = Plan(identity=self._identity, kind="shards", format=options.to, patterns=patterns, starts=starts)
-        sources = self._sources(found, plan)
-        if options.bytes_max is None or pattern is None:
-            plan.shards = _one_from_one(sources, relative_names([shard.url for shard in found]), options.to)
-        else:
-            plan.shards = _recut(sources, self._source, pattern, options.bytes_max, starts[""])
+        plan = self._planned(found, target.begin(self._job, self._patterns(), append=append, overwrite=overwrite))
         names = [shard.name for shard in plan.shards]
         taken = [name for name in names if name in target.present]
         if taken:
@@ -207,6 +204,36 @@ class Conversion(Job):
         if FORMATS_WRITTEN[options.to].read_as.startswith("mds"):
             target.refuse_index_json(names)
         self.made = plan
+        return plan
+
+    def _found(self) -> list[Shard]:
+        finder = ShardFinder(self._source, fetch=None)
+        self._stack.callback(finder.close)
+        found = finder.find()
+        resolve_sizes(found)
+        return found
+
+    def _patterns(self) -> dict[str, str]:
+        """Of the new shards' names; none where each keeps its own."""
+        if self._options.bytes_max is None:
+            return {}
+        return {"": check_pattern(self._name or f"shard-%06d{FORMATS_WRITTEN[self._options.to].suffix}")}
+
+    def _planned(self, found: list[Shard], starts: dict[str, int]) -> Plan:
+        options, patterns = self._options, self._patterns()
+        plan = Plan(
+            identity=job_identity(self._job),
+            kind="shards",
+            format=options.to,
+            patterns=patterns,
+            starts=starts,
+            job=self._job,
+        )
+        sources = self._sources(found, plan)
+        if options.bytes_max is None:
+            plan.shards = _one_from_one(sources, relative_names([shard.url for shard in found]), options.to)
+        else:
+            plan.shards = _recut(sources, self._source, patterns[""], options.bytes_max, starts[""])
         return plan
 
     def _sources(self, found: list[Shard], plan: Plan) -> list[Entry]:
@@ -249,15 +276,6 @@ class Conversion(Job):
             how=how,
             listener=listener,
         )
-
-
-def _identity(source: object, name: str | None, options: ConvertOptions, described: Shards) -> str:
-    parts = [
-        "convert", source_name(source), name, options.to, options.bytes_max, options.key_field, options.fields,
-        described.format, described.on_corrupt,
-    ]  # fmt: skip
-    text = "\n".join(map(repr, parts))
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 # ── what becomes of which shard ─────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ import platform
 import zlib
 from contextlib import suppress
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.errors import BucketMissingError, ConfigError, DataError, StoreError
@@ -22,13 +22,14 @@ from penstock.formats.mds_writer import index_json
 from penstock.index import FOLDER, DatasetIndex
 from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
 from penstock.pack import plan as plans
+from penstock.pack.identity import differences, job_identity
 from penstock.pack.options import check_pattern, number_in
 from penstock.pack.shelf import ENTRIES, KEPT, UPLOADS, Shelf
 from penstock.store.base import perform
 from penstock.types import AbortMultipart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from penstock.index import ShardRow
     from penstock.pack.plan import Plan
@@ -116,8 +117,20 @@ class Destination(Shelf):
         """The plan of this packing, where one lies here."""
         return self._plans.get(identity)
 
-    def begin(self, identity: str, patterns: dict[str, str], *, append: bool, overwrite: bool) -> dict[str, int]:
+    def is_done(self, plan: Plan) -> bool:
+        """Whether all shards of a plan that lies here were written."""
+        return plan.identity in self._done
+
+    def begin(
+        self, job: Mapping[str, Any], patterns: dict[str, str], *, append: bool, overwrite: bool
+    ) -> dict[str, int]:
         """The first number of each split's names of a new packing; nothing is written before ``save``.
+
+        Args:
+            job: What the packing does.
+            patterns: Of the shards' names, by split.
+            append: Number on from the shards that are there.
+            overwrite: Replace those that packings wrote.
 
         Raises:
             ConfigError: there are objects here and neither flag was given; another packing is unfinished; a name of the
@@ -130,13 +143,14 @@ class Destination(Shelf):
         elif self.present and not append:
             first = min(self.present)
             raise ConfigError(
-                f"the destination {self.url} is not empty ({len(self.present)} objects, the first {first!r})",
+                f"the destination {self.url} is not empty ({len(self.present)} objects, the first {first!r})"
+                + self._what_differs(job, self._plans),
                 hint="--append adds shards, --overwrite replaces those that penstock packed",
             )
-        unfinished = sorted(set(self._plans) - self._done - {identity})
+        unfinished = sorted(set(self._plans) - self._done - {job_identity(job)})
         if append and unfinished:
             raise ConfigError(
-                f"an unfinished packing ({unfinished[0]}) lies in {self.url}",
+                f"an unfinished packing ({unfinished[0]}) lies in {self.url}{self._what_differs(job, unfinished)}",
                 hint="finish it by its own command, or begin anew with --overwrite",
             )
         if not append:
@@ -152,6 +166,14 @@ class Destination(Shelf):
                 )
             starts[split] = max(numbers, default=-1) + 1
         return starts
+
+    def _what_differs(self, job: Mapping[str, Any], names: Iterable[str]) -> str:
+        """How this job differs from the one that is most like it of those that left the plans `names`."""
+        given = [self._plans[name].job for name in names]
+        known = sorted((differences(job, other) for other in given if other is not None), key=len)
+        if known:
+            return f": what was packed here has {', '.join(known[0])}"
+        return ": an earlier version of penstock began it, and did not write down what it was" if given else ""
 
     def refuse_index_json(self, names: Iterable[str]) -> None:
         """Refuse to replace an ``index.json`` beside MDS shards of these names that no packing wrote.

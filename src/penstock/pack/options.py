@@ -1,4 +1,4 @@
-"""What a packing is asked to do, checked once; and the name that tells one packing from another."""
+"""What a packing is asked to do, checked once; and what tells one packing from another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.formats import format_of_name
+from penstock.pack.contents import digest_of, function_digest
 from penstock.pack.fields import Spec, parse_fields
+from penstock.pack.identity import unsigned_url
 from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class PackOptions:
         seed: Of the permutation, and of the split.
         skip_unnamed: Pass over files whose names make no sample key, instead of refusing them.
         transform: ``fn(sample) -> sample``, on dicts of bytes with ``__key__``.
+        transform_version: Says which transform this is, instead of its code and the values that it uses.
     """
 
     format: str | None = None
@@ -62,6 +65,7 @@ class PackOptions:
     seed: int = 0
     skip_unnamed: bool = False
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    transform_version: str | None = None
 
     def __post_init__(self) -> None:
         if self.format is not None:
@@ -76,6 +80,8 @@ class PackOptions:
             raise ConfigError(f"seed={self.seed!r} must lie in [0, 2**64)")
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"transform={self.transform!r} must be a function of a sample")
+        if self.transform_version is not None and self.transform is None:
+            raise ConfigError(f"transform_version={self.transform_version!r} is of a transform, and there is none")
         self._check_split()
         parse_fields(self.fields)
         if self.name is not None:
@@ -146,23 +152,35 @@ class PackOptions:
         pattern = self.pattern
         return {name: pattern.replace(_SPLIT, name) for name in self.split} if self.split else {"": pattern}
 
-    def identity(self, source: str) -> str:
-        """Sixteen hex digits that two packings share only where they do the same with the same source."""
+    def job(self, source: str) -> dict[str, Any]:
+        """Everything that decides which bytes are written, as JSON; two packings with equal jobs are one.
+
+        Args:
+            source: Digest of the source.
+
+        Raises:
+            ConfigError: the transform uses a value that cannot be compared, and has no version.
+        """
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "transform_version"}
+        labels, transform = self.labels, self.transform
+        return values | {
+            "plan_version": PLAN_VERSION,
+            "source": source,
+            "split": [[name, share] for name, share in self.split.items()] if self.split else None,
+            "format": self.format_name,
+            "name": self.pattern,
+            "labels": labels if labels in (None, "folders") else digest_of(unsigned_url(labels).encode()).hex(),
+            "transform": transform and function_digest(transform, version=self.transform_version),
+        }
+
+    def identity_before(self, source: str) -> str:
+        """The name that earlier versions gave to a packing without a transform from the URL `source`."""
         values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        del values["transform_version"]
         values["split"] = list(self.split.items()) if self.split else None
         values["format"], values["name"] = self.format_name, self.pattern
-        values["transform"] = function_identity(self.transform)
         text = json.dumps([PLAN_VERSION, source, values], sort_keys=True)
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-
-def function_identity(function: object) -> str | None:
-    """Name and bytecode of a function: another one makes another packing."""
-    if function is None:
-        return None
-    code = getattr(getattr(function, "__code__", None), "co_code", b"")
-    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-    return f"{name}:{hashlib.blake2b(code, digest_size=8).hexdigest()}"
 
 
 def advice(bytes_max: int) -> str | None:

@@ -12,8 +12,9 @@ from penstock.index import is_manifest_name
 from penstock.loader.shards import Shard, ShardFinder
 from penstock.pack import entries, tables
 from penstock.pack.destination import Destination, refuse_inside, split_destination
+from penstock.pack.identity import job_identity, source_digest
 from penstock.pack.job import Job
-from penstock.pack.options import BYTES_MAX, PackOptions, function_identity
+from penstock.pack.options import BYTES_MAX, PackOptions
 from penstock.pack.plan import Plan, cut
 from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
 from penstock.pack.running import Crew, EntriesRecipe, How, carry_out, shares
@@ -45,6 +46,7 @@ def pack(
     shuffle: bool = False,
     seed: int = 0,
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    transform_version: str | None = None,
     skip_unnamed: bool = False,
     append: bool = False,
     overwrite: bool = False,
@@ -59,7 +61,9 @@ def pack(
     """Pack samples into shards, with an index and a manifest beside them.
 
     Interrupted in any way, the same call goes on where it was: shards that are finished stay, none is visible in part,
-    none has a sample twice. Called again when all is done, it does nothing.
+    none has a sample twice. Called again when all is done, it does nothing, unless the source changed: then it raises
+    an error. Until all is done it follows the plan that it made of a folder at first, whatever the folder holds by then;
+    a table or manifest must be the one that it began with.
 
     Args:
         source: A directory or prefix of files, a manifest of them, a table (CSV, JSON lines, Parquet) whose columns
@@ -79,6 +83,9 @@ def pack(
         shuffle: Permute the samples before they are cut into shards.
         seed: Of that, and of the split.
         transform: ``fn(sample) -> sample``, on dicts of bytes; runs on `jobs` threads, or in Ray's processes.
+        transform_version: Any text that changes whenever the transform does. By default penstock compares the
+            transform's code and the values that it uses; a value that cannot be compared (an open file, a lock, a
+            generator) makes this argument necessary.
         skip_unnamed: Pass over files whose names make no key.
         append: Add shards to those that are there.
         overwrite: Replace the shards that penstock packed there; nothing else is touched.
@@ -91,9 +98,10 @@ def pack(
         **connection: As for ``penstock.connect``, of source and destination.
 
     Raises:
-        ConfigError: an argument, or the destination lies inside the source, or is not empty.
+        ConfigError: an argument, or the destination lies inside the source, or is not empty; what was packed there
+            came from another source, or with other options or another transform (the message says which).
         DataError: the source is empty, a name is no key, two files are one field, a label is missing, a sample is
-            larger than a shard, ...
+            larger than a shard, ...; the source changed since it was packed.
         StoreError: something cannot be read or written; run again, it goes on.
 
     Cost: a listing; each object of the source is read once. Memory: the plan, some 500 bytes per sample, and what
@@ -116,6 +124,7 @@ def pack(
         seed=seed,
         skip_unnamed=skip_unnamed,
         transform=transform,
+        transform_version=transform_version,
     )
     how = How(executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify)
     if how.executor == "ray" and not isinstance(source, str | os.PathLike | Pipeline):
@@ -146,7 +155,6 @@ class Packing(Job):
         self._to_source: ConnectionOptions = source.source.connection.given() if _has_connection(source) else connection
         self.is_resumed = False
         self._is_python = not isinstance(source, str | os.PathLike | Pipeline)
-        self._source_name = source_name(source)
         self._store = self._stack.enter_context(compose.connect(folder, **connection))
         try:
             if not self._is_python:
@@ -158,11 +166,12 @@ class Packing(Job):
 
     def _refuse_inside(self) -> None:
         if isinstance(self._source, Pipeline):
-            if not isinstance(self._source.source, Objects):
-                raise ConfigError(
-                    f"{self._source.source!r} are shards already", hint="penstock.pack.convert rewrites shards"
-                )
-            urls: tuple[str, ...] = self._source.source.urls
+            source = self._source.source
+            if not isinstance(source, Objects):
+                raise ConfigError(f"{source!r} are shards already", hint="penstock.pack.convert rewrites shards")
+            if source.read is not None or self._source.stages:
+                raise ConfigError("a source with read= or with stages cannot be listed", hint="pack an iterable of it")
+            urls: tuple[str, ...] = source.urls
         else:
             urls = (os.fspath(self._source),)
         for url in urls:
@@ -181,37 +190,63 @@ class Packing(Job):
         Raises:
             As ``pack``.
         """
-        identity = self._options.identity(self._source_name)
-        found = None if overwrite else self.destination.plan(identity)
+        job = self._options.job(source_digest(self._source, self._to_source))
+        found = None if overwrite else self._begun(job)
         if found is not None:
+            if self._must_be_as_planned(found):
+                found.check_source(self._planned(job, self._listed(), found.starts))
             self.made, self.is_resumed = found, True
             self._stores = [self._stack.enter_context(compose.connect(url, **self._to_source)) for url in found.roots]
             return found
         if self._is_python:
             self._check_python()
-            self.made = self._new(identity, "sequence", self._begin(identity, append=append, overwrite=overwrite))
+            self.made = self._new(job, "sequence", self._begin(job, append=append, overwrite=overwrite))
             return self.made
         listing = self._listed()
         self._check_memory(listing, memory_bytes_max)
-        starts = self._begin(identity, append=append, overwrite=overwrite)
-        plan = self._new(identity, "entries", starts)
-        plan.shards = cut(listing.entries, self._options, starts)
-        plan.roots = [root_url(store) for store in listing.roots]
-        plan.passed_over, plan.classes = listing.passed_over, listing.classes
+        self.made = self._planned(job, listing, self._begin(job, append=append, overwrite=overwrite))
         self._stores = listing.roots
-        self.made = plan
-        return plan
+        return self.made
 
-    def _begin(self, identity: str, *, append: bool, overwrite: bool) -> dict[str, int]:
+    def _begun(self, job: dict[str, Any]) -> Plan | None:
+        """The plan that lies at the destination, if this packing was begun there, also by an earlier version."""
+        found = self.destination.plan(job_identity(job))
+        if found is None and isinstance(self._source, str | os.PathLike) and self._options.transform is None:
+            found = self.destination.plan(self._options.identity_before(os.fspath(self._source)))
+        return found
+
+    def _must_be_as_planned(self, plan: Plan) -> bool:
+        """Whether a source that holds something else by now is an error; of a folder only once all was packed."""
+        if self._is_python:
+            return False
+        urls = [os.fspath(self._source)] if not isinstance(self._source, Pipeline) else []
+        is_written_down = any(is_manifest_name(url) or tables.is_table_name(url) for url in urls)
+        return is_written_down or self._options.labels not in (None, "folders") or self.destination.is_done(plan)
+
+    def _begin(self, job: dict[str, Any], *, append: bool, overwrite: bool) -> dict[str, int]:
         options = self._options
-        starts = self.destination.begin(identity, options.patterns, append=append, overwrite=overwrite)
+        starts = self.destination.begin(job, options.patterns, append=append, overwrite=overwrite)
         if options.is_mds:
             self.destination.refuse_index_json(options.patterns.values())
         return starts
 
-    def _new(self, identity: str, kind: str, starts: dict[str, int]) -> Plan:
+    def _planned(self, job: dict[str, Any], listing: entries.Listing, starts: dict[str, int]) -> Plan:
+        plan = self._new(job, "entries", starts)
+        plan.shards = cut(listing.entries, self._options, starts)
+        plan.roots = [root_url(store) for store in listing.roots]
+        plan.passed_over, plan.classes = listing.passed_over, listing.classes
+        return plan
+
+    def _new(self, job: dict[str, Any], kind: str, starts: dict[str, int]) -> Plan:
         options = self._options
-        return Plan(identity=identity, kind=kind, format=options.format_name, patterns=options.patterns, starts=starts)
+        return Plan(
+            identity=job_identity(job),
+            kind=kind,
+            format=options.format_name,
+            patterns=options.patterns,
+            starts=starts,
+            job=job,
+        )
 
     def _check_python(self) -> None:
         options = self._options
@@ -238,8 +273,6 @@ class Packing(Job):
         if isinstance(self._source, Pipeline):
             source = self._source.source
             assert isinstance(source, Objects)
-            if source.read is not None or self._source.stages:
-                raise ConfigError("a source with read= or with stages cannot be listed", hint="pack an iterable of it")
             listing = self._of_objects(source)
         else:
             url = os.fspath(self._source)
@@ -335,13 +368,3 @@ def root_url(store: Store) -> str:
     if url.startswith("file://"):
         return url.removeprefix("file://")  # a path: nothing in it is quoted
     return url.rstrip("/") if url.startswith("memory://") else url
-
-
-def source_name(source: Any) -> str:
-    """What tells one source from another, for the identity of a packing."""
-    if isinstance(source, str | os.PathLike):
-        return os.fspath(source)
-    if isinstance(source, Pipeline):
-        return repr(source)
-    name = function_identity(type(source))
-    return f"python:{name}:{len(source) if hasattr(source, '__len__') else ''}"

@@ -12,7 +12,7 @@ import gzip
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import DataError
 from penstock.order.permutation import key_of, permutation
@@ -57,6 +57,7 @@ class Plan:
         shards: What is to be written.
         passed_over: Files of the source that are in no sample.
         classes: Words of labels, in the order of their numbers.
+        job: What is done with which source, see ``identity``; None in a plan of an earlier version.
     """
 
     identity: str
@@ -68,6 +69,7 @@ class Plan:
     shards: list[ShardPlan] = field(default_factory=list)
     passed_over: int = 0
     classes: list[str] | None = None
+    job: dict[str, Any] | None = None
 
     @property
     def samples_count(self) -> int:
@@ -85,6 +87,25 @@ class Plan:
             return sum(shard.size_bytes or shard.source_bytes for shard in shards)
         return sum(shard.source_bytes for shard in shards)
 
+    def check_source(self, now: Plan) -> None:
+        """Refuse to call this plan done, where another would be made of what the source holds now.
+
+        Raises:
+            DataError: Objects were added, removed or changed since; names the first.
+        """
+        before, after = (_contents(plan) for plan in (self, decode(now.encode(), "")))
+        if before == after:
+            return
+        added, removed = len(after.keys() - before.keys()), len(before.keys() - after.keys())
+        differing = [key for key in [*before, *after] if before.get(key) != after.get(key)]
+        changed = sum(before[key] != after[key] for key in before.keys() & after.keys())
+        what = f"{added} more, {removed} fewer, {changed} changed" if differing else "they come in another order"
+        raise DataError(
+            f"the source is not what was planned: of its {'samples' if self.kind == 'entries' else 'shards'} {what}",
+            hint="--overwrite (overwrite=True) begins anew; --append adds what lies below another URL or in a manifest",
+            sample_key=differing[0] if differing else None,
+        )
+
     def encode(self) -> bytes:
         """As stored; the same bytes for the same plan."""
         head = {
@@ -98,6 +119,7 @@ class Plan:
             "passed_over": self.passed_over,
             "classes": self.classes,
             "shards_count": len(self.shards),
+            "job": self.job,
         }
         lines = [json.dumps(head)]
         for shard in self.shards:
@@ -121,11 +143,22 @@ def decode(data: Buffer, name: str) -> Plan:
         if len(shards) != head["shards_count"]:
             raise DataError(f"it has {len(shards)} of {head['shards_count']} shards", shard=name)
         names = ("identity", "kind", "format", "patterns", "starts", "roots", "passed_over", "classes")
-        return Plan(**{name: head[name] for name in names}, shards=shards)
+        return Plan(**{name: head[name] for name in names}, shards=shards, job=head.get("job"))
     except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"it is no plan of a packing ({error})", hint="--overwrite begins anew", shard=name) from error
+
+
+def _contents(plan: Plan) -> dict[str, list[Any]]:
+    """What the source holds, by sample, or of a conversion by shard."""
+    found: dict[str, list[Any]] = {}
+    for shard in plan.shards:
+        for entry in shard.entries:
+            members = [member._replace(root=0) for member in entry.members]
+            roots = [plan.roots[member.root] for member in entry.members]
+            found.setdefault(entry.key, []).extend([members, roots, entry.values])
+    return found
 
 
 def _decode_shard(line: bytes) -> ShardPlan:

@@ -8,7 +8,6 @@ dropped at the end. Sources and destination must be reachable from every machine
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import compose
 from penstock.errors import ConfigError, PenstockError, WorkerDiedError
 from penstock.fetch import set_process_budget
+from penstock.pack.contents import modules_of
 from penstock.pack.running import Desk, EntriesRecipe, shares
 from penstock.pack.shelf import Shelf
 from penstock.pack.verifying import check_shard
@@ -71,13 +71,13 @@ def run_on_ray(units: list[Unit], crew: Crew, *, how: How, listener: Listener) -
 
 
 def _by_value(ray: Any, crew: Crew) -> ExitStack:
-    """Until it is left, a transform travels with its module, which the other machines may not have."""
+    """Until it is left, a transform travels with the user's modules that it uses: other machines may not have them."""
     stack = ExitStack()
     transform = crew.recipe.transform if isinstance(crew.recipe, EntriesRecipe) else None
-    module = sys.modules.get(getattr(transform, "__module__", None) or type(transform).__module__)
-    if module is not None and module.__name__ not in ("__main__", "builtins"):
-        ray.cloudpickle.register_pickle_by_value(module)
-        stack.callback(ray.cloudpickle.unregister_pickle_by_value, module)
+    for module in modules_of(transform) if transform is not None else ():
+        if module.__name__ != "__main__":
+            ray.cloudpickle.register_pickle_by_value(module)
+            stack.callback(ray.cloudpickle.unregister_pickle_by_value, module)
     return stack
 
 

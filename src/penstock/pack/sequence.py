@@ -1,8 +1,10 @@
 """Samples from Python, one after the other: push-style writing, and iterables with their resuming.
 
 There is one writer and one order, so shards are cut by what is written. A plain iterable can only be replayed: a
-resumed run takes the samples of the finished shards from it again and lets them go, their keys held against those that
-were written. A data set with ``len`` and ``[]`` begins where the last finished shard ended.
+resumed run takes the samples of the finished shards from it again and lets them go, after it held their keys and
+checksums against what was written; shards whose index has no checksums (compressed ones and
+Parquet) are written again. A data set with ``len``
+and ``[]`` begins where the last finished shard ended; of each finished one, its first sample is held against the shard.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from penstock.formats import without_content
 from penstock.formats.sample import check_key
 from penstock.pack.destination import Destination, split_destination
 from penstock.pack.fields import take
+from penstock.pack.identity import job_identity
 from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import Plan, check_sample_size
 from penstock.pack.running import transformed
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from penstock.index import ShardRow
+    from penstock.index import ShardIndex, ShardRow
     from penstock.pack.progress import Listener
     from penstock.pipeline.sources import ConnectionOptions
 
@@ -136,16 +139,17 @@ class SequenceWriter:
         self._store = compose.connect(folder, **connection)
         try:
             self._destination = Destination(self._store)
-            identity = options.identity(f"writer:{url}")
-            starts = self._destination.begin(identity, options.patterns, append=append, overwrite=overwrite)
+            job = options.job("writer")
+            starts = self._destination.begin(job, options.patterns, append=append, overwrite=overwrite)
             if options.is_mds:
                 self._destination.refuse_index_json(options.patterns.values())
             self._plan = Plan(
-                identity=f"{identity}-{starts['']}",
+                identity=f"{job_identity(job)}-{starts['']}",
                 kind="sequence",
                 format=options.format_name,
                 patterns=options.patterns,
                 starts=starts,
+                job=job,
             )
             self._destination.save(self._plan)
         except BaseException:
@@ -267,12 +271,16 @@ def write_iterable(
     """
     start, pattern = plan.starts[""], plan.patterns[""]
     known: list[ShardRow] = []
+    indexes: list[ShardIndex] = []
     for number, row in enumerate(destination.rows(_names(destination, pattern, start)), start):
         if row.key != pattern % number:
             break  # one before it is missing: what is behind that is written again
+        index = destination.place.load_shard(row)
+        if index.crc32c is None and not _is_map(source):
+            break  # whether a replayed sample is what lies there, nothing would tell
         known.append(row)
+        indexes.append(index)
         listener.finished(row, known=True)
-    done = sum(row.samples_count for row in known)
     sequence = Sequence(
         destination,
         pattern=pattern,
@@ -283,7 +291,7 @@ def write_iterable(
     )
     listener.planned(0, 0, 0)
     try:
-        for sample in _rest(source, known, done, destination, options):
+        for sample in _rest(source, indexes, options):
             ended = sequence.add(sample)
             listener.progressed(1, sum(_size(value) for name, value in sample.items() if name != "__key__"))
             if ended is not None:
@@ -295,32 +303,20 @@ def write_iterable(
     return known, sequence.rows
 
 
-def _rest(
-    source: Any, known: list[ShardRow], done: int, destination: Destination, options: PackOptions
-) -> Iterator[Mapping[str, Any]]:
-    """Samples behind the first `done`."""
+def _rest(source: Any, known: list[ShardIndex], options: PackOptions) -> Iterator[Mapping[str, Any]]:
+    """Samples behind those of the shards that are `known`."""
     last_key: str | None = None
+    number = 0
     if _is_map(source):
-        number = 0
-        for row in known:
-            _check_first(source[number], number, row, destination, options)
-            number += row.samples_count
-        items: Iterator[Any] = (source[index] for index in range(done, len(source)))
+        for index in known:
+            _check_same(source[number], number, index, 0, options)
+            number += len(index)
+        items: Iterator[Any] = (source[index] for index in range(number, len(source)))
     else:
-        items, number = iter(source), 0
-        for row in known:
-            keys = (
-                destination.place.load_shard(row).keys
-                if FORMATS_WRITTEN[without_content(row.format)].holds_keys
-                else None
-            )
-            for index in range(row.samples_count):
-                item = next(items, None)
-                found = as_sample(item, number, options)["__key__"]
-                if keys is not None and found != keys[index]:
-                    raise _another(number, row, found, f"was {keys[index]!r}")
-                if not index:
-                    _check_first(item, number, row, destination, options)
+        items = iter(source)
+        for index in known:
+            for place in range(len(index)):
+                _check_same(next(items, None), number, index, place, options)
                 number += 1
     for item in items:
         sample = as_sample(item, number, options)
@@ -337,18 +333,21 @@ def _names(destination: Destination, pattern: str, start: int) -> list[str]:
     return [pattern % number for number in sorted(numbers) if number >= start]
 
 
-def _check_first(item: Any, number: int, row: ShardRow, destination: Destination, options: PackOptions) -> None:
-    """Hold the first sample of a finished shard against its checksum: a source of other samples is another packing.
+def _check_same(item: Any, number: int, index: ShardIndex, place: int, options: PackOptions) -> None:
+    """Hold a sample against what a finished shard has at `place`: a source of other samples is another packing.
 
     Raises:
         DataError: it is not the sample that was written.
     """
-    index = destination.place.load_shard(row)
+    row, name = index.row, without_content(index.row.format)
     sample: Mapping[str, Any] = as_sample(item, number, options)
+    key = sample["__key__"]
+    if FORMATS_WRITTEN[name].holds_keys and index.keys is not None and key != index.keys[place]:
+        raise _another(number, row, key, f"was {index.keys[place]!r}")
     if options.transform is not None:
         sample = transformed(options.transform, dict(sample))
-    if index.crc32c is not None and checksum(sample, without_content(row.format)) != int(index.crc32c[0]):
-        raise _another(number, row, str(sample["__key__"]), "had other bytes")
+    if index.crc32c is not None and checksum(sample, name) != int(index.crc32c[place]):
+        raise _another(number, row, key, "had other bytes")
 
 
 def _another(number: int, row: ShardRow, key: str, was: str) -> DataError:

@@ -174,14 +174,25 @@ def test_a_failed_packing_goes_on(source: Path, tmp_path: Path) -> None:
 
 
 class Failing:
-    """A transform that fails where it is told to."""
+    """A transform that fails where the environment tells it to: it is the same one whether it does or not."""
 
-    at: int | None = None
+    @property
+    def at(self) -> int | None:
+        return int(os.environ[FAILS_AT]) if FAILS_AT in os.environ else None
+
+    @at.setter
+    def at(self, number: int | None) -> None:
+        os.environ.pop(FAILS_AT, None)
+        if number is not None:
+            os.environ[FAILS_AT] = str(number)
 
     def __call__(self, sample: dict) -> dict:
         if sample["txt"] == b"text %d" % (-1 if self.at is None else self.at):
             raise ValueError("no")
         return sample
+
+
+FAILS_AT = "PENSTOCK_TEST_FAILS_AT"
 
 
 failing = Failing()

@@ -1,0 +1,338 @@
+"""Digests of Python values, transforms above all, that are equal in every process.
+
+A digest covers what a thing is, never how it is shown: a ``repr`` is shortened for people, and may hold an address.
+
+Of a transform it covers everything that decides what it returns and that can be followed from it: bytecode with
+constants and names, defaults, closures, the state of objects, classes, and the functions, classes and values that it
+uses by global name. The standard library and installed packages count by name and version. File names, line numbers,
+and the order of sets and dicts do not count. What cannot be followed (an attribute found by a computed name, a file
+that the function opens, a relative import inside it) is what ``transform_version`` is for. Another version of Python
+compiles another bytecode, and so makes it another transform.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import functools
+import hashlib
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_METHODS = (MethodType, BuiltinFunctionType, staticmethod, classmethod, property, functools.cached_property)
+_DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
+_UNSTABLE_ATTRIBUTES = ("_abc_impl",)  # of a class: what Python keeps there for itself
+
+
+class _UnstableError(Exception):
+    """This value is not the same in every process."""
+
+
+class _Global(NamedTuple):
+    """A global name that the transform uses."""
+
+    module: str
+    name: str
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """16 bytes, other ones for any other `parts`."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def function_digest(function: Callable[..., Any], *, version: str | None) -> str:
+    """32 hexadecimal digits that two transforms share only if they do the same, as far as it can be followed.
+
+    Args:
+        function: A function, a ``functools.partial``, a bound method, a class, or an object that can be called.
+        version: What the caller says instead; then nothing else counts.
+
+    Raises:
+        ConfigError: It uses a value that no other process can be seen to share, and there is no `version`.
+    """
+    if version is not None:
+        return digest_of(b"version", version.encode()).hex()
+    walk = _Walk()
+    try:
+        return walk.digest(function).hex()
+    except _UnstableError as error:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        raise ConfigError(
+            f"whether the transform {name} is the one that began a packing cannot be told: {error}",
+            hint="transform_version='1' (--transform-version 1) says which it is; change it when the transform changes",
+        ) from None
+
+
+def value_digest(value: object) -> str | None:
+    """32 hexadecimal digits of plain values, in containers or not; None: there are others among them."""
+    try:
+        return _Walk().digest(value).hex()
+    except _UnstableError:
+        return None
+
+
+def modules_of(function: Callable[..., Any]) -> list[ModuleType]:
+    """The user's own modules that `function` uses, as far as they can be followed from it."""
+    walk = _Walk()
+    with suppress(_UnstableError):  # then those that were found until there
+        walk.digest(function)
+    return [sys.modules[name] for name in sorted(walk.modules) if name in sys.modules]
+
+
+class _Walk:
+    """Follows one value, and the globals that it uses.
+
+    Attributes:
+        modules: Names of the user's modules that were met.
+    """
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self._open: list[int] = []  # values that are being taken apart; one inside itself is named by its depth
+        self._at = "itself"  # for the error: which variable is looked at
+        self._globals: dict[_Global, Any] = {}  # that were met, with their values
+        self._waiting: list[_Global] = []
+        self._classes: dict[type, str] = {}
+        self._waiting_classes: list[type] = []
+
+    def digest(self, value: object) -> bytes:
+        """Of `value`, and of all globals and classes that can be reached from it."""
+        parts = [self._of(value)]
+        reached = []
+        while self._waiting or self._waiting_classes:
+            if self._waiting_classes:
+                kind = self._waiting_classes.pop()
+                self._at = self._classes[kind]
+                reached.append(digest_of(b"class", self._at.encode(), self._body(kind)))
+            else:
+                place = self._waiting.pop()
+                self._at = f"{place.module}.{place.name}"
+                reached.append(digest_of(b"global", self._at.encode(), self._of(self._globals[place])))
+        return digest_of(*parts, *sorted(reached))
+
+    def _of(self, value: Any) -> bytes:
+        if type(value) in _SCALARS:
+            return digest_of(type(value).__name__.encode(), repr(value).encode("utf-8", "surrogatepass"))
+        if id(value) in self._open:
+            return digest_of(b"inside", str(len(self._open) - self._open.index(id(value))).encode())
+        self._open.append(id(value))
+        try:
+            return self._apart(value)
+        except RecursionError:
+            raise self._unstable(value) from None
+        finally:
+            self._open.pop()
+
+    def _apart(self, value: Any) -> bytes:
+        """Of anything that is made of other values."""
+        if isinstance(value, CodeType):
+            return self._code(value)
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, ModuleType):
+            return self._module(value)
+        if isinstance(value, _METHODS):
+            return self._method(value)
+        if type(value) in (tuple, list):
+            return digest_of(type(value).__name__.encode(), *map(self._of, value))
+        if isinstance(value, set | frozenset):
+            return digest_of(b"set", self._of(type(value)), *sorted(map(self._of, value)))
+        if type(value) is dict or isinstance(value, MappingProxyType):
+            return digest_of(b"dict", *self._pairs(value.items()))
+        if isinstance(value, bytearray | memoryview):
+            return digest_of(b"bytes", bytes(value))
+        return self._object(value)
+
+    def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
+        return sorted(self._of(key) + self._of(value) for key, value in items)
+
+    def _method(self, value: Any) -> bytes:
+        """Of a function that is bound to an object or a class, or is an attribute of one."""
+        if isinstance(value, MethodType):
+            return digest_of(b"method", self._of(value.__self__), self._of(value.__func__))
+        if isinstance(value, staticmethod | classmethod):
+            return digest_of(type(value).__name__.encode(), self._of(value.__func__))
+        if isinstance(value, property):
+            return digest_of(b"property", *map(self._of, (value.fget, value.fset, value.fdel)))
+        if isinstance(value, functools.cached_property):
+            return digest_of(b"property", self._of(value.func))
+        owner = value.__self__  # of a function of C
+        if owner is None or isinstance(owner, ModuleType):
+            return self._library(value.__module__ or "builtins", value.__qualname__)
+        return digest_of(b"method", self._of(owner), value.__name__.encode())
+
+    # ── functions ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _function(self, function: FunctionType) -> bytes:
+        module = str(function.__globals__.get("__name__", ""))
+        parts = [self._code(function.__code__)]
+        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in closure:
+            try:
+                value = cell.cell_contents
+            except ValueError:  # nothing is bound to it yet
+                continue
+            parts += [name.encode(), self._named(name, value)]
+        parts += [self._named("a default", value) for value in function.__defaults__ or ()]
+        parts += [b"|", self._of(function.__kwdefaults__ or {})]
+        if is_library(module):
+            return digest_of(b"function", self._library(module, function.__code__.co_qualname), *parts)
+        self.modules.add(module)
+        names = _names(function.__code__)
+        for name in sorted(names.globals):
+            self._use(function.__globals__, name, names.attributes)
+        for name in sorted(names.imported):
+            self._import(name, names.attributes)
+        return digest_of(b"function", *parts)
+
+    def _named(self, name: str, value: Any) -> bytes:
+        before, self._at = self._at, name
+        try:
+            return self._of(value)
+        finally:
+            self._at = before
+
+    def _code(self, code: CodeType) -> bytes:
+        parts = [
+            code.co_code,
+            code.co_exceptiontable,
+            repr((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)).encode(),
+            "\n".join([*code.co_names, "", *code.co_varnames, "", *code.co_freevars, "", *code.co_cellvars]).encode(),
+        ]
+        return digest_of(b"code", *parts, *map(self._of, code.co_consts))
+
+    def _use(self, scope: dict[str, Any], name: str, attributes: set[str]) -> None:
+        """A function uses a global name; of a module of the user's, what it may take from it by `attributes`."""
+        if name not in scope:
+            return  # a builtin, or not there yet
+        value = scope[name]
+        place = _Global(str(scope.get("__name__", "")), name)
+        if isinstance(value, ModuleType) and not is_library(value.__name__):
+            self._use_module(value, attributes)
+        elif place not in self._globals:
+            self._globals[place] = value
+            self._waiting.append(place)
+
+    def _use_module(self, module: ModuleType, attributes: set[str], seen: frozenset[str] = frozenset()) -> None:
+        self.modules.add(module.__name__)
+        if module.__name__ in seen:
+            return
+        for name in sorted(attributes & vars(module).keys()):
+            value = vars(module)[name]
+            if isinstance(value, ModuleType) and not is_library(value.__name__):
+                self._use_module(value, attributes, seen | {module.__name__})
+            else:
+                self._use(vars(module), name, attributes)
+
+    def _import(self, name: str, attributes: set[str]) -> None:
+        """A function imports a module when it is called; one of the user's is imported now, as it will be anyway."""
+        if is_library(name):
+            return
+        try:
+            self._use_module(import_module(name), attributes)
+        except ImportError:
+            return  # the function will say so, or go without it
+
+    def _module(self, module: ModuleType) -> bytes:
+        if is_library(module.__name__):
+            return self._library(module.__name__, "")
+        self.modules.add(module.__name__)
+        return digest_of(b"module", module.__name__.encode())
+
+    def _library(self, module: str, name: str) -> bytes:
+        top = sys.modules.get(module.partition(".")[0])
+        version = getattr(top, "__version__", "")
+        return digest_of(b"library", module.encode(), name.encode(), str(version).encode())
+
+    # ── classes and objects ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _class(self, kind: type) -> bytes:
+        if is_library(kind.__module__):
+            return self._library(kind.__module__, kind.__qualname__)
+        if kind not in self._classes:
+            self.modules.add(kind.__module__)
+            self._classes[kind] = f"{kind.__module__}.{kind.__qualname__}"
+            self._waiting_classes.append(kind)
+        return digest_of(b"class", self._classes[kind].encode())
+
+    def _body(self, kind: type) -> bytes:
+        parts = [self._of(type(kind)), *map(self._of, kind.__bases__)]
+        for name, value in sorted(vars(kind).items()):
+            is_own = not (name.startswith("__") and name.endswith("__")) or isinstance(value, _DESCRIPTORS)
+            if is_own and name not in _UNSTABLE_ATTRIBUTES and not hasattr(value, "__objclass__"):  # a slot
+                parts += [name.encode(), self._named(f"{self._classes[kind]}.{name}", value)]
+        return digest_of(*parts)
+
+    def _object(self, value: Any) -> bytes:
+        """Of an object: what pickle would make it of again."""
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            made: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
+        except Exception:  # whatever an object raises that does not pickle
+            raise self._unstable(value) from None
+        if isinstance(made, str):  # a global of this name
+            module = str(getattr(value, "__module__", None))
+            return digest_of(b"global", module.encode(), made.encode(), self._of(getattr(value, "__wrapped__", None)))
+        function, arguments, state, items, pairs = (list(made) + [None] * 4)[:5]
+        parts = [self._of(function), self._of(arguments), self._of(state), self._of(list(items or ()))]
+        return digest_of(b"object", *parts, *self._pairs(pairs or ()))
+
+    def _unstable(self, value: object) -> _UnstableError:
+        kind = type(value)
+        return _UnstableError(
+            f"{self._at} holds an object of {kind.__module__}.{kind.__qualname__}, which has no content to compare"
+        )
+
+
+class _Names(NamedTuple):
+    """Names that a function's code uses: of globals, of anything else, of modules that it imports when it runs."""
+
+    globals: set[str]
+    attributes: set[str]
+    imported: set[str]
+
+
+def _names(code: CodeType) -> _Names:
+    found, assigned = _Names(set(), set(), set()), set()
+    for each in _codes(code):
+        found.attributes.update(each.co_names)
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                found.globals.add(instruction.argval)
+            elif instruction.opname == "STORE_GLOBAL":
+                assigned.add(instruction.argval)
+            elif instruction.opname == "IMPORT_NAME" and instruction.argval:
+                found.imported.add(instruction.argval)
+    found.globals.difference_update(assigned)  # what it keeps there is its own doing: a model that it loads once
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def is_library(module: str) -> bool:
+    """Whether a module belongs to the standard library, to an installed package, or to penstock: not the user's own."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("builtins", "penstock"):
+        return True
+    file = getattr(sys.modules.get(module) or sys.modules.get(top), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
