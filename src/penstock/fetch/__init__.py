@@ -3,7 +3,7 @@
 from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget, set_process_budget_once
 from penstock.fetch.chunk import Chunk
 from penstock.fetch.flight import PARTS_PER_REQUEST
-from penstock.fetch.plan import PlanItem, Request, coalesce
+from penstock.fetch.plan import PlanItem, Request, coalesce, cut
 from penstock.fetch.read_ahead import FetchStatistics, ReadAhead
 from penstock.fetch.slots import Item, Slot
 
@@ -19,6 +19,7 @@ __all__ = [
     "Request",
     "Slot",
     "coalesce",
+    "cut",
     "process_budget",
     "set_process_budget",
     "set_process_budget_once",

@@ -20,6 +20,7 @@ from penstock.config import MIB, FetchConfig
 from penstock.errors import CancelledOperationError, ConfigError, PenstockError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.places import Places
+from penstock.fetch.plan import cut, parts
 from penstock.fetch.slots import AskingSink, Item, Slot
 from penstock.fetch.window import Window
 from penstock.types import ByteRange, Completion, Core, Head
@@ -176,14 +177,10 @@ class Flight:
 
     def _cut(self, item: Item, span: ByteRange) -> None:
         """The requests for a span of known length."""
-        part_bytes = self._config.part_bytes
-        if span.length_bytes == 0:
-            self._add_slots(item, [(0, None)])
-        elif span.length_bytes <= part_bytes + part_bytes // 2:
-            self._add_slots(item, [(span.start, span.length_bytes)])
-        else:
+        pieces = cut(span, self._config.part_bytes)
+        if len(pieces) > 1:
             self._expect_large()
-            self._add_slots(item, _parts(span, part_bytes))
+        self._add_slots(item, pieces)
 
     def _ask(self, item: Item) -> None:
         """HEAD a whole object: for its size, so that it can be cut, and for the checksum that the store may keep of it."""
@@ -286,7 +283,7 @@ class Flight:
         several = size_bytes > 2 * part_bytes
         if several:
             self._expect_large()
-            self._add_slots(item, _parts(ByteRange(part_bytes, size_bytes), part_bytes))
+            self._add_slots(item, parts(ByteRange(part_bytes, size_bytes), part_bytes))
         slot.length_bytes = part_bytes if several else size_bytes
         # the first part of several lands by itself: the one buffer of its object is made when the others' turn comes
         first = bool(self.items) and item is self.items[0]
@@ -379,7 +376,3 @@ class Flight:
 
 class _LaterError(CancelledOperationError):
     """The body is larger than was reserved for it, and the budget has no more: ask again later."""
-
-
-def _parts(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
-    return [(start, min(part_bytes, span.end - start)) for start in range(span.start, span.end, part_bytes)]

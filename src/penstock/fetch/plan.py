@@ -60,6 +60,25 @@ def as_item(request: Request, index: int) -> PlanItem:
     raise ConfigError(f"{request!r} is neither a key nor (key, ByteRange)")
 
 
+def cut(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
+    """The requests for a span of known length: where each starts and its length, None for a span without a byte.
+
+    Args:
+        span: The bytes to read.
+        part_bytes: The length of a part; a span of up to one and a half parts is one request.
+    """
+    if span.length_bytes == 0:
+        return [(0, None)]
+    if span.length_bytes <= part_bytes + part_bytes // 2:
+        return [(span.start, span.length_bytes)]
+    return parts(span, part_bytes)
+
+
+def parts(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
+    """`span` in parts of `part_bytes`, the last of which may be shorter: where each starts and its length."""
+    return [(start, min(part_bytes, span.end - start)) for start in range(span.start, span.end, part_bytes)]
+
+
 def coalesce(items: Sequence[PlanItem], *, gap_bytes: int, length_bytes_max: int) -> list[PlanItem]:
     """Merge neighbouring ranges of one object into single reads.
 

@@ -80,8 +80,7 @@ class Epoch:
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
         self._skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
         self._layout: Layout | None = None
-        # what comes out fills batches, not what goes in: then nothing is left out beforehand
-        self._batching = plan.batching._replace(drop_last=plan.batching.drop_last and not plan.carries)
+        self._batching = plan.read_batching
         self._is_by_size = isinstance(run_plan.batch, BatchBySize)
         self._batches: Batches | None
         self._run: EpochRun | ProcessRun

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TextIO
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO, Unpack
 
 from penstock.config import FetchConfig
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
-from penstock.loader.batches.samples import Steps
-from penstock.loader.peek import peek
 from penstock.loader.plan.finding import Finder
-from penstock.loader.plan.memory import Holding, MemoryPlan, said
-from penstock.loader.plan.ranks import rank_and_world_size
+from penstock.loader.plan.memory import MemoryPlan, said
+from penstock.loader.plan.options import LoaderOptions, Options
+from penstock.loader.plan.planning import plan_of, row_bytes
+from penstock.loader.plan.streaming import StreamJob
 from penstock.loader.plan.strided import worker_factors
-from penstock.pipeline import Batch, BatchBySize, FlatMap, Pipeline, Shards, Shuffle
+from penstock.loader.statistics import Meter
+from penstock.pipeline import Batch, Pipeline, Shards, Shuffle
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.loader.plan.finding import FoundSource
+    from penstock.loader.plan.asking import Asks
+    from penstock.loader.plan.indexed import IndexedSource
+    from penstock.loader.plan.planning import Plan
     from penstock.loader.shards import Shard
 
 LISTED_PER_REQUEST = 1000
-LANES_SHUFFLED = 64
-PEEKED = 8  # samples from which sizes are estimated, where no index tells
 _ENTRY = {
     "sample": "any sample can be read by itself",
     "block": "entering inside costs the row group from its start, and the shard's footer",
@@ -60,9 +58,9 @@ class SourcePlan:
     indexed_count: int
     """Shards of which an index knows the samples."""
     samples_count: int | None
-    """Of all shards; None where some have no index."""
+    """Of all shards or objects; None where some shards have no index."""
     sample_bytes: int
-    """Of a sample as stored: a mean where the index tells, else of the first few."""
+    """Of a sample as stored: a mean where the index or the listing tells, else of the first few of each lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +82,22 @@ class Explanation:
     batch_size: int | None
     """Samples of this rank's batches; None where they go by size, or there is no batch."""
     listing_requests: int
-    """Before the first sample; an index or a manifest saves most of them."""
+    """Before the first sample, at least; none for shards that are given by name."""
     epoch_requests: int | None
-    """GETs of this rank per epoch; None where sizes are not known."""
+    """GETs of this rank in its first epoch, at most, without retries and hedges; None where only reading tells."""
+    epoch_requests_min: int | None
+    """The same, at least. It is less where the epoch ends before the last byte of a shard (``take``, ``drop_last``, a mix),
+    by at most the rest of that shard for each lane, and where lanes may read a table of contents once each."""
+    epoch_bytes: int | None
+    """Bytes of shards that these GETs ask for, at most."""
+    epoch_bytes_min: int | None
+    """The same, at least."""
     in_flight_max: int
-    """GETs at a time."""
+    """GETs at a time, of data."""
     part_bytes: int
     """Of each GET, at most."""
     row_bytes: int | None
-    """Of a sample in a batch; None where it is not of one shape."""
+    """Of a sample in a batch; None where the stages alone do not tell, and it is counted as stored."""
     worker_factors: Mapping[int, float]
     """How often a ``DataLoader`` with 2, 4 and 8 workers reads each byte; without workers it is read once."""
     memory: MemoryPlan
@@ -102,76 +107,54 @@ class Explanation:
         return "\n".join([self.pipeline, *map(_of_source, self.sources), *_of_order(self), *_of_cost(self)])
 
 
-def explain(
-    pipeline: Pipeline,
-    *,
-    lanes: int | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    prefetch_batches: int = 2,
-    fetch: FetchConfig | None = None,
-    index_dir: str | os.PathLike[str] | None = None,
-    file: TextIO | None = None,
-) -> Explanation:
+def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack[LoaderOptions]) -> Explanation:
     """Look at a pipeline's data, and print what a ``Loader`` with these options would do.
+
+    It prints the loader's own plan of one epoch: what the loader refuses is refused here, with the same error.
 
     Args:
         pipeline: With or without ``.batch()``.
-        lanes: As for ``Loader``, like the others.
-        rank: See there.
-        world_size: See there.
-        prefetch_batches: See there.
-        fetch: See there.
-        index_dir: See there.
         file: Where to print; default standard output.
+        **options: As for ``Loader``. Neither `agree` nor `on_epoch` is called; `processes` and `stride` divide what is
+            printed among processes.
 
     Returns:
         What was printed, as a record.
 
     Raises:
         ConfigError: the plan does not fit its memory budget (it is printed nevertheless), or as ``Loader`` says.
-        StoreError, DataError: the data cannot be listed, or its first samples not be read.
+        StoreError, DataError: the data cannot be listed, or what the plan depends on cannot be read.
 
-    Cost: the listing, one read of an index, of Parquet a footer, and a few samples of each source, on which the user's
-        functions are run.
+    Cost: the listing and one read of an index; where there is none, the first samples of each of the rank's lanes, in parts
+        of 256 KiB. By an index, what a loader looks up before its first sample. Of formats with a table of contents
+        (Parquet, zip) that table, of up to 64 shards. No function of the pipeline is called.
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
-    rank, world_size = rank_and_world_size(rank, world_size)
-    flat = pipeline.flat()
-    finder = Finder(pipeline, fetch=fetch, index_dir=index_dir)
+    given = Options(**options)
+    given.check()
+    finder = Finder(pipeline, fetch=given.fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
     try:
-        found = finder.find(index="auto")
-        looks = [_look(*each) for each in zip(flat.leaves, flat.schedule[0][1], found.sources, strict=True)]
+        plan = plan_of(pipeline, options=given, finder=finder, meter=Meter())
+        made, refusal = _explanation(pipeline, plan, given)
     finally:
         finder.close()
-    made = _planned(
-        pipeline,
-        looks,
-        rank=rank,
-        world_size=world_size,
-        lanes=lanes,
-        prefetch_batches=prefetch_batches,
-        fetch=fetch or FetchConfig(),
-        sizes=[shard.size_bytes for source in found.sources for shard in source.shards],
-        found=found.sources,
-    )
     print(made, file=file or sys.stdout)
-    made.memory.check()
+    if refusal is not None:
+        raise refusal
     return made
 
 
-def _look(leaf: Pipeline, share: float, found: FoundSource) -> SourcePlan:
+def _source(
+    leaf: Pipeline, share: float, found: IndexedSource, known_count: int, *, sample_bytes: float | None
+) -> SourcePlan:
+    """What was found of a source; `sample_bytes`: of a sample, where neither an index nor the listing tells."""
     shards = found.shards
     sizes = [shard.size_bytes for shard in shards]
-    rows = [row for row in found.rows if row is not None]
-    samples_count = sum(row.samples_count for row in rows) if len(rows) == len(shards) else None
+    samples_count = sum(found.counts) if found.objects is not None or found.rows else None
     total_bytes = sum(size for size in sizes if size is not None) if None not in sizes else None
-    if samples_count and total_bytes is not None:
-        sample_bytes = total_bytes // samples_count
-    else:
-        first = peek(Pipeline(leaf.source), PEEKED)
-        sample_bytes = sum(map(_value_bytes, first)) // max(1, len(first))
+    if sample_bytes is None:
+        sample_bytes = (total_bytes or 0) / max(1, samples_count or 0)
     unit_bytes = _unit_bytes(leaf, shards)
     names = {name for shard in shards if (name := shard.format or format_of_name(shard.key)) is not None}
     return SourcePlan(
@@ -183,9 +166,9 @@ def _look(leaf: Pipeline, share: float, found: FoundSource) -> SourcePlan:
         formats=tuple(sorted(names)) if isinstance(leaf.source, Shards) else (),
         entry_bytes=_entry_bytes(shards, unit_bytes) if isinstance(leaf.source, Shards) else 0,
         unit_bytes=unit_bytes,
-        indexed_count=len(rows),
+        indexed_count=known_count,
         samples_count=samples_count,
-        sample_bytes=sample_bytes,
+        sample_bytes=round(sample_bytes),
     )
 
 
@@ -214,95 +197,59 @@ def _entry_bytes(shards: Sequence[Shard], unit_bytes: int) -> int | None:
     return total_bytes // max(1, len(shards))
 
 
-def _planned(
-    pipeline: Pipeline,
-    sources: Sequence[SourcePlan],
-    *,
-    rank: int,
-    world_size: int,
-    lanes: int | None,
-    prefetch_batches: int,
-    fetch: FetchConfig,
-    sizes: Sequence[int | None],
-    found: Sequence[FoundSource],
-) -> Explanation:
-    shuffle, batch = pipeline.stage(Shuffle), pipeline.stage(Batch)
-    lanes_count = lanes or (LANES_SHUFFLED if shuffle else world_size)
-    if any(source.samples_count is None for source in sources):
-        lanes_count = min(lanes_count, sum(source.shards_count for source in sources))
-    lanes_owned = max(1, lanes_count // world_size)
-    window = shuffle.window if shuffle else 1
-    row_bytes = _row_bytes(pipeline)
-    size = None if batch is None else batch.size or -(-(batch.global_size or 1) // world_size)
-    rows_count = size or _rows_by_size(pipeline)
-    sample_bytes = round(sum(source.share * source.sample_bytes for source in sources))
-    holding = Holding(
-        window_count=window // world_size if shuffle else 0,
-        rows_count=(prefetch_batches + 1) * rows_count,
-        row_bytes=row_bytes,
-        readers_count=lanes_owned,
-        data_bytes=None if None in sizes else sum(each or 0 for each in sizes),
-        fetch=fetch,
-    )
-    reading = holding.sizes(sample_bytes)
-    memory = holding.plan(sample_bytes, reading)
-    units_bytes = lanes_owned * sum(source.unit_bytes for source in sources)
-    memory = replace(memory, read_ahead_bytes=max(memory.read_ahead_bytes, units_bytes))
-    parts = None if None in sizes else sum(-(-(each or 1) // reading.part_bytes) for each in sizes)
-    return Explanation(
+def _asks(plan: Plan, memory: MemoryPlan) -> tuple[Asks | None, ConfigError | None]:
+    """What an epoch asks of the stores, and why the loader would refuse to read it."""
+    try:
+        memory.check()
+        return plan.asks(), None
+    except ConfigError as refusal:
+        return None, refusal
+
+
+def _explanation(pipeline: Pipeline, plan: Plan, options: Options) -> tuple[Explanation, ConfigError | None]:
+    job, fetch = plan.job, options.fetch or FetchConfig()
+    sample_bytes, memory = None, job.memory
+    if isinstance(job, StreamJob):
+        sample_bytes, memory = job.sized()
+    assert memory is not None
+    asks, refusal = _asks(plan, memory)
+    flat, shuffle = pipeline.flat(), pipeline.stage(Shuffle)
+    looks = zip(flat.leaves, flat.schedule[0][1], job.sources, plan.known_counts, strict=True)
+    sources = tuple(_source(*look, sample_bytes=sample_bytes) for look in looks)
+    lanes_owned = len(job.order.lanes_owned)
+    is_objects = all(source.objects is not None for source in job.sources)
+    sizes = job.reading.sizes
+    explanation = Explanation(
         pipeline=repr(pipeline),
-        sources=tuple(sources),
-        rank=rank,
-        world_size=world_size,
-        lanes_count=lanes_count,
-        window=window,
-        batch_size=size,
-        listing_requests=sum(-(-source.shards_count // LISTED_PER_REQUEST) for source in sources),
-        epoch_requests=None if parts is None else -(-parts // world_size),
-        in_flight_max=min(fetch.requests_max, lanes_owned * reading.requests_max),
-        part_bytes=reading.part_bytes,
-        row_bytes=row_bytes,
+        sources=sources,
+        rank=plan.rank,
+        world_size=plan.world_size,
+        lanes_count=job.order.lanes_count,
+        window=plan.facts["window"],
+        batch_size=None if pipeline.stage(Batch) is None else plan.rows_count,
+        listing_requests=sum(map(_listing_requests, job.sources)),
+        epoch_requests=None if asks is None else asks.requests_max,
+        epoch_requests_min=None if asks is None else asks.requests_min,
+        epoch_bytes=None if asks is None else asks.bytes_max,
+        epoch_bytes_min=None if asks is None else asks.bytes_min,
+        in_flight_max=fetch.requests_max if is_objects else lanes_owned * sizes.requests_max,
+        part_bytes=fetch.part_bytes if is_objects else sizes.part_bytes,
+        row_bytes=row_bytes(pipeline),
         worker_factors=worker_factors(
-            found,
-            sample_bytes=sample_bytes,
-            rows_count=max(1, rows_count // lanes_owned),
+            job.sources,
+            sample_bytes=sources[0].sample_bytes,
+            rows_count=max(1, plan.rows_count // max(1, lanes_owned)),
             shuffled=shuffle is not None,
         ),
         memory=memory,
     )
+    return explanation, refusal
 
 
-def _row_bytes(pipeline: Pipeline) -> int | None:
-    """Of a sample in a batch: what the stages say, else what the first sample is."""
-    steps = Steps(pipeline.flat().leaves[0])
-    specs = steps.specs()
-    if specs is not None and all(spec.dtype != "object" for spec in specs.values()):
-        return sum(np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape)) for spec in specs.values())
-    if steps.is_empty or steps.is_many or pipeline.stage(FlatMap) is not None:
-        return None
-    first = peek(pipeline, 1)
-    return _value_bytes(first[0]) if first else None
-
-
-def _rows_by_size(pipeline: Pipeline) -> int:
-    """Samples of a batch by size, if all are like the first."""
-    stage = pipeline.stage(BatchBySize)
-    first = peek(pipeline, 1) if stage is not None else []
-    if stage is None or not first:
-        return 1
-    fitting = max(1, stage.size_max // max(1, stage.size_of(first[0])))
-    return min(fitting, stage.samples_max or fitting)
-
-
-def _value_bytes(sample: dict[str, Any]) -> int:
-    total = 0
-    for name, value in sample.items():
-        if not name.startswith("__"):
-            if isinstance(value, int | float):
-                total += np.int64().nbytes  # as a batch holds it
-            else:
-                total += value.nbytes if hasattr(value, "nbytes") else sys.getsizeof(value) if value is not None else 0
-    return total
+def _listing_requests(source: IndexedSource) -> int:
+    """Pages of 1 000 keys; shards given by name are not listed."""
+    listed_count = sum(shard.listed_size_bytes is not None for shard in source.shards)
+    return -(-listed_count // LISTED_PER_REQUEST)
 
 
 # ── the text ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -312,12 +259,13 @@ def _of_source(source: SourcePlan) -> str:
     share = f" {source.share:.1%} of the samples" if source.share < 1 else ""
     size = "sizes unknown" if source.size_bytes is None else said(source.size_bytes)
     largest = "" if source.largest_bytes is None else f", largest {said(source.largest_bytes)}"
-    lines = [f"source   {source.what}{share}", f"  data   {source.shards_count} shards, {size}{largest}"]
+    what = "shards" if source.formats or source.samples_count is None else "objects"
+    lines = [f"source   {source.what}{share}", f"  data   {source.shards_count} {what}, {size}{largest}"]
     cost = f", on average {said(source.entry_bytes)}" if source.entry_bytes else ""
     for name in source.formats:
         unit = FORMATS[name].unit if name in FORMATS else "shard"
         lines.append(f"  format {name}: {_ENTRY[unit]}{cost if unit != 'sample' else ''}")
-    if source.samples_count is not None:
+    if source.formats and source.samples_count is not None:
         lines.append(f"  index  complete: {source.samples_count} samples of {said(source.sample_bytes)}")
     elif source.formats:
         lines.append(
@@ -335,10 +283,10 @@ def _of_order(plan: Explanation) -> list[str]:
 
 def _of_cost(plan: Explanation) -> list[str]:
     memory = plan.memory
-    epoch = "unknown, sizes are not listed" if plan.epoch_requests is None else f"about {plan.epoch_requests}"
     row = "" if plan.row_bytes is None else f", a row {said(plan.row_bytes)}"
+    if not memory.batches_bytes:
+        row = ", batches of objects as stored not counted"
     verdict = "fits" if memory.total_bytes <= memory.budget_bytes else "does NOT fit"
-    requests = f"{plan.listing_requests} to list; per epoch {epoch}, of up to {said(plan.part_bytes)}"
     factors = plan.worker_factors
     workers = f"a DataLoader with {_listed(factors)} workers reads each byte {_listed(factors.values())}"
     held = " + ".join(
@@ -349,11 +297,19 @@ def _of_cost(plan: Explanation) -> list[str]:
             ("batches", memory.batches_bytes),
         )
     )
+    requests = f"{plan.listing_requests} to list; {_of_epoch(plan)}, of up to {said(plan.part_bytes)}"
     return [
         f"requests {requests}, {plan.in_flight_max} at a time",
         f"workers  {workers} times; without, and with processes=, once",
         f"memory   {held} = {said(memory.total_bytes)}{row}; {verdict} into {said(memory.budget_bytes)}",
     ]
+
+
+def _of_epoch(plan: Explanation) -> str:
+    if plan.epoch_requests is None or plan.epoch_bytes is None:
+        return "per epoch unknown before it is read"
+    at_least = f"{plan.epoch_requests_min} to " if plan.epoch_requests_min != plan.epoch_requests else ""
+    return f"per epoch {at_least}{plan.epoch_requests} of {said(plan.epoch_bytes)} in all"
 
 
 def _listed(values: Iterable[float]) -> str:

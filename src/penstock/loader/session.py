@@ -137,7 +137,10 @@ class Session:
         return self._plan
 
     def _planned(self, options: Options) -> Plan:
-        return plan_of(self.pipeline, options=options, finder=self._finder, meter=self.meter, state=self._loaded)
+        plan = plan_of(self.pipeline, options=options, finder=self._finder, meter=self.meter, state=self._loaded)
+        if plan.job.memory is not None:
+            plan.job.memory.check()
+        return plan
 
     def check_open(self) -> None:
         """Refuse to go on once closed.

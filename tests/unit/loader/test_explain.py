@@ -23,7 +23,7 @@ def test_explain_says_what_it_found(folder: Path) -> None:
     """Shards, sizes, lanes, batches and requests are those of the data and of the options."""
     out = io.StringIO()
     pipeline = ps.shards(f"{folder}/").shuffle(window=32).decode(ps.Integer("cls")).batch(global_size=8)
-    plan = explain(pipeline, rank=1, world_size=2, lanes=8, file=out)
+    plan = explain(pipeline, rank=1, world_size=2, lanes=8, agree=lambda n: n, file=out)
     (source,) = plan.sources
     sizes = [path.stat().st_size for path in folder.iterdir()]
     assert (source.shards_count, source.size_bytes, source.largest_bytes) == (3, sum(sizes), max(sizes))
@@ -31,7 +31,8 @@ def test_explain_says_what_it_found(folder: Path) -> None:
     assert 5 <= source.sample_bytes <= 100
     assert (plan.rank, plan.world_size, plan.window, plan.batch_size, plan.row_bytes) == (1, 2, 32, 4, 8)
     assert plan.listing_requests == 1
-    assert plan.epoch_requests == 2
+    assert (plan.epoch_requests, plan.epoch_requests_min) == (1, 1)
+    assert plan.lanes_count == 3
     assert plan.memory.total_bytes <= plan.memory.budget_bytes
     text = out.getvalue()
     assert text == f"{plan}\n"
@@ -62,8 +63,15 @@ def test_row_groups_are_part_of_the_plan(tmp_path: Path) -> None:
     assert 2 << 20 <= plan.sources[0].unit_bytes <= 2.2 * (1 << 20)
     assert plan.sources[0].entry_bytes == plan.sources[0].unit_bytes // 2
     assert explain(ps.shards(f"{tmp_path}/data/").select(["n"]).batch(4), **options).sources[0].unit_bytes < 10_000
-    with pytest.raises(ConfigError, match="more than its budget of 8 MiB"):
-        explain(made, lanes=4, **options)
+    out = io.StringIO()
+    with pytest.raises(ConfigError, match="more than the budget of 8388608"):
+        explain(made, lanes=4, **{**options, "file": out})
+    assert "per epoch unknown" in out.getvalue()
+    with (
+        ps.Loader(made, lanes=4, index_dir=options["index_dir"], fetch=options["fetch"]) as loader,
+        pytest.raises(ConfigError, match="more than the budget of 8388608"),
+    ):
+        list(loader)
 
 
 def test_explain_says_how_often_workers_read(folder: Path, tmp_path: Path) -> None:
@@ -124,35 +132,47 @@ def test_memory_counts_every_part() -> None:
         MemoryPlan(window_bytes=1, read_ahead_bytes=2, batches_bytes=3, budget_bytes=5).check()
 
 
-def test_explain_estimates_rows_from_a_sample(folder: Path) -> None:
-    """Where the stages do not say how large a row is, the first sample does."""
-    plan = explain(ps.shards(f"{folder}/").decode(ps.Integer("cls")).map(lambda v: v).batch(4), file=io.StringIO())
-    assert plan.row_bytes == 8
-
-
-def test_batches_by_size_are_estimated(folder: Path) -> None:
-    """As many rows as fit if all were like the first sample."""
-    texts = ps.shards(f"{folder}/").decode(ps.Text("txt"))
-    one = explain(texts.batch(1), file=io.StringIO()).memory.batches_bytes
-    assert len(ps.peek(texts, 1)[0]["txt"]) == 8
-    assert explain(texts.batch_by_size(85, size="txt"), file=io.StringIO()).memory.batches_bytes == 10 * one
-
-
 def test_explain_looks_at_each_source_of_a_mix(folder: Path, tmp_path: Path) -> None:
     """Every source has its own numbers and its share; sizes of samples are weighed by it."""
     write_counted(tmp_path / "other", (5,))
     fields = (ps.Integer("cls"),)
     one, two = (ps.shards(f"{path}/").decode(*fields) for path in (folder, tmp_path / "other"))
     out = io.StringIO()
-    plan = explain(ps.mix({one: 3, two: 1}).shuffle(window=100).batch(4), file=out)
+    made = ps.mix({one: 3, two: 1}).shuffle(window=100).batch(4)
+    plan = explain(made, index_dir=index(made, tmp_path / "index"), lanes=2, file=out)
     assert [(source.share, source.shards_count) for source in plan.sources] == [(0.75, 3), (0.25, 1)]
     assert "75.0% of the samples" in out.getvalue()
     assert plan.memory.window_bytes > 0
 
 
+def test_objects_need_no_window(tmp_path: Path) -> None:
+    """48 objects of 1 MiB fit a budget of 32 MiB, in as many lanes and GETs as a loader has."""
+    for number in range(48):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(1 << 20))
+    made = ps.objects(f"{tmp_path}/").shuffle(window=64).batch(2)
+    fetch = ps.FetchConfig(budget_bytes_max=32 * MIB)
+    plan = explain(made, fetch=fetch, file=io.StringIO())
+    assert (plan.lanes_count, plan.epoch_requests_min, plan.epoch_requests) == (64, 48, 48)
+    assert plan.memory.total_bytes <= 32 * MIB
+    with ps.Loader(made, fetch=fetch) as loader:
+        assert sum(len(batch["__key__"]) for batch in loader) == 48
+
+
+def test_an_unshuffled_stream_is_held_against_its_budget_too(folder: Path) -> None:
+    """Batches that cannot fit are refused before the first, without an index as with one."""
+    made = ps.shards(f"{folder}/").decode(ps.Integer("cls")).batch(8_000_000)
+    fetch = ps.FetchConfig(budget_bytes_max=64 * MIB)
+    with pytest.raises(ConfigError, match="more than its budget of 64 MiB"):
+        explain(made, fetch=fetch, file=io.StringIO())
+    with ps.Loader(made, fetch=fetch) as loader, pytest.raises(ConfigError, match="more than its budget of 64 MiB"):
+        next(iter(loader))
+
+
 def test_explain_refuses_what_is_not_there(tmp_path: Path) -> None:
-    """No pipeline, and no data, are errors of their own."""
+    """No pipeline, no data, and options out of bounds are errors of their own."""
     with pytest.raises(ConfigError):
         explain("s3://b/")  # type: ignore[arg-type]
     with pytest.raises(ObjectMissingError):
         explain(ps.shards(f"{tmp_path}/"))
+    with pytest.raises(ConfigError, match="processes=-1"):
+        explain(ps.shards(f"{tmp_path}/"), processes=-1)

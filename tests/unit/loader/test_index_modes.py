@@ -100,9 +100,9 @@ def test_an_index_that_counts_too_many_is_noticed(folder: Path, tmp_path: Path) 
     made = pipeline(folder, window=None)
     with ps.Loader(made, index_dir=index(made, tmp_path / "index")) as loader:
         job: Any = loader._planned().job
-        source = job._sources[0]
+        source = job.sources[0]
         rows = [row._replace(samples_count=row.samples_count + (row.key == "s-003.tar")) for row in source.rows]
-        job._sources = [source._replace(rows=rows)]
+        job.sources = [source._replace(rows=rows)]
         job.order = replace(job.order, samples=[row.samples_count for row in rows])
         with pytest.raises(CorruptShardError, match=r"15 samples.*14.*s-003\.tar"):
             list(loader)

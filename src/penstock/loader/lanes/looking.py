@@ -33,12 +33,16 @@ class Look(Generic[T]):
         shard: That is looked into.
         looking: Yields spans, is sent their bytes, returns what it found out.
         meter: Told of bytes.
+
+    Attributes:
+        spans: What was asked for so far.
     """
 
     def __init__(self, shard: Shard, looking: Generator[ByteRange, Buffer, T], *, meter: Meter) -> None:
         self._shard = shard
         self._looking = looking
         self._meter = meter
+        self.spans: list[ByteRange] = []
         self._chunks = self._asked(next(looking))
 
     def finish(self) -> T:
@@ -67,6 +71,7 @@ class Look(Generic[T]):
 
     def _asked(self, span: ByteRange) -> Iterator[Chunk]:
         shard = self._shard
+        self.spans.append(span)
         return shard.store.read_parts([PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes)])
 
 
@@ -121,6 +126,11 @@ class Contents:
                 raise
             self._is_there = True
         return copy.copy(self._reader)
+
+    @property
+    def spans(self) -> Sequence[ByteRange]:
+        """What was asked for so far."""
+        return self._look.spans if self._look is not None else ()
 
     def close(self) -> None:
         """Cancel what is being read, where it is not there; from any thread, idempotent."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.formats import RangedReader, Sample
     from penstock.formats.ranged import Piece, Unit
     from penstock.loader.lanes.reading import Reading, Segment
+    from penstock.types import ByteRange
 
 _MANY = 1 << 62
 
@@ -101,15 +102,26 @@ class RangedShard:
             raise _closed()
         if self._failure is not None:
             raise self._failure
-        began_s = time.perf_counter()
-        self._reader = self._contents.reader()
-        self._meter.store_s += time.perf_counter() - began_s
-        self._choose()
+        self._find()
         self._advance()  # units without a byte
         sizes = self._reading.sizes
         self._chunks = self.segment.shard.store.read_parts(
-            self._requests(), part_bytes=sizes.part_bytes, requests_max=sizes.requests_max
+            self._noted(self._requests()), part_bytes=sizes.part_bytes, requests_max=sizes.requests_max
         )
+
+    def planned(self) -> list[PlanItem]:
+        """What ``begin`` would ask for, without asking. Blocks for the table of contents.
+
+        Raises:
+            StoreError, CorruptShardError, ConfigError: as ``begin``.
+        """
+        self._find()
+        return list(self._requests())
+
+    @property
+    def looked(self) -> Sequence[ByteRange]:
+        """What was asked for in order to know the table of contents."""
+        return self._contents.spans
 
     def begin_ahead(self) -> None:
         """The same before it is its turn: what is in the way is raised when it is."""
@@ -150,6 +162,13 @@ class RangedShard:
         self._contents.close()
         if self._chunks is not None:
             self._chunks.close()  # type: ignore[attr-defined]
+
+    def _find(self) -> None:
+        """Finish the look, and choose what to read."""
+        began_s = time.perf_counter()
+        self._reader = self._contents.reader()
+        self._meter.store_s += time.perf_counter() - began_s
+        self._choose()
 
     def _choose(self) -> None:
         """The units in which the segment's samples lie: whole ones before it are passed over unread."""
@@ -195,9 +214,12 @@ class RangedShard:
         spans = (span for unit in islice(units, self._unit, self._stop) for span in unit.spans)
         while some := list(islice(spans, COALESCED_COUNT)):
             items = [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in some]
-            for item in coalesce(items, gap_bytes=gap_bytes, length_bytes_max=sizes.part_bytes):
-                self._asked.append(item)
-                yield item
+            yield from coalesce(items, gap_bytes=gap_bytes, length_bytes_max=sizes.part_bytes)
+
+    def _noted(self, items: Iterator[PlanItem]) -> Iterator[PlanItem]:
+        for item in items:
+            self._asked.append(item)
+            yield item
 
     def _take(self, chunk: Chunk) -> None:
         self._meter.bytes += len(chunk.data)

@@ -25,10 +25,11 @@ from penstock.loader.lanes.leading import (
     stretches,
 )
 from penstock.loader.lanes.mixing import MixedLane
-from penstock.loader.lanes.objects import ObjectLane, ObjectsFeed
+from penstock.loader.lanes.objects import ObjectLane, ObjectsFeed, located
 from penstock.loader.lanes.parts import Part, led_rows, part_of, parts_of, positions_between, row_of
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.lanes.selecting import may_pay
+from penstock.loader.plan.asking import Asking, UnknownAsksError
 from penstock.order import Batches, Mix
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.feed import AnyLane, Batching, Feed, Where
     from penstock.loader.lanes.objects import ObjectSource
     from penstock.loader.lanes.reading import Reading, Segment
+    from penstock.loader.plan.asking import Asks
+    from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.shards import Shard
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
@@ -79,6 +82,7 @@ class IndexedJob:
         reading: How.
         threads_count: For users' functions that read.
         led_count: The first positions to be read, which do not wait for their runs: those of a batch.
+        memory: See ``Job``.
     """
 
     mode = "index"
@@ -91,11 +95,13 @@ class IndexedJob:
         reading: Reading,
         threads_count: int,
         led_count: int,
+        memory: MemoryPlan | None,
     ) -> None:
         self.order = order
+        self.memory: MemoryPlan | None = memory
         self._threads_count = threads_count
         self._led_count = led_count
-        self._sources = sources
+        self.sources = sources
         self._sample_bytes = [source.sample_bytes for source in sources]
         self.reading = reading
         self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
@@ -108,7 +114,7 @@ class IndexedJob:
 
     def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
         """The rank's samples of an epoch with positions in [position, stop)."""
-        order, objects = self.order.at_epoch(epoch), self._sources[0].objects
+        order, objects = self.order.at_epoch(epoch), self.sources[0].objects
         if objects is None or isinstance(order, Mix):
             return self._feed(order, position, stop)
         return ObjectsFeed(
@@ -123,11 +129,12 @@ class IndexedJob:
         """The same job as another rank of another world sees it; the order of positions stays."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
         return IndexedJob(
-            self._sources,
+            self.sources,
             order=order,
             reading=self.reading,
             threads_count=self._threads_count,
             led_count=self._led_count,
+            memory=self.memory,
         )
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
@@ -142,6 +149,49 @@ class IndexedJob:
             take=batching.take,
             origin=origin,
         )
+
+    def asks(self, *, batching: Batching) -> Asks | None:
+        """See ``Job``.
+
+        Cost: what reading ahead of the first sample costs: an index of each shard that is entered or left inside or that
+            holds samples of the first batch. For formats with a table of contents also that, of up to ``LOOKS_MAX`` shards.
+        """
+        order, stop = self.order, self.batches(0, batching=batching).stop
+        asking = Asking(self.reading)
+        try:
+            objects = self.sources[0].objects
+            if objects is not None and not isinstance(order, Mix):
+                asking.add_objects(objects, located(order, positions_between(order, 0, stop)))
+            else:
+                self._ask(asking, order, stop)
+        except UnknownAsksError:
+            return None
+        return asking.total
+
+    def _ask(self, asking: Asking, order: IndexedOrder | Mix, stop: int) -> None:
+        """Add what the lanes ask, as ``_feed`` has them read."""
+        self._offsets = {}
+        owned = [number for number in order.lanes_owned if order.lane_length(number)]
+        leading = self._leading(
+            order, dict.fromkeys(owned, 0), [(number, part) for number in owned for part in parts_of(order, number, 0)]
+        )
+        asking.add_spans(stretch.span for stretch in self._stretches(leading))
+        wanted: list[tuple[Part, int]] = []  # and how many samples of it are
+        for number in owned:
+            for source, needed in enumerate(order.taken(number, row_of(number, stop, order))):
+                led_count = len(leading.get((number, source), ()))
+                wanted += _passes(order, number, source, 0 if needed <= led_count else needed)
+        self._load_offsets(part for part, _ in wanted)
+        for part, needed in wanted:
+            objects = self.sources[part.source].objects
+            if objects is not None:
+                numbers = part.order.leaving(part.lane).shards.tolist()
+                asking.add_objects(objects, (each % len(objects) for each in numbers), needed_count=needed)
+            else:
+                last = part.stored[-1]
+                rows = self.sources[part.source].rows
+                ends_inside = last.first + last.samples_count < rows[last.shard % len(rows)].samples_count
+                asking.add_lane(self._segments(part), needed_count=needed, ends_inside=ends_inside)
 
     def cursor(self, mark: Any) -> dict[str, Any]:
         """See ``Job``; the mark is a position of the job, or this rank's feed's."""
@@ -192,7 +242,7 @@ class IndexedJob:
             source = order.sources[number] if isinstance(order, Mix) else order
             if source.shuffled:
                 share = len(order.lanes_owned) / order.lanes_count
-                found += share * min(source.window, sum(self._sources[number].counts)) * sample_bytes
+                found += share * min(source.window, sum(self.sources[number].counts)) * sample_bytes
         return round(found)
 
     def _leading(
@@ -202,8 +252,8 @@ class IndexedJob:
         count = led_rows(self._led_count, order)
         found: dict[tuple[int, int], list[Place]] = {}
         runs_bytes = led_bytes = 0.0
-        parts = [(number, part) for number, part in parts if self._sources[part.source].objects is None]
-        rows_read = chain.from_iterable(self._sources[number].rows for number in {part.source for _, part in parts})
+        parts = [(number, part) for number, part in parts if self.sources[part.source].objects is None]
+        rows_read = chain.from_iterable(self.sources[number].rows for number in {part.source for _, part in parts})
         if not all(is_enterable(name) and has for name, has in {(row.format, row.has_offsets) for row in rows_read}):
             return {}
         for number, part in parts:
@@ -236,7 +286,7 @@ class IndexedJob:
         for place in chain.from_iterable(leading.values()):
             by_source.setdefault(place.source, {}).setdefault(place.shard, []).append(place.sample)
         for number, wanted in by_source.items():
-            source = self._sources[number]
+            source = self.sources[number]
             count = len(source.shards)
             for shard, known in zip(wanted, self._loaded(number, [each % count for each in wanted]), strict=True):
                 yield from stretches(
@@ -245,7 +295,7 @@ class IndexedJob:
 
     def _loaded(self, number: int, shards: Sequence[int]) -> Iterator[ShardIndex]:
         """The indexes of some shards of a source, in order; those that were not there are all asked for at once."""
-        source = self._sources[number]
+        source = self.sources[number]
         offsets = self._offsets
         missing = [shard for shard in dict.fromkeys(shards) if (number, shard) not in offsets]
         assert source.place is not None
@@ -279,7 +329,7 @@ class IndexedJob:
         return open_lane(0, row)[0]
 
     def _source_lane(self, part: Part, pins: Pins, led: Led | None, later: list[Part]) -> AnyLane:
-        objects = self._sources[part.source].objects
+        objects = self.sources[part.source].objects
         if objects is not None:
             return ObjectLane(
                 objects,
@@ -294,11 +344,10 @@ class IndexedJob:
         def opened() -> Lane:
             self._load_offsets(later)
             later.clear()
-            segments = [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
             return Lane(
                 part.lane,
                 runs=_Runs(part.order),
-                reader=LaneReader(segments, reading=self.reading),
+                reader=LaneReader(self._segments(part), reading=self.reading),
                 pins=pins,
                 start=part.start,
                 skip_count=part.skip_count + led_count,
@@ -306,8 +355,11 @@ class IndexedJob:
 
         return opened() if led is None else LedLane(part.lane, led, opened)
 
+    def _segments(self, part: Part) -> list[Segment]:
+        return [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
+
     def _segment(self, source: int, stored: Stored, index: int) -> Segment:
-        where = self._sources[source]
+        where = self.sources[source]
         number = stored.shard % len(where.shards)
         return segment_of(
             stored,
@@ -324,7 +376,7 @@ class IndexedJob:
         """The indexes of the shards of which a lane reads a part, or some fields, where they are not there."""
         missing: dict[int, set[int]] = {}
         for part in parts:
-            source = self._sources[part.source]
+            source = self.sources[part.source]
             for stored in part.stored if source.place is not None else ():
                 shard = stored.shard % len(source.shards)
                 row = source.rows[shard]
@@ -334,6 +386,16 @@ class IndexedJob:
         for number, shards in missing.items():
             for _ in self._loaded(number, sorted(shards)):
                 pass
+
+
+def _passes(order: IndexedOrder | Mix, number: int, source: int, needed: int) -> Iterator[tuple[Part, int]]:
+    """The parts of a source that a lane opens for its first `needed` samples, and how many of them it takes from each."""
+    taken = 0
+    while (part := part_of(order, number, source, taken)).left_count:
+        yield part, needed - taken
+        taken += part.left_count
+        if taken >= needed:
+            return
 
 
 class _Runs:

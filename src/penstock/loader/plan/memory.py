@@ -54,6 +54,7 @@ class Holding(NamedTuple):
         readers_count: Lanes, of all sources.
         data_bytes: Of all shards; None where the listing did not say.
         fetch: Has the budget.
+        objects_bytes: Of all objects that are samples themselves; None where the listing did not say.
     """
 
     window_count: int
@@ -62,6 +63,7 @@ class Holding(NamedTuple):
     readers_count: int
     data_bytes: int | None
     fetch: FetchConfig
+    objects_bytes: int | None = 0
 
     def sizes(self, sample_bytes: float) -> ReadAhead:
         """How its lanes read, with samples of this size: what the window leaves of the budget is theirs."""
@@ -70,11 +72,16 @@ class Holding(NamedTuple):
 
     def plan(self, sample_bytes: float, sizes: ReadAhead) -> MemoryPlan:
         """All that it holds, with samples of this size and lanes that read so."""
-        window_bytes, batches_bytes, _ = self._held(sample_bytes)
+        window_bytes, batches_bytes, room_bytes = self._held(sample_bytes)
         ahead_bytes = self.readers_count * sizes.requests_max * PARTS_PER_REQUEST * sizes.part_bytes
+        ahead_bytes = ahead_bytes if self.data_bytes is None else min(ahead_bytes, self.data_bytes)
+        if not self.window_count:  # one part of one lane is enough to go on: the rest waits for room
+            ahead_bytes = min(ahead_bytes, room_bytes)
+        objects_bytes = max(0, room_bytes - ahead_bytes)
         return MemoryPlan(
             window_bytes=window_bytes,
-            read_ahead_bytes=ahead_bytes if self.data_bytes is None else min(ahead_bytes, self.data_bytes),
+            read_ahead_bytes=ahead_bytes
+            + (objects_bytes if self.objects_bytes is None else min(objects_bytes, self.objects_bytes)),
             batches_bytes=batches_bytes,
             budget_bytes=self._budget_bytes,
         )

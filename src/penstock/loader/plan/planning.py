@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from penstock.loader.batches.carrying import CarryMark
     from penstock.loader.lanes.feed import Begun
     from penstock.loader.lanes.reading import ReadAhead
-    from penstock.loader.plan.finding import Finder, Found
+    from penstock.loader.plan.asking import Asks
+    from penstock.loader.plan.finding import Finder, Found, FoundSource
+    from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.options import Options
     from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
@@ -40,11 +42,21 @@ _AT_END: dict[str, Any] = {"all": "stop", "first": "first", "repeat": "repeat"}
 
 
 class Job(Protocol):
-    """How a rank reads its part of the data, epoch after epoch."""
+    """How a rank reads its part of the data, epoch after epoch.
+
+    Attributes:
+        mode: ``"index"`` or ``"stream"``.
+        order: Which sample comes when.
+        reading: How lanes read.
+        sources: What is read; without an index they have no rows.
+        memory: What the rank holds at most; None where the first samples tell, which reading then checks.
+    """
 
     mode: str
     order: Any
     reading: Reading
+    sources: Sequence[IndexedSource]
+    memory: MemoryPlan | None
 
     def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
         """The samples of an epoch, from `cursor` on; None is its beginning.
@@ -55,6 +67,14 @@ class Job(Protocol):
 
     def batches(self, epoch: int, *, batching: Batching) -> Batches | None:
         """Those of a whole epoch, where an index tells."""
+
+    def asks(self, *, batching: Batching) -> Asks | None:
+        """What the rank's first epoch asks of the stores; None where only reading tells.
+
+        Raises:
+            StoreError, DataError: an index or a table of contents cannot be read.
+            ConfigError: a unit that is read at once does not fit the memory budget.
+        """
 
     def cursor(self, mark: Any) -> dict[str, Any]:
         """A mark as JSON."""
@@ -79,6 +99,7 @@ class Plan(NamedTuple):
         is_plain: Whether batches are lists of members, as they are stored.
         said: One line on what is read, for people.
         carries: Whether stages change how many samples there are: one cursor per rank, and nobody knows how many batches.
+        known_counts: Of each source, the shards that an index knows.
     """
 
     pipeline: Pipeline
@@ -93,6 +114,7 @@ class Plan(NamedTuple):
     is_plain: bool
     said: str
     carries: bool
+    known_counts: tuple[int, ...]
 
     @property
     def weights_said(self) -> str:
@@ -106,6 +128,25 @@ class Plan(NamedTuple):
 
     def _carried(self, mark: CarryMark) -> dict[str, Any]:
         return {**self.job.cursor(mark.mark), "skip": mark.skip_count}
+
+    @property
+    def read_batching(self) -> Batching:
+        """How much at a time is read: where stages carry samples on, what comes out fills batches, not what goes in."""
+        return self.batching._replace(drop_last=self.batching.drop_last and not self.carries)
+
+    def asks(self) -> Asks | None:
+        """What this rank asks of the stores in its first epoch; None where only reading tells.
+
+        Raises:
+            StoreError, DataError, ConfigError: as ``Job.asks``.
+        """
+        asks = self.job.asks(batching=self.read_batching)
+        batches = self.job.batches(0, batching=self.read_batching)
+        if asks is None or not self.is_masked or batches is None or not 0 <= self.rank - batches.stop < self.world_size:
+            return asks
+        # a rank without a sample pads its only batch with a row of another rank
+        others = self.job.divided(0, 1).asks(batching=self.read_batching)
+        return None if others is None else asks + others.begun()
 
     @property
     def rows_count(self) -> int:
@@ -195,6 +236,7 @@ def plan_of(
         is_plain=is_plain(pipeline),
         said=found.said,
         carries=carries,
+        known_counts=tuple(sum(row is not None for row in source.rows) for source in found.sources),
     )
 
 
@@ -285,31 +327,41 @@ def _streamed(found: Found, asked: _Order, options: Options, meter: Meter, batch
     reading = _reading(found.pipeline, sizes, options, meter, ranged_count=readers_count)
     if options.index == "auto":
         reading = reading._replace(recording=_recording(shards, options))
-    holding = _holding(found.pipeline, [found.sources[0].shards], asked, options, batching, readers_count)
+    holding = _holding(found.pipeline, found.sources, asked, options, batching, readers_count)
     return StreamJob(shards, order=order, reading=reading, holding=holding)
 
 
 def _holding(
     pipeline: Pipeline,
-    shards: Sequence[Sequence[Shard]],
+    sources: Sequence[FoundSource],
     asked: _Order,
     options: Options,
     batching: Batching,
     readers_count: int,
 ) -> Holding:
-    sizes = [shard.size_bytes for each in shards for shard in each]
-    specs = Steps(pipeline.flat().leaves[0]).specs()
-    row_bytes = None
-    if specs is not None and all(spec.dtype != "object" for spec in specs.values()):
-        row_bytes = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs.values())
+    sizes = [shard.size_bytes for source in sources if source.objects is None for shard in source.shards]
+    objects = [shard.size_bytes for source in sources if source.objects is not None for shard in source.shards]
     return Holding(
         window_count=asked.window // asked.world_size if asked.shuffled and sizes else 0,
         rows_count=(options.prefetch_count + 1) * batching.global_size // asked.world_size,
-        row_bytes=row_bytes,
+        row_bytes=row_bytes(pipeline),
         readers_count=readers_count,
-        data_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        data_bytes=_total(sizes),
+        objects_bytes=_total(objects),
         fetch=options.fetch or FetchConfig(),
     )
+
+
+def row_bytes(pipeline: Pipeline) -> int | None:
+    """Of a sample in a batch, where the stages alone tell."""
+    specs = Steps(pipeline.flat().leaves[0]).specs()
+    if specs is None or any(spec.dtype == "object" for spec in specs.values()):
+        return None
+    return sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs.values())
+
+
+def _total(sizes: Sequence[int | None]) -> int | None:
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def _recording(shards: Sequence[Shard], options: Options) -> Recording | None:
@@ -345,10 +397,10 @@ def _indexed(
     )
     stored = [source for source in sources if source.objects is None]
     readers_count = len(order.lanes_owned) * len(sources)
-    holding = _holding(pipeline, [source.shards for source in stored], asked, options, batching, readers_count)
+    holding = _holding(pipeline, found.sources, asked, options, batching, readers_count)
     sample_bytes = sum(source.sample_bytes for source in stored) / max(1, len(stored))
     sizes = holding.sizes(sample_bytes)
-    holding.plan(sample_bytes, sizes).check()
+    memory = holding.plan(sample_bytes, sizes)
     ranged_count = len(order.lanes_owned) * sum(any(map(_is_ranged, source.rows)) for source in stored)
     return IndexedJob(
         sources,
@@ -356,6 +408,7 @@ def _indexed(
         reading=_reading(pipeline, sizes, options, meter, ranged_count=ranged_count),
         threads_count=threads_count(options),
         led_count=batching.global_size,
+        memory=memory,
     )
 
 

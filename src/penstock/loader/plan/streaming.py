@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.formats import FORMATS
+from penstock.formats import FORMATS, format_of_name
 from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes.lane import Lane, Pins, RunStart
-from penstock.loader.lanes.reading import LaneReader, Segment
+from penstock.loader.lanes.reading import PART_BYTES_MIN, LaneReader, ReadAhead, Segment
+from penstock.loader.plan.asking import Asking, UnknownAsksError
+from penstock.loader.plan.indexed import IndexedSource
 from penstock.types import strong_etag
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
     from penstock.loader.lanes.feed import Batching
     from penstock.loader.lanes.reading import Reading
-    from penstock.loader.plan.memory import Holding
+    from penstock.loader.plan.asking import Asks
+    from penstock.loader.plan.memory import Holding, MemoryPlan
     from penstock.loader.shards import Shard
     from penstock.order import StreamOrder
 
@@ -37,11 +40,13 @@ class StreamJob:
     """
 
     mode = "stream"
+    memory: MemoryPlan | None = None
 
     def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading, holding: Holding) -> None:
         self.order = order
         self._holding = holding
         self._shards = shards
+        self.sources: Sequence[IndexedSource] = [IndexedSource(shards, [], None, None)]
         self.reading = reading
 
     def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
@@ -51,18 +56,8 @@ class StreamJob:
             ConfigError: the cursor is none of this job's.
         """
         order = self.order.at_epoch(epoch)
-        pins = Pins(self.reading.pinned_bytes_max)
-        lanes: list[Lane] = []
         read: list[Segment] = []
-        try:
-            for number in order.lanes_owned:
-                if cursor is None or str(number) in cursor["lanes"]:
-                    entry = cursor["lanes"][str(number)] if cursor is not None else None
-                    lanes.append(self._lane(number, order, pins, entry, read))
-        except BaseException:
-            for lane in lanes:
-                lane.close()
-            raise
+        lanes = self._lanes(order, cursor, read)
         if self.reading.recording is not None:
             self.reading.recording.begin(segment.shard for segment in read)
         round_count, turn = (cursor["round"], cursor["turn"]) if cursor is not None else (0, 0)
@@ -85,14 +80,47 @@ class StreamJob:
         )
 
     def _checked(self, lanes: Sequence[Lane]) -> int:
-        """What the window of these lanes holds, now that samples are here; one that the budget cannot hold is refused."""
-        samples = [sample for lane in lanes for sample in lane.first(SIZED_COUNT)]
-        if not samples or not self.order.shuffled:
-            return 0
-        sizes = [value.nbytes for sample in samples for value in sample.fields.values()]
-        plan = self._holding.plan(sum(sizes) / len(samples), self.reading.sizes)
+        """What the window of these lanes holds, now that samples are here; a plan that the budget cannot hold is refused."""
+        plan = self._holding.plan(_mean_bytes(lanes), self.reading.sizes)
         plan.check()
         return plan.window_bytes * len(lanes) // self._holding.readers_count
+
+    def sized(self) -> tuple[float, MemoryPlan]:
+        """Bytes of a sample as stored, on average, and what the rank holds: what ``begin`` checks, by the same samples.
+
+        Raises:
+            StoreError, DataError: they cannot be read.
+
+        Cost: the first samples of each of the rank's lanes, read in parts of 256 KiB.
+        """
+        reading = self.reading._replace(sizes=ReadAhead(PART_BYTES_MIN, 1), recording=None)
+        small = StreamJob(self._shards, order=self.order, reading=reading, holding=self._holding)
+        lanes = small._lanes(self.order, None, [])
+        try:
+            for lane in lanes:
+                while lane.is_waiting and len(lane.first(SIZED_COUNT)) < SIZED_COUNT:
+                    lane.read_more()
+            sample_bytes = _mean_bytes(lanes)
+        finally:
+            for lane in lanes:
+                lane.close()
+        return sample_bytes, self._holding.plan(sample_bytes, self.reading.sizes)
+
+    def asks(self, *, batching: Batching) -> Asks | None:
+        """See ``Job``."""
+        order, asking = self.order, Asking(self.reading)
+        may_end_early = order.world_size > 1 and batching.drop_last  # with the first rank that runs out
+        needed = batching.take
+        try:
+            for turn, number in enumerate(order.lanes_owned):
+                segments = [Segment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
+                for segment in segments:
+                    segment.format = segment.format or format_of_name(segment.shard.key)
+                taken = None if needed is None else int(turn < needed)  # how long shards are, nobody knows
+                asking.add_lane(segments, needed_count=1 if may_end_early and taken is None else taken)
+        except UnknownAsksError:
+            return None
+        return asking.total
 
     def batches(self, epoch: int, *, batching: Batching) -> None:
         """See ``Job``; nobody knows."""
@@ -101,6 +129,21 @@ class StreamJob:
         """`mark` as JSON: by lane that is not empty, where its run begins and how many samples of it have left."""
         lanes = {str(number): _entry(start, emitted) for number, (start, emitted) in mark.lanes.items()}
         return {"round": mark.round_count, "turn": mark.turn, "left": mark.left_count, "lanes": lanes}
+
+    def _lanes(self, order: StreamOrder, cursor: Mapping[str, Any] | None, read: list[Segment]) -> list[Lane]:
+        """The rank's lanes that have something left; `read` grows by what they read."""
+        pins = Pins(self.reading.pinned_bytes_max)
+        lanes: list[Lane] = []
+        try:
+            for number in order.lanes_owned:
+                if cursor is None or str(number) in cursor["lanes"]:
+                    entry = cursor["lanes"][str(number)] if cursor is not None else None
+                    lanes.append(self._lane(number, order, pins, entry, read))
+        except BaseException:
+            for lane in lanes:
+                lane.close()
+            raise
+        return lanes
 
     def _lane(
         self, number: int, order: StreamOrder, pins: Pins, entry: Mapping[str, Any] | None, read: list[Segment]
@@ -116,6 +159,12 @@ class StreamJob:
         read += segments
         reader = LaneReader(segments, reading=self.reading)
         return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=emitted)
+
+
+def _mean_bytes(lanes: Sequence[Lane]) -> float:
+    """Of the first samples of all lanes as stored, those that have arrived."""
+    samples = [sample for lane in lanes for sample in lane.first(SIZED_COUNT)]
+    return sum(value.nbytes for sample in samples for value in sample.fields.values()) / max(1, len(samples))
 
 
 def _entry(start: RunStart, emitted: int) -> dict[str, Any] | None:

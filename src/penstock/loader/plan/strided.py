@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.index import ShardIndex
     from penstock.loader.lanes.feed import Batching, Feed, Where
-    from penstock.loader.plan.finding import FoundSource
     from penstock.loader.plan.indexed import IndexedSource
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
@@ -63,7 +62,7 @@ def read_factor(*, sample_bytes: float, rows_count: int, every: int, gap_bytes: 
 
 
 def worker_factors(
-    found: Sequence[FoundSource], *, sample_bytes: float, rows_count: int, shuffled: bool
+    found: Sequence[IndexedSource], *, sample_bytes: float, rows_count: int, shuffled: bool
 ) -> dict[int, float]:
     """How often a DataLoader with so many workers reads each byte.
 
@@ -79,7 +78,7 @@ def worker_factors(
         factor = float(every)
         if len(found) == 1 and source.objects is not None:
             factor = 1.0
-        elif len(found) == 1 and source.shards and None not in source.rows and can_stride(source):
+        elif len(found) == 1 and source.rows and can_stride(source):
             gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
             ranges = read_factor(
                 sample_bytes=sample_bytes, rows_count=rows_count, every=every, gap_bytes=gap_bytes, shuffled=shuffled
@@ -283,7 +282,7 @@ def begin_strided(
     """
     if not isinstance(job, IndexedJob) or not isinstance(job.order, IndexedOrder):
         return None
-    order, source = job.order.at_epoch(epoch), job._sources[0]
+    order, source = job.order.at_epoch(epoch), job.sources[0]
     batches = job.batches(epoch, batching=batching, origin=0 if cursor is None else cursor["position"])
     strides = Strides(batches, first=first_batch, stride=stride)
     meter = job.reading.meter
