@@ -21,8 +21,9 @@ LOOKS_MAX = 64
 
 
 class Asks(NamedTuple):
-    """GETs, retries and hedges left out, and their bytes.
+    """GETs and their bytes.
 
+    Retries and hedges are left out, and what a rank reads once more to pad a batch of which every sample was dropped.
     What an epoch is sure to ask and the most that it may ask differ by what is read ahead where it ends before its last
     byte: at most the rest of one shard for each lane, and what lanes do not share of their tables of contents.
     """
