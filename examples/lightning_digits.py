@@ -21,7 +21,7 @@ class Digits(lightning.LightningModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-        self.normalise = ps.torch.Normalise(mean=(0.3,), std=(0.35,))
+        self.normalise = ps.torch.Normalize(mean=(0.3,), std=(0.35,))
 
     def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """The loss of a batch: {"png": uint8[B, 8, 8], "cls": int64[B], ...}."""

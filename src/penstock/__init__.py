@@ -12,10 +12,10 @@ from penstock.errors import __all__ as _errors
 
 if TYPE_CHECKING:
     from penstock import index as index
-    from penstock import pack as pack
     from penstock import tensorflow as tensorflow
     from penstock import testing as testing
     from penstock import torch as torch
+    from penstock.access import Dataset as Dataset
     from penstock.cache import CacheConfig as CacheConfig
     from penstock.compose import connect as connect
     from penstock.compose import open as open  # noqa: A004
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from penstock.config import TransportConfig as TransportConfig
     from penstock.errors import *  # noqa: F403 - __all__ there
     from penstock.loader import Loader as Loader
+    from penstock.loader import LoaderStatistics as LoaderStatistics
     from penstock.loader.explain import explain as explain
     from penstock.loader.indexing import build_index as build_index
     from penstock.loader.peek import peek as peek
     from penstock.loader.warming import warm_cache as warm_cache
+    from penstock.pack import PackModule
     from penstock.pipeline import Audio as Audio
     from penstock.pipeline import Bytes as Bytes
     from penstock.pipeline import Float as Float
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipeline import Integer as Integer
     from penstock.pipeline import Json as Json
     from penstock.pipeline import Numpy as Numpy
+    from penstock.pipeline import Pipeline as Pipeline
     from penstock.pipeline import Text as Text
     from penstock.pipeline import mix as mix
     from penstock.pipeline import objects as objects
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from penstock.types import Blob as Blob
     from penstock.types import ByteRange as ByteRange
     from penstock.types import ObjectInfo as ObjectInfo
+
+    pack: PackModule
 
 __version__ = "0.1.0"
 
@@ -65,6 +70,7 @@ _ORIGIN = {
             "Integer",
             "Json",
             "Numpy",
+            "Pipeline",
             "Text",
             "mix",
             "objects",
@@ -72,7 +78,8 @@ _ORIGIN = {
         ),
         "penstock.pipeline",
     ),
-    "Loader": "penstock.loader",
+    "Dataset": "penstock.access",
+    **dict.fromkeys(("Loader", "LoaderStatistics"), "penstock.loader"),
     "build_index": "penstock.loader.indexing",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.peek",
@@ -84,14 +91,16 @@ _SUBPACKAGES = ("index", "pack", "tensorflow", "testing", "torch")
 __all__ = sorted((*_ORIGIN, "__version__"))  # noqa: PLE0605 - computed from the one table
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ORIGIN:
-        value = getattr(importlib.import_module(_ORIGIN[name]), name)
-        globals()[name] = value
-        return value
-    if name in _SUBPACKAGES:
-        return importlib.import_module(f"penstock.{name}")
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name in _ORIGIN:
+            value = getattr(importlib.import_module(_ORIGIN[name]), name)
+            globals()[name] = value
+            return value
+        if name in _SUBPACKAGES:
+            return importlib.import_module(f"penstock.{name}")
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -84,13 +84,13 @@ def test_a_checkpoint_goes_there_and_back(s3_store: Store, bucket: str, connecti
     """torch.save through writer(), in several parts, and torch.load through open()."""
     state = {"weights": torch.arange(3_000_000, dtype=torch.float32), "step": 7}
     url = f"s3://{bucket}/checkpoints/7.pt"
-    with ps.torch.writer(url, part_bytes=5 << 20, **connection) as file:
+    with ps.torch.checkpoint_writer(url, part_bytes=5 << 20, **connection) as file:
         torch.save(state, file)
     found = torch.load(ps.open(url, **connection), weights_only=True)
     assert torch.equal(found["weights"], state["weights"])
 
     def interrupted() -> None:
-        with ps.torch.writer(url, part_bytes=5 << 20, **connection) as file:
+        with ps.torch.checkpoint_writer(url, part_bytes=5 << 20, **connection) as file:
             torch.save({"weights": torch.zeros(3_000_000)}, file)
             raise KeyboardInterrupt
 

@@ -15,7 +15,7 @@ NAMES = {
     "connect", "open", "shards", "Store", "Loader", "Credentials", "Blob", "ByteRange", "ObjectInfo",
     "TransportConfig", "RetryConfig", "HedgeConfig", "FetchConfig", "Image", "Integer", "Text", "Json", "Bytes",
     "Audio", "Float", "Function", "Numpy", "mix", "objects", "explain", "peek", "build_index", "warm_cache",
-    "CacheConfig", "__version__",
+    "CacheConfig", "Dataset", "LoaderStatistics", "Pipeline", "__version__",
 }  # fmt: skip
 HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt",
          "cv2", "simplejpeg", "soundfile", "pyarrow", "zstandard", "cloudpickle")  # fmt: skip

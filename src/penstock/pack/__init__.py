@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from penstock.pack.audit import verify
 from penstock.pack.converting import convert
@@ -33,10 +34,30 @@ __all__ = [
 ]  # fmt: skip
 
 
-class _Callable(ModuleType):
-    """This module, so that it can be called: ``ps.pack(...)`` and ``ps.pack.writer(...)`` are both what users expect."""
+if TYPE_CHECKING:
+    from penstock.pack import options as _options
+    from penstock.pack import progress as _progress
+    from penstock.pack import sequence as _sequence
+    from penstock.pack import verifying as _verifying
 
-    __call__ = staticmethod(pack)
+    class PackModule:
+        """What a type checker finds on ``ps.pack``; a ``ModuleType`` would accept every name."""
 
+        __call__ = pack = staticmethod(pack)
+        convert = staticmethod(convert)
+        verify = staticmethod(verify)
+        writer = staticmethod(writer)
+        advice = staticmethod(advice)
+        PackOptions = _options.PackOptions
+        Packed = _progress.Packed
+        SequenceWriter = _sequence.SequenceWriter
+        Verified = _verifying.Verified
 
-sys.modules[__name__].__class__ = _Callable
+else:
+
+    class PackModule(ModuleType):
+        """This module, so that it can be called: ``ps.pack(...)`` and ``ps.pack.writer(...)`` are both what users expect."""
+
+        __call__ = staticmethod(pack)
+
+    sys.modules[__name__].__class__ = PackModule

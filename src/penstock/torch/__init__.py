@@ -1,19 +1,21 @@
 """The PyTorch door, the one place that imports torch: see README.md in this folder."""
 
 try:
-    from penstock.torch.batches import Tensors, tensors
+    from penstock.torch.batches import Tensors, as_tensors
     from penstock.torch.datasets import IterableDataset
-    from penstock.torch.device import Normalise, Prefetch
+    from penstock.torch.device import Normalize, Prefetch
     from penstock.torch.map_dataset import MapDataset
     from penstock.torch.ranks import agree, rank_and_world_size, share
-    from penstock.torch.writing import CheckpointWriter, writer
+    from penstock.torch.writing import CheckpointWriter, checkpoint_writer
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     text = "penstock.torch needs PyTorch. Hint: pip install 'penstock[torch]'"
     raise ModuleNotFoundError(text, name="torch") from error  # not ConfigError: who tries imports catches ImportError
 
+Normalise, writer = Normalize, checkpoint_writer  # the same by their earlier names
+
 __all__ = [
-    "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Prefetch", "Tensors", "agree", "rank_and_world_size",
-    "share", "tensors", "writer",
+    "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Normalize", "Prefetch", "Tensors", "agree",
+    "as_tensors", "checkpoint_writer", "rank_and_world_size", "share", "writer",
 ]  # fmt: skip

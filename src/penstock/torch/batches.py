@@ -27,7 +27,7 @@ class Stateful(Protocol):
         """Go on there."""
 
 
-def tensors(batch: Any) -> Any:
+def as_tensors(batch: Any) -> Any:
     """A batch with its arrays as tensors that share their memory; lists (text, bytes, keys) stay lists.
 
     Args:
@@ -113,4 +113,4 @@ class _TensorIterator:
         return self
 
     def __next__(self) -> Any:
-        return tensors(next(self._batches))
+        return as_tensors(next(self._batches))

@@ -15,7 +15,7 @@ from penstock.loader import Loader
 from penstock.loader.plan.finding import Finder
 from penstock.loader.plan.planning import may_drop
 from penstock.loader.plan.ranks import rank_and_world_size
-from penstock.torch.batches import tensors
+from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 from penstock.torch.once import Once
 
@@ -250,7 +250,7 @@ class _Iteration:
                 self.batches_count += (index - self.batches_count) % count
             self.batches_count += 1
             if (self.batches_count - 1) % count == index:
-                made: dict[str, Any] = tensors(batch)
+                made: dict[str, Any] = as_tensors(batch)
                 return made
         self.finished = True
         raise StopIteration

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from penstock.errors import ConfigError
-from penstock.torch.batches import Stateful, converted, stateful, tensors
+from penstock.torch.batches import Stateful, as_tensors, converted, stateful
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -93,7 +93,7 @@ class _PlainIterator:
         return self
 
     def __next__(self) -> Any:
-        batch = tensors(next(self._batches))
+        batch = as_tensors(next(self._batches))
         return converted(batch, lambda value: value.to(self._device) if _is_tensor(value) else value)
 
 
@@ -164,7 +164,7 @@ class _CudaIterator:
             return there[-1]
 
         with torch.cuda.stream(self._stream):
-            batch = converted(tensors(found), copied)
+            batch = converted(as_tensors(found), copied)
             arrived = self._stream.record_event()
         self._copies.append(_Copy(batch, arrived, there, sources, state))
         return True
@@ -180,7 +180,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-class Normalise(torch.nn.Module):
+class Normalize(torch.nn.Module):
     """``uint8[B, H, W, C]`` as loaders give pictures, to ``float[B, C, H, W]`` as models take them, on the device.
 
     ``(x / 255 - mean) / std`` in two passes over the batch. A quarter of the bytes cross the bus this way, and the
@@ -216,7 +216,7 @@ class Normalise(torch.nn.Module):
         self.register_buffer("shift", shift[:, None, None], persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised pictures.
+        """Normalized pictures.
 
         Args:
             images: uint8[B, H, W, C], or uint8[B, H, W] for one channel.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class CheckpointWriter(Writer):
     """A ``Writer`` that complains when it is dropped: a checkpoint that was not stored must not pass unnoticed.
 
-    ``torch.save`` never closes the file it is given, so that ``torch.save(model, writer(url))`` alone stores nothing.
+    ``torch.save`` never closes the file it is given, so ``torch.save(model, checkpoint_writer(url))`` alone stores nothing.
     """
 
     def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
@@ -29,16 +29,16 @@ class CheckpointWriter(Writer):
         if not self.closed and self.tell() and self._process_id == os.getpid():
             warnings.warn(
                 f"{self.name}: {self.tell()} bytes were written and dropped, because the file was never closed. "
-                "Hint: with ps.torch.writer(url) as file: torch.save(obj, file)",
+                "Hint: with ps.torch.checkpoint_writer(url) as file: torch.save(obj, file)",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
 
-def writer(
+def checkpoint_writer(
     url: str | os.PathLike[str], *, part_bytes: int | None = None, if_absent: bool = False, **options: Any
 ) -> CheckpointWriter:
-    """A file for ``torch.save``: ``with ps.torch.writer(url) as file: torch.save(state, file)``.
+    """A file for ``torch.save``: ``with ps.torch.checkpoint_writer(url) as file: torch.save(state, file)``.
 
     The object becomes visible, whole, when the ``with`` ends in good order. After an exception inside it, and when the
     process ends before, nothing is visible and an object of the same key stays what it was.

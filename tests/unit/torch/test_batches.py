@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 def test_tensors_share_the_arrays_memory() -> None:
     """No copy: what is written to the array is seen in the tensor; lists stay what they are."""
     batch = {"x": np.zeros((2, 3), np.uint8), "flag": np.zeros(2, np.bool_), "__key__": ["a", "b"]}
-    made = ps.torch.tensors(batch)
+    made = ps.torch.as_tensors(batch)
     batch["x"][1, 2] = 7
     assert made["x"][1, 2] == 7
     assert made["x"].data_ptr() == batch["x"].ctypes.data
@@ -44,17 +44,17 @@ def test_tensors_of_a_loader(tmp_path: Path) -> None:
 def test_what_is_no_number_stays() -> None:
     """Arrays of strings have no tensor and pass through."""
     batch = {"name": np.array(["a", "b"])}
-    assert ps.torch.tensors(batch)["name"] is batch["name"]
+    assert ps.torch.as_tensors(batch)["name"] is batch["name"]
 
 
 def test_ragged_columns_and_collated_batches() -> None:
     """A ragged column's data and offsets become tensors under their names; so do arrays in what collate made."""
     ragged = Ragged(np.arange(5), np.array([0, 2, 5]))
-    made = ps.torch.tensors({"tokens": ragged})["tokens"]
+    made = ps.torch.as_tensors({"tokens": ragged})["tokens"]
     assert made.data.tolist() == [0, 1, 2, 3, 4]
     nested = torch.nested.nested_tensor_from_jagged(made.data, made.offsets)
     assert [each.tolist() for each in nested.unbind()] == [[0, 1], [2, 3, 4]]
-    pair = ps.torch.tensors((np.zeros(2), ["a", "b"]))
+    pair = ps.torch.as_tensors((np.zeros(2), ["a", "b"]))
     assert isinstance(pair[0], torch.Tensor)
     assert pair[1] == ["a", "b"]
 

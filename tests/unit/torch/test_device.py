@@ -49,7 +49,7 @@ def test_bounds_are_checked() -> None:
     with pytest.raises(ConfigError, match="toaster"):
         ps.torch.Prefetch([], device="toaster")
     with pytest.raises(ConfigError, match="one entry per channel"):
-        ps.torch.Normalise(mean=(0.5,), std=(0.5, 0.5))
+        ps.torch.Normalize(mean=(0.5,), std=(0.5, 0.5))
 
 
 def test_the_length_is_the_batches() -> None:
@@ -75,7 +75,7 @@ def test_pictures_are_normalised() -> None:
     images = torch.randint(0, 256, (2, 5, 4, 3), dtype=torch.uint8)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     expected = ((images / 255 - mean) / std).permute(0, 3, 1, 2)
-    made = ps.torch.Normalise()(images)
+    made = ps.torch.Normalize()(images)
     assert made.shape == (2, 3, 5, 4)
     assert made.dtype == torch.float32
     torch.testing.assert_close(made, expected)
@@ -84,7 +84,7 @@ def test_pictures_are_normalised() -> None:
 
 def test_grey_pictures_have_one_channel() -> None:
     """uint8[B, H, W] becomes dtype[B, 1, H, W]."""
-    made = ps.torch.Normalise(mean=(0.5,), std=(0.25,), dtype=torch.bfloat16)(torch.zeros((2, 5, 4), dtype=torch.uint8))
+    made = ps.torch.Normalize(mean=(0.5,), std=(0.25,), dtype=torch.bfloat16)(torch.zeros((2, 5, 4), dtype=torch.uint8))
     assert made.shape == (2, 1, 5, 4)
     assert made.dtype == torch.bfloat16
     assert bool((made == -2).all())
@@ -92,4 +92,4 @@ def test_grey_pictures_have_one_channel() -> None:
 
 def test_a_normaliser_adds_nothing_to_a_checkpoint() -> None:
     """Its constants move with the module and are not part of its state."""
-    assert ps.torch.Normalise().state_dict() == {}
+    assert ps.torch.Normalize().state_dict() == {}
