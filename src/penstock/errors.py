@@ -24,6 +24,7 @@
     └── DataError              (ValueError)         the bytes arrived; what is in them is wrong
         ├── CorruptShardError                       not a tar, TFRecord, ...; names shard and offset
         ├── UnsupportedFormatError                  valid, but penstock does not read it; never skipped
+        ├── UncheckedError                          read, but nothing tells whether it is what was indexed
         ├── FieldMissingError  (KeyError)           a sample lacks a field that the pipeline asks for
         └── DecodeError                             a field does not decode; names stage, sample, shard
 
@@ -58,6 +59,7 @@ __all__ = [
     "StoreError",
     "ThrottledError",
     "UnavailableError",
+    "UncheckedError",
     "UnsupportedFormatError",
     "WorkerDiedError",
 ]
@@ -310,6 +312,10 @@ class UnsupportedFormatError(DataError):
     """
 
 
+class UncheckedError(DataError):
+    """A shard was read and looks right, but there are no checksums that its contents could be compared with."""
+
+
 class FieldMissingError(DataError, KeyError):
     """A sample lacks a field that the pipeline asks for."""
 
@@ -340,6 +346,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     DataError: (errno.EIO, 500),
     CorruptShardError: (errno.EIO, 500),
     UnsupportedFormatError: (errno.EOPNOTSUPP, 501),
+    UncheckedError: (errno.EIO, 500),
     FieldMissingError: (errno.EIO, 500),
     DecodeError: (errno.EIO, 500),
     PenstockError: (errno.EIO, 500),

@@ -7,13 +7,15 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
+EXIT_UNCHECKED = 3
 EXIT_INTERRUPTED = 130
 
 
 def main() -> NoReturn:
     """Run ``penstock`` with this process's arguments and exit.
 
-    Exit codes: 0 done; 1 something failed, said in one line on stderr; 2 wrong usage; 130 after Ctrl-C. A closed pipe
+    Exit codes: 0 done; 1 something failed, said in one line on stderr; 2 wrong usage; 3 of ``verify``, which found
+    nothing wrong but could not check everything; 130 after Ctrl-C. A closed pipe
     ends it as it ends ``cat``: by SIGPIPE, silently.
     """
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli import EXIT_UNCHECKED
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 
@@ -32,13 +33,15 @@ def verify(
     """Read every shard at URL and hold each sample's place, key and CRC32C against the data set's index.
 
     Shards that no index knows, that the index knows and are not there, and that changed since, are failures too. The
-    exit code is 1 where there is one.
+    exit code is 1 if there is a failure. It is 3 if nothing is wrong, but some shards have no checksums, neither in
+    their index nor in themselves, so that only the number and lengths of their samples were checked.
 
     For example:
 
         penstock verify s3://bucket/train/
         penstock verify --json ./shards/ | jq 'select(.error)'
     """
+    from penstock.errors import UncheckedError
     from penstock.pack.audit import verify as verify_url
 
     start_s = time.monotonic()
@@ -46,10 +49,11 @@ def verify(
     def on_shard(shard_url: str, row: ShardRow | None, error: PenstockError | None) -> None:
         if as_json:
             samples = None if row is None else row.samples_count
-            line = {"action": "failed" if error else "verified", "shard": shard_url, "samples": samples}
+            action = "unchecked" if isinstance(error, UncheckedError) else "failed" if error else "verified"
+            line = {"action": action, "shard": shard_url, "samples": samples}
             line |= {} if error is None else {"error": type(error).__name__, "message": str(error)}
             print(json.dumps(line), flush=True)
-        elif error is not None:
+        elif error is not None and not isinstance(error, UncheckedError):  # those are counted in one line
             print(f"penstock: {shard_url}: {error}", file=sys.stderr)
 
     found = verify_url(
@@ -69,17 +73,23 @@ def verify(
             "shards": found.shards_count,
             "samples": found.samples_count,
             "size_bytes": found.size_bytes,
-            "failed": len(found.problems),
+            "failed": len(found.failed),
+            "unchecked": len(found.unchecked),
             "seconds": round(seconds, 3),
         }
         print(json.dumps(summary))
     else:
-        failed = f", {len(found.problems)} failed" if found.problems else ""
+        failed = f", {len(found.failed)} failed" if found.failed else ""
+        failed += f", {len(found.unchecked)} not verified" if found.unchecked else ""
         rate = human_bytes(found.size_bytes / max(seconds, 1e-9))
         print(
             f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
             f"{seconds:.1f} s, {rate}/s: {found.url}",
             file=sys.stderr,
         )
+        if found.unchecked:
+            url, error = found.unchecked[0]
+            print(f"penstock: {len(found.unchecked)} shards, the first {url}: {error.what}", file=sys.stderr)
+            print(f"penstock: {error.hint}", file=sys.stderr)
     if found.problems:
-        raise typer.Exit(1)
+        raise typer.Exit(1 if found.failed else EXIT_UNCHECKED)

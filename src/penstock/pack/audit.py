@@ -37,12 +37,13 @@ def verify(
     Args:
         url: As for ``penstock.shards``.
         index_dir: Where the index lies, if not beside the shards or in the user's cache.
-        on_shard: Told of each shard: its URL, its row, and what is wrong with it.
+        on_shard: Told of each shard: its URL, its row, and what is wrong with it, or that it could not be checked.
         **connection: As for ``penstock.connect``.
 
     Returns:
         What was verified, and the problems: shards that fail, that no index knows, that the index knows and are not
-        there. For a pattern or a list of shards the last are not looked for.
+        there, and those of which only lengths could be checked (``UncheckedError``; the index that an epoch leaves
+        behind has no checksums). For a pattern or a list of shards, missing ones are not looked for.
 
     Raises:
         ObjectMissingError: there is no shard at all.

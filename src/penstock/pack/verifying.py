@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.errors import CorruptShardError, DataError, ObjectChangedError, ObjectMissingError, PenstockError
+from penstock.errors import (
+    CorruptShardError,
+    DataError,
+    ObjectChangedError,
+    ObjectMissingError,
+    PenstockError,
+    UncheckedError,
+)
 from penstock.fetch.plan import PlanItem
-from penstock.formats import FORMATS, feed_in_pieces, parser_of, ranged_of, samples_of
+from penstock.formats import FORMATS, checksummed, feed_in_pieces, parser_of, ranged_of, samples_of
 from penstock.index import Found, ShardRecorder
 from penstock.pack.keeping import raw
+from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,10 +45,10 @@ class Verified(NamedTuple):
 
     Attributes:
         url: Of the index.
-        shards_count: Shards that were read and are what the index says.
-        samples_count: In these.
-        size_bytes: Of these.
-        problems: Of the others.
+        shards_count: Shards that were read and are what the index says, by their checksums.
+        samples_count: Samples in these.
+        size_bytes: Bytes of these.
+        problems: Of all other shards, one each.
     """
 
     url: str
@@ -48,6 +56,16 @@ class Verified(NamedTuple):
     samples_count: int
     size_bytes: int
     problems: tuple[Problem, ...]
+
+    @property
+    def unchecked(self) -> tuple[Problem, ...]:
+        """Of the problems, those of shards of which only lengths were checked: there are no checksums."""
+        return tuple(problem for problem in self.problems if isinstance(problem.error, UncheckedError))
+
+    @property
+    def failed(self) -> tuple[Problem, ...]:
+        """All other problems: something is wrong."""
+        return tuple(problem for problem in self.problems if not isinstance(problem.error, UncheckedError))
 
 
 class _Here(NamedTuple):
@@ -79,6 +97,8 @@ def check_shard(
 
     Raises:
         CorruptShardError: it is no shard of its format, or not the one that was indexed; says which sample.
+        UncheckedError: only the number and lengths of its samples are what was indexed: neither the index nor the
+            shard itself has checksums of their contents.
         ObjectChangedError, ObjectMissingError: it is another version, or not there.
 
     Cost: the shard, read in parts; within the byte budget.
@@ -93,6 +113,7 @@ def check_shard(
         count = _count_by_footer(here, name, going_on)
         if count != row.samples_count:
             raise CorruptShardError(f"it has {count} samples, its index says {row.samples_count}", shard=url)
+        _refuse_unchecked(here, row, stored)
         return
     recorder = ShardRecorder(Found(here, row.key, row.size_bytes, row.etag, etag), row.format)
     parser = parser_of(name, shard=url)
@@ -106,6 +127,24 @@ def check_shard(
     else:
         store.stat(key)
     _compare(recorder.finish(parser.finish()), stored, url)
+    _refuse_unchecked(here, row, stored)
+
+
+def _refuse_unchecked(here: _Here, row: ShardRow, stored: ShardIndex) -> None:
+    """Refuse to call a shard right where nothing would have told that its contents are not.
+
+    Raises:
+        UncheckedError: neither its index nor the shard itself has checksums.
+    """
+    if stored.crc32c is not None or not row.samples_count:
+        return
+    head = here.store.read(here.key, ByteRange(0, min(row.size_bytes, checksummed.HEAD_BYTES))).data
+    if not checksummed.has_checksums(row.format, head):
+        raise UncheckedError(
+            "only the number and lengths of its samples were checked: its index has no checksums",
+            hint="penstock index --again --ignore-idx keeps checksums of what lies there now, for later verifications",
+            shard=here.url,
+        )
 
 
 def _count_by_footer(here: _Here, name: str, going_on: Callable[[], None]) -> int:

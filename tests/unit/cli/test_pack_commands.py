@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from penstock.cli.app import run
 
 
@@ -172,6 +174,26 @@ def test_verify_says_what_is_wrong(source: Path, tmp_path: Path, capsys: pytest.
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["action"] for line in lines] == ["verified", "verified", "failed", "summary"]
     assert lines[2]["error"] == "ObjectMissingError"
+
+
+def test_verify_says_what_it_could_not_check(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3 where only lengths were checked, with the reason and what to do; for machines, a word of its own."""
+    run(["pack", f"{source}/", f"{tmp_path}/out/", "--shard-samples", "4"])
+    shutil.rmtree(tmp_path / "out/.penstock")
+    with ps.Loader(ps.shards(f"{tmp_path}/out/").batch(2)) as loader:
+        assert sum(1 for _ in loader)
+    capsys.readouterr()
+    assert run(["verify", f"{tmp_path}/out/"]) == 3
+    said = capsys.readouterr().err
+    assert "0 samples in 0 shards verified, 3 not verified" in said
+    assert "only the number and lengths of its samples were checked: its index has no checksums" in said
+    assert "penstock index --again --ignore-idx" in said
+    assert run(["verify", f"{tmp_path}/out/", "--json"]) == 3
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["action"] for line in lines] == ["unchecked", "unchecked", "unchecked", "summary"]
+    assert (lines[-1]["failed"], lines[-1]["unchecked"]) == (0, 3)
+    assert run(["index", f"{tmp_path}/out/", "--again", "--ignore-idx"]) == 0
+    assert run(["verify", f"{tmp_path}/out/"]) == 0
 
 
 @pytest.mark.parametrize("command", ["pack", "convert", "verify"])

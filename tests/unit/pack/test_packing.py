@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -629,3 +631,34 @@ def test_a_shard_that_was_replaced_meanwhile(source: Path, tmp_path: Path) -> No
         pack(source, tmp_path / "dst", samples_max=6, transform=replacing)
     (tmp_path / "dst/shard-000004.tar").unlink()
     assert pack(source, tmp_path / "dst", samples_max=6, transform=replacing).shards_written == 0  # all are there
+
+
+@pytest.mark.parametrize("name", ["tar", "recordio", "jsonl", "mds", "tfrecord", "tar.gz", "tar.zst", "parquet", "zip"])
+def test_nothing_is_verified_without_a_checksum(source: Path, tmp_path: Path, name: str) -> None:
+    """With an index that an epoch left, bytes overwritten in a value are found, or the shard is not called verified."""
+    out = tmp_path / "out"
+    if name == "zip":
+        out.mkdir()
+        with zipfile.ZipFile(out / "x.zip", "w") as archive:
+            for number in range(24):
+                archive.writestr(f"{number:03d}.jpg", b"abcdefgh" * 50)
+    else:
+        field = {"jsonl": "text", "recordio": "record"}.get(name, "jpg")
+        samples = [{"__key__": f"{number:03d}", field: "abcdefgh" * 50} for number in range(24)]
+        pack(samples, out, format=name)
+        shutil.rmtree(out / ".penstock")
+    with ps.Loader(ps.shards(f"{out}/").batch(4), index_dir=tmp_path / "index") as loader:
+        assert sum(1 for _ in loader)
+    verified = verify(f"{out}/", index_dir=tmp_path / "index")
+    is_checked = name in ("tfrecord", "tar.gz", "tar.zst", "parquet", "zip")
+    assert (len(verified.failed), len(verified.unchecked), verified.shards_count) == (0, not is_checked, is_checked)
+    (shard,) = (path for path in out.iterdir() if path.is_file() and path.name != "index.json")
+    status, data = shard.stat(), bytearray(shard.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 4] = bytes(byte ^ 1 for byte in data[len(data) // 2 : len(data) // 2 + 4])
+    with shard.open("r+b") as file:
+        file.write(data)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    verified = verify(f"{out}/", index_dir=tmp_path / "index")
+    assert len(verified.problems) == 1
+    assert verified.shards_count == 0
+    assert verified.failed or not is_checked
