@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 Key: TypeAlias = str
 """Name of an object inside its store: unicode, at most 1 024 bytes as UTF-8, no leading slash added or removed."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+UNKNOWN_BYTES = 1 << 62
+"""``ObjectInfo.size_bytes``, and the end of a span, while a body is on its way whose length nobody told.
+
+``Sink.head`` may hear it, and ``Get`` takes it as the end of a span that goes to the end of the object, wherever that
+is. No operation that succeeded shows it.
+"""
 
 
 class ByteRange(NamedTuple):
@@ -32,6 +40,11 @@ class ByteRange(NamedTuple):
     def length_bytes(self) -> int:
         """Bytes in the range."""
         return self.end - self.start
+
+    @property
+    def header(self) -> str:
+        """The line of an HTTP request that asks for it; without a last byte where that is ``UNKNOWN_BYTES``."""
+        return f"Range: bytes={self.start}-{self.end - 1 if self.end != UNKNOWN_BYTES else ''}"
 
     def checked(self) -> ByteRange:
         """Itself, or ``ConfigError`` where it is no range.
@@ -288,6 +301,31 @@ class Landing:
         return self.end - self.start
 
 
+class GrowingLanding(Landing):
+    """Where a body goes whose length nobody told: private memory that grows with it. ``end`` is ``UNKNOWN_BYTES``.
+
+    Args:
+        reserve: Called with the length in bytes that the body is about to have; raises ``StoreError`` to refuse it.
+    """
+
+    __slots__ = ("_reserve",)
+
+    def __init__(self, reserve: Callable[[int], None]) -> None:
+        super().__init__(bytearray(), 0, UNKNOWN_BYTES)
+        self._reserve = reserve
+
+    def append(self, piece: Buffer) -> None:
+        """Add bytes at ``position``; what lay behind it, of an attempt that is begun again, is dropped.
+
+        Raises:
+            StoreError: the body may not become so long.
+        """
+        end = self.position + len(piece)
+        self._reserve(end)
+        self.buffer[self.position :] = piece
+        self.position = end
+
+
 class Completion:
     """How an operation ended. ``error`` is None, or the reason; everything else is as far as it got.
 
@@ -342,6 +380,9 @@ class Sink(Protocol):
         Returns where they go: a landing for ``span.length_bytes``, or for fewer, and then only those are read and the
         operation succeeds with them; or None for a new private buffer. Not called for empty objects. Raising a
         ``StoreError`` refuses the body; the operation ends with it.
+
+        Where the store does not tell the length, ``info.size_bytes`` and ``span.end`` are ``UNKNOWN_BYTES``, and what
+        is returned is a ``GrowingLanding``, or one that must be filled exactly, or None.
         """
 
     def done(self, completion: Completion) -> None:

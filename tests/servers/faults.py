@@ -21,6 +21,8 @@ WIRE_KINDS = frozenset(
         "drip",
         "chunked",
         "chunked_cut",
+        "chunked_whole",
+        "unsized",
     }
 )
 """Kinds that spoil the sending; the answer itself is right."""
@@ -37,7 +39,10 @@ KINDS: dict[str, str] = {
     "drip": "sends the body at `bytes_per_s`",
     "chunked": "sends the body rightly, but chunked and without Content-Length",
     "chunked_cut": "sends the body chunked and closes before the last chunk",
+    "chunked_whole": "200 with the whole object, chunked, also to a ranged request: what a function makes of it",
+    "unsized": "sends the body rightly, but neither Content-Length nor chunks: it ends with the connection",
     "500": "500 InternalError",
+    "501": "501 NotImplemented, as functions answer to ranges",
     "503": "503 without a body and without Retry-After",
     "503_retry_after": "503 with Retry-After: `seconds`",
     "429": "429 TooManyRequests",
@@ -69,8 +74,10 @@ KINDS: dict[str, str] = {
 def applies(kind: str, request: Request) -> bool:
     """Whether `kind` makes sense as an answer to `request`."""
     match kind:
-        case "close" | "promise_more" | "stall" | "reset" | "drip" | "chunked" | "chunked_cut":
+        case "close" | "promise_more" | "stall" | "reset" | "drip" | "chunked" | "chunked_cut" | "chunked_whole":
             return request.method == "GET"
+        case "unsized":
+            return request.method in ("GET", "HEAD")
         case "change" | "wrong_checksum" | "corrupt":
             return request.is_read
         case "wrong_range" | "short_range" | "ignore_range":
@@ -121,6 +128,7 @@ def time_skewed() -> Response:
 
 STATUSES: dict[str, Callable[[Fault], Response]] = {
     "500": lambda _: error(500, "InternalError", "We encountered an internal error. Please try again."),
+    "501": lambda _: error(501, "NotImplemented", "This functionality is not implemented"),
     "503": lambda _: Response(503),
     "503_retry_after": lambda fault: Response(503, {"Retry-After": f"{min(fault.seconds, 3600):.0f}"}),
     "429": lambda _: error(429, "TooManyRequests"),

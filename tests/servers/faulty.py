@@ -326,7 +326,7 @@ class FaultyServer:
                 response.body = response.body[: len(response.body) // 2]
         return response
 
-    def _head(self, response: Response, length: int | None) -> bytes:
+    def _head(self, response: Response, length: int | None, *, chunked: bool = True) -> bytes:
         try:
             reason = HTTPStatus(response.status).phrase
         except ValueError:
@@ -340,7 +340,10 @@ class FaultyServer:
         if response.is_s3:
             lines.append(f"x-amz-request-id: REQ{len(self.requests):08d}")
         lines += [f"{name}: {value}" for name, value in response.headers.items()]
-        lines.append("Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}")
+        if length is not None:
+            lines.append(f"Content-Length: {length}")
+        elif chunked:
+            lines.append("Transfer-Encoding: chunked")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     async def _send(self, writer: asyncio.StreamWriter, request: Request, response: Response) -> None:
@@ -369,17 +372,20 @@ class FaultyServer:
             if kind == "reset_head":
                 _reset(writer)
             return False
-        response = self._shape.answer(request)
+        response = self._shape.answer(request._replace(span=None) if kind == "chunked_whole" else request)
         body = bytes(response.body)
         cut = len(body) // 2 if fault.after_bytes is None else fault.after_bytes % max(1, len(body))
         if kind == "promise_more":
             writer.write(self._head(response, len(body) + 100))
             writer.write(body)
-        elif kind in ("chunked", "chunked_cut"):
+        elif kind == "unsized":
+            writer.write(self._head(response, None, chunked=False))
+            writer.write(body)
+        elif kind in ("chunked", "chunked_cut", "chunked_whole"):
             writer.write(self._head(response, None))
             if cut:
                 writer.write(b"%x\r\n%b\r\n" % (cut, body[:cut]))
-            if kind == "chunked":
+            if kind != "chunked_cut":
                 writer.write(b"%x\r\n%b\r\n" % (len(body) - cut, body[cut:]) if cut < len(body) else b"")
                 writer.write(b"0\r\n\r\n")
                 await writer.drain()

@@ -14,16 +14,17 @@ import heapq
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.config import MIB, FetchConfig
-from penstock.errors import CancelledOperationError, ConfigError, PenstockError
+from penstock.errors import CancelledOperationError, ConfigError, PenstockError, ProtocolError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.places import Places
 from penstock.fetch.plan import cut, parts
 from penstock.fetch.slots import AskingSink, Item, Slot
 from penstock.fetch.window import Window
-from penstock.types import ByteRange, Completion, Core, Head
+from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLanding, Head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -139,7 +140,8 @@ class Flight:
             if self._is_far_ahead(slot, ahead_max):
                 return
             force = self.waiting and not self.sent and slot.item is self.items[0]
-            if not self.places.prepare(slot, int(self._estimate_bytes), force=force):
+            estimate_bytes = max(int(self._estimate_bytes), slot.grown_bytes)
+            if not self.places.prepare(slot, estimate_bytes, force=force):
                 return
             heapq.heappop(self._unsent)
             self._send(slot)
@@ -216,7 +218,10 @@ class Flight:
 
     def _cut_asked(self, item: Item, completion: Completion) -> None:
         if completion.error is not None:
-            raise completion.error
+            if not isinstance(completion.error, ProtocolError):
+                raise completion.error
+            self._add_slots(item, [(0, None)])  # its size is told by nobody, or to a GET alone
+            return
         span = item.span()
         assert span is not None  # its size is known now
         self._refuse_oversize(item, span)
@@ -259,7 +264,10 @@ class Flight:
         """An answer begins: pin the version, and find a place for a body whose size was not known."""
         with self.lock:
             item = slot.item
-            item.pin(info)
+            if span.end == UNKNOWN_BYTES and slot.landing is None:
+                return GrowingLanding(partial(self._make_room, slot))  # the version is pinned when its size is known
+            if span.end != UNKNOWN_BYTES:
+                item.pin(info)
             if slot.landing is not None:
                 slot.landing.position = slot.landing.start
                 return slot.landing
@@ -290,6 +298,26 @@ class Flight:
         if not self.places.take_buffer(slot, slot.length_bytes, force=first):
             raise _LaterError("no bytes in the budget yet")
         return slot.landing
+
+    def _make_room(self, slot: Slot, length_bytes: int) -> None:
+        """Charge the budget for a body whose length nobody told, while it comes; it is collected whole."""
+        if length_bytes <= slot.reserved_bytes:
+            return
+        with self.lock:
+            item, half_bytes = slot.item, self._budget.bytes_max // 2
+            if length_bytes > half_bytes:
+                item.error = ConfigError(
+                    f"{self._core.describe(item.plan.key)}: a body of unknown length has {length_bytes} bytes or more, "
+                    f"which is more than half of the budget of {self._budget.bytes_max} bytes",
+                    hint="raise FetchConfig(budget_bytes_max=...)",
+                )
+                raise CancelledOperationError("refused") from item.error
+            wanted_bytes = min(2 * length_bytes, half_bytes)
+            first = bool(self.items) and item is self.items[0]
+            if not self._budget.reserve(wanted_bytes - slot.reserved_bytes, force=first):
+                slot.grown_bytes = wanted_bytes
+                raise _LaterError("no bytes in the budget yet")
+            slot.reserved_bytes = wanted_bytes
 
     def on_done(self, slot: Slot, completion: Completion) -> None:
         """A request ended."""

@@ -117,6 +117,7 @@ class Slot:
         length_bytes: Bytes asked for; None for a whole object of unknown size.
         reserved_bytes: Taken out of the budget for it, to be put back when it is delivered; a ``PartBuffer`` is
             charged by itself.
+        grown_bytes: For a body of unknown length that the budget had no more bytes for: what it needs to be sent again.
         completion: How it ended, once it did.
     """
 
@@ -124,6 +125,7 @@ class Slot:
         "buffer",
         "completion",
         "flight",
+        "grown_bytes",
         "item",
         "landing",
         "length_bytes",
@@ -138,6 +140,7 @@ class Slot:
         self.start = start
         self.length_bytes = length_bytes
         self.reserved_bytes = 0
+        self.grown_bytes = 0
         self.landing: Landing | None = None
         self.buffer: PartBuffer | None = None
         self.completion: Completion | None = None

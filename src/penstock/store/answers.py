@@ -37,7 +37,7 @@ from penstock.transport import (
     OVERLONG,
     HttpAnswer,
 )
-from penstock.types import Attempt, ByteRange, Key, ObjectInfo, strong_etag
+from penstock.types import UNKNOWN_BYTES, Attempt, ByteRange, Key, ObjectInfo, strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,13 +85,18 @@ def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, check
 def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | None) -> tuple[int, ByteRange]:
     """Size of the object and the bytes that follow, from the head of a successful GET.
 
+    Both are ``UNKNOWN_BYTES`` long where the whole object follows in chunks: its end is where the last chunk says so.
+
     Raises:
         ProtocolError: the answer does not say, or does not provably hold what was asked for.
     """
     if status not in (200, 206):  # 204 of a portal, 203 of a proxy that changed the body
         raise ProtocolError(f"HTTP status {status} is no answer to a GET", hint="is there a proxy on the way?")
     length = headers.get(b"content-length", b"")
-    if status == 206:
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None and coding.lower() != b"chunked":
+        raise ProtocolError(f"Transfer-Encoding {coding.decode('latin-1')!r} cannot be read")
+    if status == 206 or (asked is not None and b"content-range" in headers):  # rclone sends ranges with a status of 200
         span, total = _content_range(headers.get(b"content-range", b""))
         if (
             asked is None
@@ -101,18 +106,31 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
         ):
             shown = headers.get(b"content-range", b"").decode("latin-1")
             raise ProtocolError(f"asked for {asked}, got Content-Range {shown!r}")
-        if length and (not length.isdigit() or int(length) != span.length_bytes):
+        if coding is None and length and (not length.isdigit() or int(length) != span.length_bytes):
             raise ProtocolError(
                 f"Content-Length {length.decode('latin-1')!r} contradicts a range of {span.length_bytes} bytes"
             )
         return total, span
-    if not length.isdigit():
-        raise ProtocolError("the answer has no Content-Length", hint="is this an S3 endpoint?")
-    total = int(length)
-    if asked is not None and (asked.start != 0 or total > asked.end):
-        raise ProtocolError(f"asked for {asked.length_bytes} bytes at {asked.start}, got the whole object of {total} bytes",
-                            hint="this server ignores Range")  # fmt: skip
+    if coding is not None:
+        total, size = UNKNOWN_BYTES, "unknown length"
+    elif length.isdigit():
+        total, size = int(length), f"{int(length)} bytes"
+    else:
+        raise ProtocolError(
+            "the answer has neither Content-Length nor chunks, so nothing tells whether it is whole",
+            hint="is this an S3 endpoint?",
+        )
+    if asked is not None and (asked.start != 0 or (coding is None and total > asked.end)):
+        raise ignores_range(asked, size)
     return total, ByteRange(0, total)
+
+
+def ignores_range(asked: ByteRange, size: str) -> ProtocolError:
+    """The error for a whole object, of `size` in words, in answer to a range that it cannot stand for."""
+    return ProtocolError(
+        f"asked for {asked.length_bytes} bytes at {asked.start}, got the whole object of {size}",
+        hint="this server ignores Range",
+    )
 
 
 def _content_range(text: bytes) -> tuple[ByteRange, int]:

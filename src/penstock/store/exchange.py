@@ -12,6 +12,7 @@ from penstock.errors import ObjectChangedError, ProtocolError, StoreError
 from penstock.store.answers import (
     THROTTLES,
     attempt_record,
+    ignores_range,
     object_info,
     served_span,
     transport_error,
@@ -20,7 +21,7 @@ from penstock.store.answers import (
 from penstock.store.base import Store
 from penstock.store.checksums import full_object, verify
 from penstock.transport import OVERLONG
-from penstock.types import Completion, Get, Head
+from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, GrowingLanding, Head
 
 if TYPE_CHECKING:
     from penstock.transport import HttpAnswer, HttpTransfer
@@ -69,8 +70,25 @@ class Exchange(ABC, Generic[S]):
         self._learn(operation, status, headers)
         if self.span.length_bytes == 0:
             return None
+        unknown = self.span.end == UNKNOWN_BYTES
+        if unknown and operation.span is not None:  # the sink's place has the range's length: this may become longer
+            return GrowingLanding(self._check_length)
         landing: Landing | None = self.sink.head(self.info, self.span)
-        return landing
+        return GrowingLanding(self._check_length) if unknown and landing is None else landing
+
+    def _check_length(self, length_bytes: int) -> None:
+        """Bound a body of unknown length for which the sink has no place."""
+        asked: ByteRange | None = self.operation.span  # type: ignore[union-attr]
+        if asked is not None and length_bytes > asked.end:
+            raise ignores_range(asked, f"{length_bytes} bytes or more")
+        budget_bytes = self.store.budget.bytes_max
+        if length_bytes > budget_bytes // 2:
+            raise StoreError(
+                f"a body of unknown length has {length_bytes} bytes or more, which is more than half of the budget of "
+                f"{budget_bytes} bytes",
+                hint="raise FetchConfig(budget_bytes_max=...)",
+                retryable=False,
+            )
 
     def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> None:
         """What the head of a successful GET says; ``ProtocolError`` where it is not what was asked for."""
@@ -111,7 +129,8 @@ class Exchange(ABC, Generic[S]):
             completion.span = self.span
         if isinstance(answer.refused, StoreError):
             raise answer.refused
-        shortened = answer.curl_error == OVERLONG and self.info is not None
+        known = self.info is not None and self.info.size_bytes != UNKNOWN_BYTES
+        shortened = answer.curl_error == OVERLONG and known
         if answer.curl_error != 0 and not shortened and not (answer.status >= 300 and answer.error_body):
             raise transport_error(answer)
         if not 200 <= answer.status < 300:
@@ -130,6 +149,9 @@ class Exchange(ABC, Generic[S]):
             completion.span = self.span._replace(end=self.span.start + landing.length_bytes)
             return
         received = answer.received_bytes
+        if self.span.end == UNKNOWN_BYTES:  # the last chunk has come: it has as many bytes as there were
+            self.span = completion.span = ByteRange(0, received)
+            self.info = completion.info = self.info._replace(size_bytes=received)
         if received != self.span.length_bytes:
             raise ProtocolError(f"the body has {received} of {self.span.length_bytes} bytes", retryable=True)
         if self.whole and self.info.checksums and landing is not None:
@@ -165,7 +187,10 @@ class Exchange(ABC, Generic[S]):
         """``info`` of a ``Head``."""
         length = headers.get(b"content-length", b"")
         if not length.isdigit():
-            raise ProtocolError("the answer to HEAD has no Content-Length")
+            raise ProtocolError(
+                "the answer to HEAD has no Content-Length, so the object's size is not known before it is read",
+                hint="read it whole: with read(), read_parts() or penstock cat",
+            )
         completion.info = object_info(operation.key, headers, int(length), full_object(headers))
         self.check_described(headers)
 

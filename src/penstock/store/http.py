@@ -84,7 +84,10 @@ def _rebuild(base_url: str, transport: TransportConfig) -> HttpStore:
 
 
 class _Exchange(Exchange[HttpStore]):
-    """One GET or HEAD. A HEAD that is refused becomes a GET of one byte: URLs are signed, and servers made, for GET alone."""
+    """One GET or HEAD. A HEAD that is refused, or tells no size, becomes a GET of one byte.
+
+    URLs are signed, and servers made, for GET alone.
+    """
 
     __slots__ = ("instead", "url")
 
@@ -99,7 +102,7 @@ class _Exchange(Exchange[HttpStore]):
         headers = ["Accept-Encoding: identity"]
         span = operation.span if isinstance(operation, Get) else _FIRST_BYTE if self.instead else None
         if span is not None:
-            headers.append(f"Range: bytes={span.start}-{span.end - 1}")
+            headers.append(span.header)
         if isinstance(operation, Get) and operation.if_match is not None:
             headers.append(f"If-Match: {operation.if_match}")
         request = HttpRequest(
@@ -114,7 +117,10 @@ class _Exchange(Exchange[HttpStore]):
         self.transfer = engine.submit(request)
 
     def healed(self, answer: HttpAnswer) -> bool:
-        if not isinstance(self.operation, Head) or self.instead or answer.status not in _HEAD_REFUSED or self.cancelled:
+        if not isinstance(self.operation, Head) or self.instead or self.cancelled:
+            return False
+        unsized = answer.status == 200 and b"content-length" not in answer.headers
+        if answer.status not in _HEAD_REFUSED and not unsized:
             return False
         self.instead = True
         self.send()

@@ -13,11 +13,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import RetryConfig
-from penstock.errors import ChecksumError, PenstockError, ShortReadError, SpanError, StoreError
+from penstock.errors import ChecksumError, PenstockError, ProtocolError, ShortReadError, SpanError, StoreError
 from penstock.store.base import Store, Wrapper
 from penstock.store.checksums import verify
 from penstock.transport import engine
-from penstock.types import Attempt, ByteRange, Completion, Get, Landing, ObjectInfo, Operation, Sink, Transfer
+from penstock.types import (
+    UNKNOWN_BYTES,
+    Attempt,
+    ByteRange,
+    Completion,
+    Get,
+    Landing,
+    ObjectInfo,
+    Operation,
+    Sink,
+    Transfer,
+)
 
 _jitter = random.SystemRandom()
 """Not the module's own generator: its state is the user's, and seeded."""
@@ -97,6 +108,8 @@ class _Entry:
         "landing",
         "operation",
         "owner",
+        "ranges_refused",
+        "resuming",
         "sink",
         "span",
         "start_s",
@@ -114,6 +127,8 @@ class _Entry:
         self.transfer: Transfer | None = None
         self.cancelled = False
         self.tries_count = 0
+        self.resuming = False  # this attempt asks for the rest of a body that broke
+        self.ranges_refused = False  # the store did not send such a rest: the body is begun again instead
         self.unsound = False  # the body came whole, but does not have its checksum
         self.backoff: list[tuple[Completion, int]] = []  # who pops it sends the next attempt, or ends the operation
         self.start_s = 0.0
@@ -152,7 +167,9 @@ class _Entry:
         if completion.error is None and self.tries_count:
             self._complete(completion)
         error = completion.error
-        if isinstance(error, SpanError) and self.span is not None:  # of the rest, which the first answer promised
+        if error is not None and self._is_refused_resumption(error):
+            error.retryable = self.ranges_refused = True
+        elif isinstance(error, SpanError) and self.span is not None:  # of the rest, which the first answer promised
             what = "the object ends before the length that its first answer promised"
             error = completion.error = ShortReadError(what, retryable=False, **_located(error))
         if error is None:
@@ -183,6 +200,13 @@ class _Entry:
         engine.call_later(wait_s, self._again)
         if self._is_cancelled():  # by another thread, which may have seen no backoff
             engine.call_later(0.0, self._again)
+
+    def _is_refused_resumption(self, error: StoreError) -> bool:
+        """Whether the store did not go on where the body broke: it does no ranges, or nothing was missing but the end."""
+        if not self.resuming or self.span is None:
+            return False
+        nothing_left = isinstance(error, SpanError) and self.span.end == UNKNOWN_BYTES
+        return nothing_left or isinstance(error, ProtocolError)
 
     def _wait_s(self, error: StoreError) -> float:
         config = self.owner.config
@@ -224,20 +248,23 @@ class _Entry:
     def _remaining(self) -> Operation | None:
         """The operation for what is missing; None where nothing is."""
         operation, target, info, span = self.operation, self.target, self.info, self.span
+        self.resuming = False
         if not isinstance(operation, Get) or target is None or info is None or span is None:
             if self.landing is not None:
                 self.landing.position = self.landing.start
             return operation
         received_bytes = target.position - target.start
-        if received_bytes == 0 or info.etag is None or self.unsound:
+        if received_bytes == 0 or info.etag is None or self.unsound or self.ranges_refused:
             target.position = target.start
             if info.etag is None:
                 self.target = self.landing
                 return operation
-            if self.unsound:  # asked as at first: only then does the store tell the checksum again
+            # asked as at first: only then does the store tell the checksum again, or send a body without a range
+            if self.unsound or self.ranges_refused or span.end == UNKNOWN_BYTES:
                 self.landing = target
                 return operation._replace(if_match=info.etag)
         else:
+            self.resuming = True
             self.owner.resumed_count += 1
         self.landing = target
         end = span.start + target.length_bytes
@@ -253,6 +280,8 @@ class _Entry:
             return
         if completion.info is not None and completion.info.checksums:
             self.info = info = completion.info
+        elif completion.info is not None and info.size_bytes == UNKNOWN_BYTES:
+            self.info = info = info._replace(size_bytes=completion.info.size_bytes)
         completion.landing, completion.info = target, info
         completion.span = ByteRange(span.start, span.start + (target.position - target.start))
         if completion.span.start == 0 and completion.span.end == info.size_bytes and info.checksums:

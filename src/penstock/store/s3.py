@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _DOCUMENT_BYTES_MAX = 64 << 20
 """Bound of an XML answer; a page of 1 000 keys of 1 024 bytes, percent-encoded, has 4 MiB."""
+_OF_OBJECTS = frozenset({b"etag", b"last-modified", b"x-amz-request-id"})
 _HEALS_MAX = 3
 """Times that one operation may be sent again because the store told its region, or the time."""
 
@@ -177,9 +178,12 @@ class _Exchange(Exchange[S3Store]):
                                 hint="is this an S3 endpoint?")  # fmt: skip
 
     def check_described(self, headers: dict[bytes, bytes]) -> None:
-        """Every S3 tells an object's ETag or its time: else it is a portal's page, or a broken proxy's nothing."""
-        if b"etag" not in headers and b"last-modified" not in headers:
-            raise ProtocolError("the answer has neither ETag nor Last-Modified", retryable=True)
+        """Every S3 tells an object's ETag, its time, or with what an Object Lambda makes, at least the request's id.
+
+        Otherwise the answer is a portal's page, or a broken proxy's nothing.
+        """
+        if not headers.keys() & _OF_OBJECTS:
+            raise ProtocolError("the answer has no ETag, no Last-Modified and no request id", retryable=True)
 
     def refusal(self, answer: HttpAnswer) -> StoreError:
         document = xml.parse_error(answer.error_body) if answer.error_body else None

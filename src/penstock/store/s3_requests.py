@@ -142,7 +142,7 @@ def _get(site: Site, options: S3Options, operation: Get) -> Wire:
     if span is not None:
         if not 0 <= span.start < span.end:
             span.checked()
-        headers.append(f"Range: bytes={span.start}-{span.end - 1}")
+        headers.append(span.header)
     if if_match is not None:
         headers.append(f"If-Match: {if_match}")
     if options is not _PLAIN:

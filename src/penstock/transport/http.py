@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.buffers import bytes_buffer, small_buffer
-from penstock.config import KIB, MIB
+from penstock.buffers import bytes_buffer
+from penstock.config import MIB
 from penstock.errors import ProtocolError, StoreError
 from penstock.transport.head import parse_head
-from penstock.types import Landing
+from penstock.types import GrowingLanding, Landing
 
 if TYPE_CHECKING:
     import mmap
@@ -144,6 +144,7 @@ class HttpTransfer:
         "_body_view",
         "_error_bytes",
         "_error_pieces",
+        "_growing",
         "_loop",
         "_refused",
         "carrier",
@@ -185,6 +186,7 @@ class HttpTransfer:
         self.watch_bytes = -1
         self.watch_s = 0.0
         self._body_view: memoryview | None = None
+        self._growing: GrowingLanding | None = None  # in place of the view: nothing may refer to memory that grows
         self.direct: mmap.mmap | None = None  # the body goes to this one's write, and its file position counts
         self._error_pieces: list[bytes] | None = None
         self._error_bytes = 0
@@ -213,28 +215,32 @@ class HttpTransfer:
                 self._error_pieces.append(piece)
                 self._error_bytes += len(piece)
                 return None if self._error_bytes <= _ERROR_BYTES_MAX else 0
-            if not self._begin_body():
-                return self.take(piece) if self._error_pieces is not None else 0
-            view = self._body_view
-            assert view is not None
+            if self._growing is not None:
+                return self._append(self._growing, piece)
+            begun = self._begin_body()
+            return self.take(piece) if begun or self._error_pieces is not None else 0
         landing = self.landing
         assert landing is not None
         position = landing.position
         end = position + len(piece)
         if end > landing.end:
-            if self.initial_position >= 0:
-                view[position : landing.end] = piece[: landing.end - position]
-                landing.position = landing.end
-                self.overflow()
-                return 0
-            if end > UNSIZED_BYTES_MAX:
-                self._refused = ProtocolError(f"a body of unknown length has more than {UNSIZED_BYTES_MAX} bytes")
-                return 0
-            self._grow(end)
-            view = self._body_view
-            assert view is not None
+            view[position : landing.end] = piece[: landing.end - position]
+            landing.position = landing.end
+            self.overflow()
+            return 0
         view[position:end] = piece
         landing.position = end
+        return None
+
+    def _append(self, landing: GrowingLanding, piece: bytes) -> int | None:
+        try:
+            landing.append(piece)
+        except MemoryError:
+            self._refused = StoreError(f"no memory for a body of {landing.position} bytes and more", retryable=False)
+            return 0
+        except Exception as error:
+            self._refused = error
+            return 0
         return None
 
     def take_document(self, document: bytes) -> None:
@@ -259,7 +265,10 @@ class HttpTransfer:
         landing = self.place(int(length) if known else None)
         if landing is None:
             return False
-        self._body_view = memoryview(landing.buffer)
+        if isinstance(landing, GrowingLanding):
+            self._growing = landing
+        else:
+            self._body_view = memoryview(landing.buffer)
         return True
 
     def place(self, length_bytes: int | None) -> Landing | None:
@@ -270,11 +279,12 @@ class HttpTransfer:
             try:
                 landing = self.request.sink.on_head(*self.head)
                 if landing is None:
-                    room = bytes_buffer(length_bytes) if length_bytes is not None else small_buffer(64 * KIB)
-                    landing = Landing(room, 0, len(room))
-                    self.initial_position = 0 if length_bytes is not None else -1  # -1: it may grow
-                else:
-                    self.initial_position = landing.position
+                    landing = (
+                        Landing(bytes_buffer(length_bytes), 0, length_bytes)
+                        if length_bytes is not None
+                        else GrowingLanding(_check_unsized)
+                    )
+                self.initial_position = landing.position
             except MemoryError:
                 self._refused = StoreError(f"no memory for a body of {length_bytes} bytes", retryable=False)
                 return None
@@ -283,16 +293,6 @@ class HttpTransfer:
                 return None
             self.landing = landing
         return landing
-
-    def _grow(self, end: int) -> None:
-        landing = self.landing
-        assert landing is not None
-        self._body_view = None
-        grown = bytearray(max(end, 2 * landing.end))
-        grown[: landing.position] = memoryview(landing.buffer)[: landing.position]
-        landing.buffer = grown
-        landing.end = len(grown)
-        self._body_view = memoryview(landing.buffer)
 
     def progress_bytes(self) -> int:
         """Bytes of body received and sent so far; the watchdog compares two looks."""
@@ -327,7 +327,17 @@ class HttpTransfer:
             if isinstance(self._refused, OverflowError):
                 answer.curl_error, answer.reason = OVERLONG, str(self._refused)
         if landing is not None:
-            answer.received_bytes = landing.position - max(self.initial_position, 0)
+            answer.received_bytes = landing.position - self.initial_position
         answer.landing = landing
-        self.landing = self._body_view = self.direct = None
+        self.landing = self._body_view = self._growing = self.direct = None
         return answer
+
+
+def _check_unsized(length_bytes: int) -> None:
+    """Bound the body that nobody gave a landing and whose length nobody told.
+
+    Raises:
+        ProtocolError: it is longer.
+    """
+    if length_bytes > UNSIZED_BYTES_MAX:
+        raise ProtocolError(f"a body of unknown length has more than {UNSIZED_BYTES_MAX} bytes")

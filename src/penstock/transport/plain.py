@@ -25,6 +25,7 @@ from penstock.config import KIB
 from penstock.transport.connecting import Connection, Connector
 from penstock.transport.head import Chunked, keeps, message_of, parse_head
 from penstock.transport.origin import Origin, Origins
+from penstock.types import GrowingLanding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -228,7 +229,7 @@ class PlainPool:
             self._take(connection, bytes(rest))
         elif not length.isdigit() or len(length) > 18:
             self._fail(connection, _WEIRD, f"content length {length!r:.80}")
-        elif 200 <= status < 300:
+        elif 200 <= status < 300 and not isinstance(transfer.landing, GrowingLanding):
             self._begin_body(connection, transfer, int(length), rest)
         else:
             connection.left = int(length)
@@ -280,7 +281,7 @@ class PlainPool:
             connection.view = view[got:]
 
     def _on_pieces(self, connection: Connection) -> None:
-        """A body of unknown length or of an error: small, so it goes through ``take``."""
+        """A body in chunks, or of an error, or with a landing that grows: it goes through ``take``, piece by piece."""
         got = self._received(connection, self._scratch)
         if got < 0:
             return
