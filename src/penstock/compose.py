@@ -76,6 +76,8 @@ def connect(
     """
     if anonymous and (credentials is not None or profile is not None):
         raise ConfigError("anonymous=True excludes credentials= and profile=")
+    if not isinstance(url, str | os.PathLike):
+        raise ConfigError(f"connect({url!r}) must be given a URL or a path", hint="s3://bucket/prefix/, /data/")
     text = os.fspath(url)
     if not isinstance(text, str) or not text:
         raise ConfigError(f"{url!r} is not a URL", hint="s3://bucket/prefix/, a path, ...")

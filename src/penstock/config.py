@@ -4,14 +4,50 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+
+def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Refuse what is no whole number in [low, high], or where there is no bound above, of at least `low`.
+
+    Raises:
+        ConfigError: It names the value and its bounds.
+    """
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+        bounds = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ConfigError(f"{name}={value!r} must be a whole number {bounds}")
+
+
+def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that do not exist.
+
+    Args:
+        what: Takes them, for the message.
+        given: Their names.
+        known: All that there are.
+
+    Raises:
+        ConfigError: It names the option, and the one that was probably meant.
+    """
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(names)}"
+            raise ConfigError(f"{what}({name}=...) is no option of {what}()", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +164,14 @@ class FetchConfig:
     budget_bytes_max: int | None = None
 
     def __post_init__(self) -> None:
-        if self.part_bytes < 64 * KIB:
-            raise ConfigError(f"part_bytes={self.part_bytes!r} must be at least 64 KiB")
-        if not 1 <= self.requests_min <= self.requests_max:
+        check_whole("part_bytes", self.part_bytes, 64 * KIB)
+        check_whole("requests_min", self.requests_min, 1)
+        check_whole("requests_max", self.requests_max, 1)
+        check_whole("gap_bytes_max", self.gap_bytes_max, 0)
+        if self.budget_bytes_max is not None:
+            check_whole("budget_bytes_max", self.budget_bytes_max, 1)
+        if self.requests_min > self.requests_max:
             raise ConfigError(f"requests_min={self.requests_min!r} must lie in [1, requests_max={self.requests_max!r}]")
-        if self.gap_bytes_max < 0:
-            raise ConfigError(f"gap_bytes_max={self.gap_bytes_max!r} must not be negative")
 
 
 @cache

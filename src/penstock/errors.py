@@ -9,6 +9,7 @@
     ├── StoreError             (OSError)            the store, or the way to it
     │   ├── ObjectMissingError (FileNotFoundError)  no such key
     │   │   └── BucketMissingError                  no such bucket
+    │   │       └── DirectoryMissingError           no such directory, where a path takes a bucket's place
     │   ├── AccessDeniedError  (PermissionError)    the store knows who asks, and refuses
     │   │   └── CredentialsError                    wrong, expired or no credentials at all
     │   ├── ObjectChangedError                      another version appeared between two requests
@@ -48,6 +49,7 @@ __all__ = [
     "DataError",
     "DeadlineError",
     "DecodeError",
+    "DirectoryMissingError",
     "FieldMissingError",
     "ObjectChangedError",
     "ObjectExistsError",
@@ -203,6 +205,12 @@ class BucketMissingError(ObjectMissingError):
     HINT = "check the bucket's name and the endpoint"
 
 
+class DirectoryMissingError(BucketMissingError):
+    """There is no such directory: what a bucket is to S3, the directory is to a path."""
+
+    HINT = "check the path"
+
+
 class AccessDeniedError(StoreError, PermissionError):
     """The store refuses this to whoever asks."""
 
@@ -331,6 +339,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     StoreError: (errno.EIO, 502),
     ObjectMissingError: (errno.ENOENT, 404),
     BucketMissingError: (errno.ENOENT, 404),
+    DirectoryMissingError: (errno.ENOENT, 404),
     AccessDeniedError: (errno.EACCES, 403),
     CredentialsError: (errno.EACCES, 403),
     ObjectChangedError: (errno.ESTALE, 412),

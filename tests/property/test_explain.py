@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from counting import Counted, counted_stores
 from loading import formatted, index, shard
 from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import PenstockError
+from penstock.fetch import process_budget, set_process_budget
 from penstock.loader.explain import Explanation
 
 NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -86,6 +87,14 @@ def _pipeline(folder: Path, job: dict[str, Any]) -> Any:
     if job["refill"]:
         made = made.filter(lambda _: True, refill=True)
     return made.batch(**job["batch"], drop_last=job["drop_last"])
+
+
+@pytest.fixture(autouse=True)
+def _own_budget() -> Iterator[None]:
+    """The process's budget is what a store asked for last: tests that follow have the one that was."""
+    before = process_budget().bytes_max
+    yield
+    set_process_budget(before)
 
 
 def _tried(call: Callable[[], Any]) -> tuple[Any, type[PenstockError] | None]:

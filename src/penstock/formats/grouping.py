@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 NO_EXTENSION = "data"
 """Field of an object whose name has no dot."""
 
+_BOUNDARIES = ("/", ".", "_", "-")
+
 
 class ObjectGroup(NamedTuple):
     """One sample: its key, and the key of the object that holds each field, in the order in which they were listed."""
@@ -55,3 +57,26 @@ def group_objects(keys: Iterable[str], *, group_by: Literal["stem"] | None = Non
             raise DataError(f"object {key!r} {why}", sample_key=sample_key, field=field)
         members[field] = key
     return [ObjectGroup(key, members) for key, members in groups.items()]
+
+
+def likeness(key: str, names: Iterable[str]) -> str:
+    """What a table with these names is told to people to have, where it does not have a sample's key.
+
+    Args:
+        key: Of the sample.
+        names: That the table has.
+
+    Returns:
+        One of them, and what it has more or less than the key where they differ by a beginning or an end.
+    """
+    first = None
+    for name in names:
+        first = first or name
+        for longer, shorter, whose in ((name, key, "its names"), (key, name, "samples' keys")):
+            more = longer.removesuffix(shorter)
+            if shorter and more.endswith(_BOUNDARIES) and more != longer:
+                return f"it has {name!r}: {whose} begin with {more!r}"
+            more = longer.removeprefix(shorter)
+            if shorter and more.startswith(_BOUNDARIES) and more != longer:
+                return f"it has {name!r}: {whose} end with {more!r}"
+    return "it is empty" if first is None else f"its names are like {first!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -206,6 +207,8 @@ _COMPRESSED = [row for inner in _STREAMED for row in _compressed(inner)]
 FORMATS: dict[str, Format] = {row.name: row for row in (*_STREAMED[:4], *_RANGED, *_STREAMED[4:], *_COMPRESSED)}
 """Every format by name, in the order in which `detect` tries them."""
 
+_KNOWN = f"{', '.join(name for name in FORMATS if not {'-', '.'} & set(name))}, some of them also as .gz and .zst"
+
 _OF = re.compile(r"-\d+-of-\d+(?=\.[a-z0-9]+$|$)")
 """``data.tfrecord-00003-of-00100``: what TensorFlow's and Beam's writers put after or before the suffix."""
 
@@ -234,14 +237,14 @@ def detect(name: str, head: Buffer = b"") -> str:
     found = _of_head(name, start) if start else format_of_name(name)
     if found is not None:
         return found
-    supported = ", ".join(f"{row.name} ({', '.join(row.suffixes)})" for row in FORMATS.values() if row.suffixes)
+    hint = f"supported: {_KNOWN}"
     seems = look(start) if start else None
     what = f"it seems to be {seems}, which is not supported" if seems else "its format is not known"
     if seems in {"gzip", "zstd"}:
         what = f"it is {seems}, and neither its name nor its first bytes say of what"
     if format_of_name(name) is not None:
-        raise CorruptShardError(what, hint=f"supported: {supported}", shard=name, offset_bytes=0)
-    raise DataError(what, hint=f"supported: {supported}", shard=name)
+        raise CorruptShardError(what, hint=f"{hint}; is its name right?", shard=name, offset_bytes=0)
+    raise DataError(what, hint=f"{hint}; give it the suffix of one, or say shards(url, format='tar')", shard=name)
 
 
 def _of_head(name: str, start: bytes) -> str | None:
@@ -316,5 +319,7 @@ def ranged_of(
 
 def _row(format_name: str) -> Format:
     if format_name not in FORMATS:
-        raise ConfigError(f"format {format_name!r} is not one of {', '.join(FORMATS)}")
+        near = get_close_matches(format_name, FORMATS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"supported: {_KNOWN}"
+        raise ConfigError(f"format {format_name!r} does not exist", hint=hint)
     return FORMATS[format_name]

@@ -129,12 +129,16 @@ class _Jpeg(Picture):
 class _Other(Picture):
     def __init__(self, data: memoryview) -> None:
         from PIL import Image as Pillow
+        from PIL import UnidentifiedImageError
 
         webp = _webp_header(data)
         if webp is not None:
             _checked(webp.size)  # Pillow makes room for two of its pictures when it opens one
         with _pillows_errors():
-            self._file: Any = Pillow.open(io.BytesIO(data))
+            try:
+                self._file: Any = Pillow.open(io.BytesIO(data))
+            except UnidentifiedImageError:  # whose text is an address in memory
+                raise ValueError("no picture of a format that Pillow knows") from None
             bits = _bits_per_channel(self._file, data)
         if bits > 8:
             raise ValueError(f"a picture of {bits} bits per channel: more than 8 bits are not decoded")

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO, Unpack
 
-from penstock.config import FetchConfig
+from penstock.config import FetchConfig, check_names
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
 from penstock.loader.plan.finding import Finder
@@ -131,6 +131,7 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
+    check_names("explain", options, ("file", *Options.__dataclass_fields__))
     given = Options(**options)
     given.check()
     finder = Finder(pipeline, fetch=given.fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from penstock.config import check_whole
 from penstock.errors import ConfigError
 from penstock.loader.plan.options import Options
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
@@ -161,8 +162,7 @@ class Loader:
         Raises:
             ConfigError: `n` is negative; while iterating: the loop's body did not iterate the loader.
         """
-        if n < 0:
-            raise ConfigError(f"epochs({n}) must not be negative")
+        check_whole("epochs", n, 0)
         return _epochs(self, n)
 
     def restart(self, epoch: int | None = None) -> None:
@@ -174,8 +174,8 @@ class Loader:
         Raises:
             ConfigError: it is negative.
         """
-        if epoch is not None and epoch < 0:
-            raise ConfigError(f"restart({epoch}) must not be negative")
+        if epoch is not None:
+            check_whole("epoch", epoch, 0)
         self._session.begin_at(self._session.epoch if epoch is None else epoch)
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.buffers import is_typed
-from penstock.config import FetchConfig
+from penstock.config import FetchConfig, check_whole
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
@@ -37,8 +37,7 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"peek({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
-    if not 1 <= n <= PEEK_MAX:
-        raise ConfigError(f"peek(n={n!r}) must lie in [1, {PEEK_MAX}]")
+    check_whole("n", n, 1, PEEK_MAX)
     found = [_first(leaf, n) for leaf in pipeline.flat().leaves[:n]]
     return [samples[row] for row in range(n) for samples in found if row < len(samples)][:n]
 

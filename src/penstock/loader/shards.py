@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import compose
-from penstock.errors import ObjectMissingError
+from penstock.errors import ConfigError, ObjectMissingError
 from penstock.formats import format_of_name
 from penstock.index import FOLDER, EarlyIndex, read_manifest
 from penstock.pipeline import Objects, Shards
@@ -169,7 +169,11 @@ class ShardFinder:
     def _of(self, url: str) -> list[Shard]:
         if has_glob(url) and not self._source.is_list:
             folder, pattern = _glob_parts(url)
-            matches = re.compile(_glob_regex(pattern)).fullmatch
+            try:
+                matches = re.compile(_glob_regex(pattern)).fullmatch
+            except re.error as error:
+                hint = "several URLs are given as a list, not as text" if url.startswith("[") else None
+                raise ConfigError(f"{url!r} is no pattern: {error}", hint=hint) from None
             return self._listed(folder, url, matches)
         is_prefix = self._takes_all or format_of_name(url) is None
         if url.endswith("/") or (not self._source.is_list and is_prefix):
@@ -177,6 +181,11 @@ class ShardFinder:
         root, key = compose.split(url)
         if not key and not self._source.is_list:  # a directory that is called like a shard
             return self._listed(url + "/", url, None)
+        if not key:
+            raise ConfigError(
+                f"{url!r} is a directory, and a list names single {self._what}",
+                hint=f"as a prefix it ends with a slash: {url}/",
+            )
         return [Shard(self._store(root), key)]
 
     def _listed(self, folder: str, url: str, matches: Callable[[str], object] | None) -> list[Shard]:
@@ -192,9 +201,13 @@ class ShardFinder:
                 continue
             shards.append(Shard(store, info.key, etag=info.etag, size_bytes=info.size_bytes))
         if not shards:
-            what = f"no shards here ({others_count} objects of other kinds)"
-            hint = "a prefix takes objects whose names say their format, .tar and the like; is it the right folder?"
-            if self._takes_all:
+            what = f"no shards here ({others_count} objects of other kinds)" if others_count else "no shards here"
+            hint = "the folder is empty; is it the right one?"
+            if matches is not None:
+                what, hint = "no shard has a name like this", "* and ? stay inside a folder, ** does not"
+            elif others_count:
+                hint = "a prefix takes objects whose names say their format, .tar and the like; single objects: ps.objects(url)"
+            elif self._takes_all:
                 what, hint = "no objects here", "is it the right folder? A single object is named in a list, [url]"
             where = store.describe("") if matches is None else url
             raise ObjectMissingError(what, operation="LIST", url=where, hint=hint)
@@ -205,6 +218,10 @@ class ShardFinder:
         if key.startswith(FOLDER) or f"/{FOLDER}" in key:  # indexes, plans: penstock's own
             return True
         return key.endswith("/") if self._takes_all else format_of_name(key) is None
+
+    @property
+    def _what(self) -> str:
+        return "objects" if self._takes_all else "shards"
 
     def _store(self, root: str) -> Store:
         store = self._stores.get(root)

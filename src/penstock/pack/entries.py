@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError, ObjectMissingError
 from penstock.formats import format_of_name, group_objects
-from penstock.formats.grouping import NO_EXTENSION
+from penstock.formats.grouping import NO_EXTENSION, likeness
 from penstock.formats.sample import check_key, split_name
 from penstock.index import resolve
 from penstock.pack import tables
@@ -299,7 +299,9 @@ def labelled_by_table(listing: Listing, field: str, rows: list[dict[str, Any]], 
         labels[split[0] if split is not None else str(name)] = rest[0]
     for entry in listing.entries:
         if labels.get(entry.key) in (None, ""):
-            raise DataError(f"the table {url} has no label of it", sample_key=entry.key, field=field)
+            raise DataError(
+                f"the table {url} has no label for it; {likeness(entry.key, labels)}", sample_key=entry.key, field=field
+            )
     return _labelled(listing, field, labels)
 
 

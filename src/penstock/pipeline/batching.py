@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from penstock.errors import ConfigError
 from penstock.pipeline.functions import function_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Oversize = Literal["raise", "alone", "drop"]
 
@@ -90,7 +87,11 @@ class BatchBySize:
 
     def size_of(self, sample: Mapping[str, Any]) -> int:
         """What one sample counts: the length of a field, or what the function says."""
-        return len(sample[self.size]) if isinstance(self.size, str) else int(self.size(sample))
+        if not isinstance(self.size, str):
+            return int(self.size(sample))
+        if self.size not in sample:
+            raise ValueError(f"it has no field {self.size!r}, but {', '.join(sample)}")
+        return len(sample[self.size])
 
     def budget(self) -> SizeBudget:
         """A new one, empty."""
@@ -153,13 +154,30 @@ class SizeBudget:
         return "new"
 
 
-def padding_of(pad: Mapping[str, float] | Iterable[str] | None) -> tuple[tuple[str, float], ...]:
+def names_of(fields: object, what: str) -> tuple[str, ...]:
+    """One name, or several, as a tuple.
+
+    Args:
+        fields: As the user gave them.
+        what: Takes them, for the message.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(fields, str):
+        return (fields,)
+    if not isinstance(fields, Iterable):
+        raise ConfigError(f"{what} takes a name or a list of names, not {fields!r}")
+    return tuple(fields)
+
+
+def padding_of(pad: Mapping[str, float] | str | Iterable[str] | None) -> tuple[tuple[str, float], ...]:
     """``{"tokens": 0}``, or names alone, which are filled with 0, as records."""
     if pad is None:
         return ()
     if isinstance(pad, Mapping):
         return tuple(pad.items())
-    return tuple((name, 0) for name in pad)
+    return tuple((name, 0) for name in names_of(pad, "pad="))
 
 
 def _check_shapes(collate: object, pad: tuple[tuple[str, float], ...], ragged: tuple[str, ...]) -> None:

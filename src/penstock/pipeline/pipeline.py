@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from penstock.errors import ConfigError
-from penstock.pipeline.batching import Batch, BatchBySize, Oversize, padding_of
+from penstock.pipeline.batching import Batch, BatchBySize, Oversize, names_of, padding_of
 from penstock.pipeline.mixing import flattened
 from penstock.pipeline.stages import (
     Decode,
@@ -132,7 +132,7 @@ class Pipeline:
         Raises:
             ConfigError: no name, one twice, or one that no sample has at this point.
         """
-        names = (fields,) if isinstance(fields, str) else tuple(fields)
+        names = names_of(fields, ".select()")
         self._check_known(names, "select")
         return self._then(Select(names))
 
@@ -149,7 +149,7 @@ class Pipeline:
         other: str | Pipeline,
         *,
         on: str = "key",
-        fields: Iterable[str] | None = None,
+        fields: str | Iterable[str] | None = None,
         missing: Literal["raise", "drop"] = "raise",
         bytes_max: int = 1024**3,
     ) -> Pipeline:
@@ -168,7 +168,7 @@ class Pipeline:
         """
         if isinstance(other, Pipeline):
             check_part(other, "join")
-        chosen = None if fields is None else tuple(fields)
+        chosen = None if fields is None else names_of(fields, ".join(fields=)")
         return self._then(Join(other, on, chosen, missing, bytes_max))
 
     def evaluate(self) -> Pipeline:
@@ -190,8 +190,8 @@ class Pipeline:
         global_size: int | None = None,
         drop_last: bool = False,
         collate: Callable[[list[dict[str, Any]]], Any] | None = None,
-        pad: Mapping[str, float] | Iterable[str] | None = None,
-        ragged: Iterable[str] = (),
+        pad: Mapping[str, float] | str | Iterable[str] | None = None,
+        ragged: str | Iterable[str] = (),
     ) -> Pipeline:
         """Deliver `n` samples at a time, per rank, or `global_size` over all ranks.
 
@@ -214,7 +214,7 @@ class Pipeline:
             drop_last=drop_last,
             collate=collate,
             pad=padding_of(pad),
-            ragged=tuple(ragged),
+            ragged=names_of(ragged, "ragged="),
         )
         self._check_known((*dict(stage.pad), *stage.ragged), "batch")
         return self._then(stage)
@@ -229,8 +229,8 @@ class Pipeline:
         oversize: Oversize = "raise",
         drop_last: bool = False,
         collate: Callable[[list[dict[str, Any]]], Any] | None = None,
-        pad: Mapping[str, float] | Iterable[str] | None = None,
-        ragged: Iterable[str] = (),
+        pad: Mapping[str, float] | str | Iterable[str] | None = None,
+        ragged: str | Iterable[str] = (),
     ) -> Pipeline:
         """Deliver consecutive samples until the next would pass `size_max`: so many tokens per batch, per rank.
 
@@ -257,9 +257,10 @@ class Pipeline:
             drop_last=drop_last,
             collate=collate,
             pad=padding_of(pad),
-            ragged=tuple(ragged),
+            ragged=names_of(ragged, "ragged="),
         )
-        self._check_known((*dict(stage.pad), *stage.ragged), "batch_by_size")
+        counted = (stage.size,) if isinstance(stage.size, str) else ()
+        self._check_known((*dict(stage.pad), *stage.ragged, *counted), "batch_by_size")
         return self._then(stage)
 
     def open(
@@ -341,6 +342,9 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return "".join(map(repr, (self.source, *self.stages)))
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"{self!r} describes samples and holds none. Hint: for batch in ps.Loader(pipeline)")
 
 
 def check_part(part: object, what: str) -> None:

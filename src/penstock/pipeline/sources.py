@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from penstock.config import check_names
+from penstock.errors import ConfigError
 from penstock.pipeline.mixing import Mix, Stop, parts_of
 from penstock.pipeline.pipeline import Pipeline, check_part
 from penstock.pipeline.source import Connection, Objects, OnCorrupt, Shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from penstock.config import HedgeConfig, RetryConfig, TransportConfig
     from penstock.store import Credentials
@@ -60,8 +63,8 @@ def shards(
     Raises:
         ConfigError: no URL, a pattern that does not unfold, or a bad option.
     """
-    paths, is_list = _paths(urls, manifest=manifest)
-    return Pipeline(Shards(paths, is_list, Connection(**connection), format, on_corrupt, manifest))
+    paths, is_list = _paths("shards", urls, manifest=manifest)
+    return Pipeline(Shards(paths, is_list, _connection("shards", connection), format, on_corrupt, manifest))
 
 
 def objects(
@@ -88,8 +91,8 @@ def objects(
     Raises:
         ConfigError: no URL, a pattern that does not unfold, or options that exclude each other.
     """
-    paths, is_list = _paths(urls, manifest=manifest)
-    return Pipeline(Objects(paths, is_list, Connection(**connection), group_by, read, manifest))
+    paths, is_list = _paths("objects", urls, manifest=manifest)
+    return Pipeline(Objects(paths, is_list, _connection("objects", connection), group_by, read, manifest))
 
 
 def mix(
@@ -115,15 +118,31 @@ def mix(
         ConfigError: no source, a bad weight, a schedule for a source that is not in the mix, or a source that shuffles,
             takes or batches, which the mix does after it.
     """
+    if not isinstance(weights, Mapping):
+        raise ConfigError(
+            f"mix({weights!r}) must be given a dict of pipelines and their weights",
+            hint="ps.mix({photos: 0.7, drawings: 0.3}), or {photos: 1, drawings: 1} for equal shares",
+        )
     parts, first, later = parts_of(weights, schedule)
     for part in parts:
         check_part(part, "mix")
     return Pipeline(Mix(parts, first, later, stop))
 
 
-def _paths(urls: Any, *, manifest: str | None) -> tuple[tuple[str, ...], bool]:
+def _connection(what: str, options: ConnectionOptions) -> Connection:
+    check_names(what, options, Connection.__dataclass_fields__)
+    return Connection(**options)
+
+
+def _paths(what: str, urls: Any, *, manifest: str | None) -> tuple[tuple[str, ...], bool]:
     if urls is None and manifest is not None:
         return (), True
+    if urls is None or isinstance(urls, bytes | Pipeline) or not isinstance(urls, str | os.PathLike | Iterable):
+        given = "" if urls is None else repr(urls)
+        raise ConfigError(
+            f"{what}({given}) must be given a URL, a pattern, or a list of URLs",
+            hint=f"ps.{what}('s3://bucket/train/')",
+        )
     is_list = not isinstance(urls, str | os.PathLike)
-    listed = tuple(urls) if is_list else (urls,)
+    listed: tuple[Any, ...] = (urls,) if isinstance(urls, str | os.PathLike) else tuple(urls)
     return tuple(os.fspath(url) if isinstance(url, os.PathLike) else url for url in listed), is_list

@@ -68,7 +68,7 @@ class Decode:
             )
         for entry in self.fields:
             if not isinstance(entry, Field):
-                raise ConfigError(f".decode({entry!r}) is no field", hint="use ps.Image, Integer, Text, Json or Bytes")
+                raise ConfigError(f".decode({entry!r}) is no field", hint=_decode_hint(entry))
         if repeated := sorted({name for name in self.names if self.names.count(name) > 1}):
             raise ConfigError(f".decode() names {', '.join(map(repr, repeated))} more than once")
         _check_errors_max(self.errors_max)
@@ -254,6 +254,11 @@ def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec], ...
     """
     if fields is None:
         return None
+    if not isinstance(fields, Mapping):
+        raise ConfigError(
+            f"fields={fields!r} must be a dict of names and what they hold",
+            hint="e.g. fields={'cls': 'int64', 'text': str}",
+        )
     return tuple((name, _spec(name, entry)) for name, entry in fields.items())
 
 
@@ -267,12 +272,34 @@ def _spec(name: str, entry: object) -> Spec:
         dtype = OBJECT.dtype
     else:
         dtype = getattr(dtype, "name", dtype)  # numpy.dtype
-    if not isinstance(dtype, str) or not all(isinstance(side, int) and side >= 0 for side in shape):
+    is_shape = isinstance(shape, tuple | list) and all(isinstance(side, int) and side >= 0 for side in shape)
+    if not isinstance(dtype, str) or not _is_dtype(dtype) or not is_shape:
         raise ConfigError(
             f"fields={{{name!r}: {entry!r}}} must be a dtype, a pair of dtype and shape, or str, bytes or object",
             hint="e.g. fields={'jpg': ('uint8', (224, 224, 3)), 'cls': 'int64', 'text': str}",
         )
     return Spec(dtype, tuple(shape))
+
+
+def _is_dtype(name: str) -> bool:
+    import numpy as np  # only here: describing a pipeline imports nothing large
+
+    if name == OBJECT.dtype:
+        return True
+    try:
+        return np.dtype(name) != object
+    except TypeError:
+        return False
+
+
+def _decode_hint(entry: object) -> str:
+    """What was probably meant by an argument of ``decode`` that is no field."""
+    if isinstance(entry, type) and issubclass(entry, Field):
+        return f"say which member it reads: ps.{entry.__name__}('ext')"
+    if isinstance(entry, list | tuple):
+        return "give the fields one by one: .decode(*fields)"
+    name = entry if isinstance(entry, str) else "txt"
+    return f"say what it is: ps.Text({name!r}), or ps.Image, Integer, Float, Json, Numpy, Audio or Bytes"
 
 
 def _check_errors_max(count: object) -> None:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import (
-    BucketMissingError,
     ConfigError,
+    DirectoryMissingError,
     ObjectChangedError,
     ObjectExistsError,
     ObjectMissingError,
@@ -296,11 +296,11 @@ class LocalStore(ThreadedStore):
         return info
 
     def as_store_error(self, error: Exception, operation: Any) -> StoreError:
-        """As the base; a missing root is a missing bucket."""
+        """As the base; a missing root is an error of its own."""
         mapped = super().as_store_error(error, operation)
         if type(mapped) is ObjectMissingError and not self.root.is_dir():
-            text, hint = f"there is no directory {self.root}", "check the path"
-            missing = BucketMissingError(text, hint=hint, operation=mapped.operation, url=mapped.url)
+            text = f"there is no directory {self.root}"
+            missing = DirectoryMissingError(text, operation=mapped.operation, url=mapped.url)
             missing.__cause__ = error
             return missing
         return mapped

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import forks
-from penstock.errors import BucketMissingError, ConfigError, StoreError
+from penstock.errors import ConfigError, DirectoryMissingError, StoreError
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Tree:
 
         Raises:
             ConfigError: another delimiter.
-            BucketMissingError: there is no root.
+            DirectoryMissingError: there is no root.
             StoreError: a file's name is not UTF-8, so that no key can name it.
         """
         if operation.delimiter not in ("", "/"):
@@ -96,7 +96,7 @@ class Tree:
         try:
             status = self.root.stat()
         except FileNotFoundError as error:
-            raise BucketMissingError(f"there is no directory {self.root}") from error
+            raise DirectoryMissingError(f"there is no directory {self.root}") from error
         yield from self._below(str(self.root), "", walk, ((status.st_dev, status.st_ino),))
 
     def _below(self, path: str, base: str, walk: _Walk, parents: tuple[tuple[int, int], ...]) -> Iterator[ObjectInfo]:

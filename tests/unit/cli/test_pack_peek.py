@@ -93,7 +93,7 @@ def test_what_cannot_be(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["peek", str(shard), "-o", "s.gif"]) == 1
     assert "must end with .png or .html" in capsys.readouterr().err
     assert run(["peek", str(shard), "-n", "0"]) == 1
-    assert "must lie in" in capsys.readouterr().err
+    assert "must be a whole number in" in capsys.readouterr().err
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n')
     assert run(["peek", f"{tmp_path}/x.jsonl", "-o", f"{tmp_path}/s.png"]) == 1
     assert "has an image" in capsys.readouterr().err

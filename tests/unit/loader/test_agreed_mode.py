@@ -91,5 +91,5 @@ def test_ranks_hear_of_one_that_cannot_open_an_epoch(tmp_path: Path, mode: Any, 
         each.start()
     for each in ranks:
         each.join()
-    assert raised == [["PenstockError"], ["RuntimeError" if failing != "listing" else "BucketMissingError"]]
+    assert raised == [["PenstockError"], ["RuntimeError" if failing != "listing" else "DirectoryMissingError"]]
     assert failing == "listing" or counts[0] == counts[1] > 0

@@ -89,6 +89,20 @@ class Column:
         return f"{self.dtype}{list(self.shape)}" if self.scalar is None else self.scalar.__name__
 
 
+def _remedy(name: str, column: Column, value: Any) -> str:
+    """What makes a value fit that does not."""
+    array = np.asarray(value) if _is_array(value) else None
+    if isinstance(value, int | float | np.number) and column.dtype is not None and not column.shape:
+        if column.scalar is type(value):
+            return "int64 ends at 2**63 - 1: give a float or a str in .map()"
+        return f"give one type of number in .map(), e.g. float(sample[{name!r}])"
+    if array is None or array.dtype != column.dtype:
+        return f"give {column} for every sample in .map()"
+    if array.dtype == np.uint8 and array.ndim in (2, 3):
+        return "give Image a height and width, or make all alike in .map()"
+    return f"make all alike in .map(), or .batch(pad=[{name!r}]), or .batch(ragged=[{name!r}])"
+
+
 class UnequalColumn(Column):
     """One field whose arrays differ in length: a list of them, until the batch is complete.
 
@@ -223,7 +237,7 @@ class Layout:
             except (ValueError, OverflowError, TypeError) as error:
                 raise DecodeError(
                     f"does not fit into the batch: {error}",
-                    hint="give Image a height and width, make all alike in .map(), or .batch(pad=) or .batch(ragged=)",
+                    hint=_remedy(name, self.columns[name], value),
                     stage="batch",
                     field=name,
                     sample_key=key,

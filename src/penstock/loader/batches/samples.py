@@ -15,6 +15,7 @@ import numpy as np
 from penstock.buffers import is_typed
 from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError
 from penstock.formats import LOST, RESERVED_FIELDS
+from penstock.formats.grouping import likeness
 from penstock.loader.batches.decoding import decoded, written_in_place
 from penstock.loader.batches.joins import table_of
 from penstock.loader.batches.tolerance import Tolerance, Uncounted
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.batches.columns import Layout
+    from penstock.loader.batches.joins import Table
     from penstock.pipeline import Pipeline, Spec
 
 _STREAM = 0x70656E73746F636B  # "penstock": tells these streams from others with the same seed
@@ -278,11 +280,11 @@ class Steps:
         if isinstance(stage, Select):
             return _selected(stage, values, origin)
         if isinstance(stage, Join):
-            row = self._tables[stage].row(origin.sample.key)
-            if row is None and stage.missing == "drop":
+            table = self._tables[stage]
+            if stage.missing == "drop" and table.row(origin.sample.key) is None:
                 self.tolerance.count(step.name)
                 return None
-            return _joined(stage, step.name, values, row, origin)
+            return _joined(stage, step.name, values, table, origin)
         given = _copied(values) if step.is_raw else dict(values)
         given.update(__key__=origin.sample.key, __shard__=origin.shard, __position__=origin.position)
         return _called(step, given, values, origin)
@@ -326,12 +328,15 @@ def _selected(stage: Select, values: Mapping[str, Any], origin: Origin) -> dict[
         ) from None
 
 
-def _joined(
-    stage: Join, name: str, values: Mapping[str, Any], row: Mapping[str, Any] | None, origin: Origin
-) -> dict[str, Any]:
+def _joined(stage: Join, name: str, values: Mapping[str, Any], table: Table, origin: Origin) -> dict[str, Any]:
     where = {"stage": name, "sample_key": origin.sample.key, "shard": origin.shard}
+    row = table.row(origin.sample.key)
     if row is None:
-        raise FieldMissingError(f"{stage!r} has no row for this key", hint="missing='drop' leaves them out", **where)
+        raise FieldMissingError(
+            f"{stage!r} has no row for this key; {likeness(origin.sample.key, table.open())}",
+            hint="missing='drop' leaves such samples out",
+            **where,
+        )
     if twice := row.keys() & values.keys():
         raise DecodeError(
             f"{stage!r}: the sample has {', '.join(sorted(twice))} already",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from penstock.config import MIB
+from penstock.config import MIB, FetchConfig, check_whole
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from penstock.cache import CacheConfig
-    from penstock.config import FetchConfig
     from penstock.loader.statistics import LoaderStatistics
     from penstock.pipeline import Pipeline
 
@@ -79,20 +78,19 @@ class Options:
         Raises:
             ConfigError: a bound is broken.
         """
-        if self.threads is not None and not 1 <= self.threads <= THREADS_MAX:
-            raise ConfigError(f"threads={self.threads!r} must lie in [1, {THREADS_MAX}]")
-        if not 0 <= self.processes <= PROCESSES_MAX:
-            raise ConfigError(f"processes={self.processes!r} must lie in [0, {PROCESSES_MAX}]")
-        if self.prefetch_batches is not None and not 1 <= self.prefetch_batches <= PREFETCH_BATCHES_MAX:
-            raise ConfigError(f"prefetch_batches={self.prefetch_batches!r} must lie in [1, {PREFETCH_BATCHES_MAX}]")
+        self._check_types()
         if (self.rank is None) != (self.world_size is None):
             raise ConfigError(f"rank={self.rank!r} and world_size={self.world_size!r}: give both, or none")
         if self.rank is not None and self.mesh is not None:
             raise ConfigError("rank= and mesh= both say which part of the data is this process's: give one")
         if self.index not in INDEXES:
             raise ConfigError(f"index={self.index!r} must be one of {', '.join(map(repr, INDEXES))}")
-        which, every = self.stride
-        if not 0 <= which < every:
+        try:
+            which, every = self.stride
+            is_stride = 0 <= which < every
+        except (TypeError, ValueError):
+            is_stride = False
+        if not is_stride:
             raise ConfigError(f"stride={self.stride!r} must be (j, n) with 0 <= j < n")
         if every > 1 and not self.in_order:
             raise ConfigError("stride= counts batches in their order: it does not go with in_order=False")
@@ -102,6 +100,21 @@ class Options:
             raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
         if self.share is not None and not callable(self.share):
             raise ConfigError(f"share={self.share!r} must be a function that calls its argument on one rank")
+
+    def _check_types(self) -> None:
+        if self.threads is not None:
+            check_whole("threads", self.threads, 1, THREADS_MAX)
+        if self.lanes is not None:
+            check_whole("lanes", self.lanes, 1)
+        check_whole("processes", self.processes, 0, PROCESSES_MAX)
+        if self.prefetch_batches is not None:
+            check_whole("prefetch_batches", self.prefetch_batches, 1, PREFETCH_BATCHES_MAX)
+        if self.fetch is not None and not isinstance(self.fetch, FetchConfig):
+            raise ConfigError(
+                f"fetch={self.fetch!r} must be a FetchConfig", hint="fetch=ps.FetchConfig(part_bytes=...)"
+            )
+        if self.index_dir is not None and not isinstance(self.index_dir, str | os.PathLike):
+            raise ConfigError(f"index_dir={self.index_dir!r} must be a path")
 
     @property
     def prefetch_count(self) -> int:
