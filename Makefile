@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite test-ceph test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
+.PHONY: help demo test lint unit suite fuzz test-ceph test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -46,6 +46,9 @@ suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers 
 	@echo "== contract, property and integration tests"
 	$(BIN)/python -m pytest tests --ignore tests/doors -q -m server
 	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -m 'not server'
+
+fuzz: $(VENV)/.ready  ## Random jobs of the loader against a naive model: SECONDS=600 SEED=0, or one job again: CASE="Case(...)"
+	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0) --case "$(CASE)"
 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
+from penstock.errors import PenstockError
 
 
 def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
@@ -73,29 +74,44 @@ def ring(size: int, barrier: threading.Barrier) -> list[Callable[[int], int]]:
     return [agree(rank) for rank in range(size)]
 
 
-def in_step(make: Callable[..., ps.Loader], size: int, *, epochs: int = 1) -> list[list[dict[str, Any]]]:
-    """The batches of `size` ranks that run in threads, each given ``rank``, ``world_size`` and ``agree``."""
+def together(train: Callable[[int, Callable[[int], int]], Any], size: int) -> list[Any]:
+    """What ``train(rank, agree)`` gives on each of `size` ranks that run in threads.
+
+    Raises:
+        BaseException: what a rank raised; rather that than its consequence on another.
+    """
     barrier = threading.Barrier(size, timeout=60)
     agrees = ring(size, barrier)
     found: list[Any] = [None] * size
+    errors: list[BaseException] = []
 
-    def train(rank: int) -> None:
+    def run(rank: int) -> None:
         try:
-            with make(rank=rank, world_size=size, agree=agrees[rank]) as loader:
-                found[rank] = [batch for _ in loader.epochs(epochs) for batch in loader]
+            found[rank] = train(rank, agrees[rank])
         except BaseException as error:
-            found[rank] = error
+            errors.append(error)
             barrier.abort()
 
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    errors = [each for each in found if isinstance(each, BaseException)]
-    for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
+    for error in sorted(
+        errors, key=lambda each: (isinstance(each, threading.BrokenBarrierError), type(each) is PenstockError)
+    ):
         raise error
     return found
+
+
+def in_step(make: Callable[..., ps.Loader], size: int, *, epochs: int = 1) -> list[list[dict[str, Any]]]:
+    """The batches of `size` ranks that run in threads, each given ``rank``, ``world_size`` and ``agree``."""
+
+    def train(rank: int, agree: Callable[[int], int]) -> list[dict[str, Any]]:
+        with make(rank=rank, world_size=size, agree=agree) as loader:
+            return [batch for _ in loader.epochs(epochs) for batch in loader]
+
+    return together(train, size)
 
 
 def valid_rows(batches: list[dict[str, Any]], field: str) -> Iterator[int]:

@@ -89,7 +89,7 @@ class Epoch:
 
             assert workers is not None
 
-            self._batches, self._run = divided(
+            self._batches, self._run, self._mark = divided(
                 plan,
                 run_plan,
                 cursor,
@@ -102,7 +102,6 @@ class Epoch:
             )
             self._agree = agree if plan.world_size > 1 and self._batches is None else None
             self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
-            self._mark = None  # of a batch, once there was one
             return
         begun = None
         if stride[1] > 1 and not plan.carries:
@@ -158,9 +157,7 @@ class Epoch:
             delivery = self._run.next_batch()
             self._batch_number += 1
             self._mark = delivery.mark if delivery is not None else self._mark
-            # batches by size are as long as they come out
-            rows_count = delivery.rows if delivery is not None and self._is_by_size else self._plan.rows_count
-            found = self._found(delivery, rows_count, self._mark)
+            found = self._found(delivery, self._plan.rows_count, self._mark)
         self._goes_on = None  # unless all say so
         self._goes_on = self._asked()
         return found
@@ -246,6 +243,7 @@ class Epoch:
     def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> Found:
         if delivery is not None:
             self._layout = delivery.layout
+            rows_count = delivery.rows if self._is_by_size else rows_count  # which are as long as they come out
         if not self._plan.is_masked:
             assert delivery is not None
             return Found(self._finished(delivered(delivery, size=self._plan.rows_count)), mark, self._batch_number)
@@ -262,9 +260,11 @@ class Epoch:
 
     def _any_row(self) -> dict[str, Any] | None:
         """A sample to pad with: of this rank, where the epoch was resumed behind its last one; else of any other."""
-        run_plan = self._run_plan._replace(steps=tuple(steps.uncounted() for steps in self._run_plan.steps))
+        steps = tuple(steps.uncounted() for steps in self._run_plan.steps)
+        run_plan = self._run_plan._replace(steps=steps, drop_last=False)
+        batching = self._batching._replace(drop_last=False)
         for job in (self._plan.job, self._plan.job.divided(0, 1)):
-            feed = job.begin(self._number, None, batching=self._batching).feed
+            feed = job.begin(self._number, None, batching=batching).feed
             run = EpochRun(run_plan, feed=feed, filling=self._filling, meter=Meter())
             try:
                 while (delivery := run.next_batch()) is not None:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from penstock.fetch import process_budget
+from penstock.loader.batches.carrying import CarryMark
 from penstock.loader.plan.indexed import IndexedJob
 from penstock.loader.workers.carried import Blocks, block_plan, carried
 from penstock.loader.workers.dealing import IndexedDeal, StreamDeal, part_of_cursor
@@ -37,7 +38,7 @@ def divided(
     restarts: bool,
     workers: Workers,
     meter: Meter,
-) -> tuple[Batches | None, EpochRun | ProcessRun]:
+) -> tuple[Batches | None, EpochRun | ProcessRun, Any]:
     """Start workers for an epoch.
 
     Args:
@@ -52,7 +53,7 @@ def divided(
         meter: Told of samples, bytes and seconds.
 
     Returns:
-        The rank's batches, where an index tells and nothing is carried; and the run.
+        The rank's batches, where an index tells and nothing is carried; the run; and the mark of where it begins.
     """
     order = plan.job.order.at_epoch(epoch)
     count = usable_count(len(order.lanes_owned), processes, evenly=isinstance(plan.job, IndexedJob))
@@ -100,10 +101,11 @@ def divided(
         made, deal=deal, told=told, workers=workers, restarts=restarts, meter=meter, counts=not plan.carries
     )
     if not plan.carries:
-        return batches, run
+        return batches, run, begin
     skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
     blocks = Blocks(run, batches=batches, mark=begin)
-    return None, carried(run_plan, blocks, epoch=epoch, skip_count=skip_count, meter=meter)
+    run_of_all = carried(run_plan, blocks, epoch=epoch, skip_count=skip_count, meter=meter)
+    return None, run_of_all, CarryMark(begin, skip_count)
 
 
 def usable_count(lanes_count: int, processes: int, *, evenly: bool) -> int:
