@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from penstock.errors import ConfigError
 from penstock.fetch import set_process_budget
+from penstock.redaction import url_parts
 
 if TYPE_CHECKING:
     import io
@@ -178,13 +179,13 @@ def local_path(url: str) -> Path:
     """
     if url.startswith(("s3:", "http:", "https:")):
         scheme, _, rest = url.partition(":")
-        hint = f"{scheme}://{rest.lstrip('/')} has two slashes; the path is ./{url}"
+        hint = f"{scheme}://{rest.lstrip('/')} has two slashes; write a path of this name with ./ before it"
         raise ConfigError(f"{url!r} is a path, and begins like a URL", hint=hint)
     if not url.startswith("file:"):
         return Path(url).expanduser().absolute()
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise ConfigError(f"{url!r} names the host {parts.netloc!r}", hint="file:///absolute/path has three slashes")
+    parts = url_parts(url)
+    if parts is None or parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"{url!r} names a host", hint="file:///absolute/path has three slashes")
     return Path(unquote(parts.path)).absolute()
 
 
@@ -202,6 +203,8 @@ def split_s3(url: str) -> tuple[str, str]:
     bucket, _, key = rest.partition("/")
     if not bucket:
         raise ConfigError(f"{url!r} has no bucket", hint="s3://bucket/key")
+    if "@" in bucket or ":" in bucket:  # the part before a slash may be half of a secret key
+        raise ConfigError(f"{url!r}: the URL must not hold credentials", hint="pass credentials=")
     return bucket, key
 
 
@@ -228,6 +231,11 @@ def split(url: str | os.PathLike[str]) -> tuple[str, str]:
         directory, slash, name = name.rpartition("/")
         return f"{scheme}://{root}/{directory}{slash}", f"{name}?{query}" if query else unquote(name)
     return f"{scheme}://{root}", key
+
+
+def folder_of(url: str) -> str:
+    """URL of the folder that an object lies in, with a slash at its end; slashes in the query of a signed URL are none."""
+    return split(url)[0] if url.startswith(("http://", "https://")) else url[: url.rfind("/") + 1]
 
 
 @overload

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +68,8 @@ class TransportConfig:
             buffer stays in the cache. Source: docs/LOG.md, 2026-11-21, large objects.
         ca_bundle: PEM file of the authorities to trust; None means ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the system's.
         verify_tls: False accepts any certificate; for tests only.
-        proxy: Proxy URL; None follows ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``.
+        proxy: URL of a proxy, ``http://[user:password@]host:port``; None follows ``HTTPS_PROXY``, ``HTTP_PROXY``,
+            ``ALL_PROXY`` and ``NO_PROXY``. Its user and password are never shown.
     """
 
     connect_s_max: float = 5.0
@@ -94,10 +96,18 @@ class TransportConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name}={value!r} must be more than 0")
+        if self.proxy is not None and not (self.proxy.isprintable() and self.proxy and " " not in self.proxy):
+            raise ConfigError("proxy= must be a URL without white space", hint="%20 stands for a space in a password")
         if not 1 * KIB <= self.receive_buffer_bytes <= 10 * MIB:
             raise ConfigError(
                 f"receive_buffer_bytes={self.receive_buffer_bytes!r} must lie in [1 KiB, 10 MiB], libcurl's limits"
             )
+
+    def __repr__(self) -> str:
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        if self.proxy is not None:
+            values["proxy"] = public_url(self.proxy if "://" in self.proxy else f"http://{self.proxy}")
+        return f"TransportConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

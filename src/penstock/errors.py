@@ -30,13 +30,16 @@
         └── DecodeError                             a field does not decode; names stage, sample, shard
 
 Each also inherits the builtin that people already catch. Fields are keyword-only with defaults, so errors pickle.
-No message, field or repr ever holds a credential or a signed URL.
+No message, field or repr holds a credential or a signed URL: the base class passes what it is given through
+``penstock.redaction``, so code that raises an error may quote a URL as it is.
 """
 
 from __future__ import annotations
 
 import errno
 from typing import Any, ClassVar
+
+from penstock.redaction import public_text, public_url
 
 __all__ = [
     "AccessDeniedError",
@@ -67,6 +70,16 @@ __all__ = [
 ]
 
 
+_SHOWN = {
+    "what": public_text,
+    "hint": public_text,
+    "url": public_url,
+    "shard": public_url,
+    "sample_key": public_url,
+}
+"""Attributes that may quote a URL, and how each is made safe to show."""
+
+
 class PenstockError(Exception):
     """Base of all errors of this package.
 
@@ -79,13 +92,17 @@ class PenstockError(Exception):
     FIELDS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, what: str = "", *, hint: str | None = None, **fields: Any) -> None:
-        super().__init__(what)
         self.what = what
+        super().__init__(self.what)
         self.hint = hint
         if unknown := set(fields) - set(self.FIELDS):
             raise TypeError(f"{type(self).__name__} has no field {sorted(unknown)}")
         for name in self.FIELDS:
             setattr(self, name, fields.get(name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        shown = _SHOWN.get(name)
+        super().__setattr__(name, shown(value) if shown is not None and isinstance(value, str) else value)
 
     def _context(self) -> str:
         return self.what

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.errors import ConfigError, StoreError
+from penstock.redaction import public_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,6 +94,10 @@ class ObjectInfo(NamedTuple):
     is_prefix: bool = False
     checksums: Mapping[str, str] = {}  # full-object only, base64: {"crc32c": "...", ...}
 
+    def __repr__(self) -> str:
+        values = zip(self._fields, (public_key(self.key), *self[1:]), strict=True)
+        return f"ObjectInfo({', '.join(f'{name}={value!r}' for name, value in values)})"
+
 
 class Blob:
     """Bytes that a read returned. They belong to the caller and are counted in no budget.
@@ -124,8 +129,7 @@ class Blob:
 
     def __repr__(self) -> str:
         span = f"[{self.span.start}, {self.span.end})" if self.span else ""
-        key = self.key.partition("?")[0]  # of a signed URL, what follows is a secret
-        return f"<Blob {key!r}{span} {len(self.data)} bytes, verified by {self.verified}>"
+        return f"<Blob {public_key(self.key)!r}{span} {len(self.data)} bytes, verified by {self.verified}>"
 
 
 # ── operations: what can be asked of a store ────────────────────────────────────────────────────────────────────────

@@ -117,6 +117,27 @@ def test_no_path_of_a_machine() -> None:
     assert found == []
 
 
+TAKEN_APART = re.compile(
+    r"""partition\(["'][?@]["']\)|split\(["'][?@]["']|urlunsplit|urlparse|urlsplit\(|\.netloc\b|\.username\b|\.password\b"""
+)
+MAY_TAKE_APART = {
+    "redaction.py": "it is the place",
+    "compose.py": "keeps the query with the key",
+    "index/place.py": "looks at what describe() gave",
+    "store/http.py": "asks for the URL, and refuses passwords",
+    "store/s3.py": "compares hosts of a redirect",
+    "store/s3_site.py": "finds the host of an endpoint, and refuses passwords",
+    "transport/signing.py": "signs the query",
+}
+
+
+def test_one_place_decides_what_is_shown_of_a_url() -> None:
+    """Code that takes a URL apart is in redaction.py, or in a module that asks for it; all others show it by ``public_url``."""
+    package = ROOT / "src/penstock"
+    found = {str(path.relative_to(package)) for path in SOURCES if TAKEN_APART.search(path.read_text())}
+    assert found == set(MAY_TAKE_APART)
+
+
 def test_every_folder_has_a_readme() -> None:
     """Each part of the package says on one screen what belongs there, and where it has many files, names them."""
     for folder in sorted({path.parent for path in SOURCES} - {ROOT / "src/penstock"}):

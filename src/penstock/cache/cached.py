@@ -21,9 +21,10 @@ from penstock.cache.files import Files
 from penstock.cache.metadata import Metadata
 from penstock.cache.reading import DIRECT_INDEX, Read
 from penstock.cache.recording import Recorder
-from penstock.cache.scope import core_of, scope_of
+from penstock.cache.scope import core_of, has_queries, scope_of
 from penstock.cache.statistics import CacheStatistics, Counts
 from penstock.errors import ClosedError
+from penstock.redaction import public_url
 from penstock.store.base import Store, Wrapper
 from penstock.store.keys import check_key, has_dot_segment
 from penstock.store.threaded import Pool
@@ -61,8 +62,8 @@ class Cached(Wrapper):
         self.evictor = Evictor(self.files, self.config, self.counts)
         self.files.reserve = self.evictor.reserve
         self._check_key: Callable[[Key], None] = getattr(core_of(inner), "check_key", check_key)
-        self._scope, self._prefix = scope_of(inner, self.config.namespace)
-        self.metadata = Metadata(self.files, self.config.metadata_ttl_s, self._scope, self._prefix)
+        self._scope, self._named = scope_of(inner, self.config.namespace)
+        self.metadata = Metadata(self.files, self.config.metadata_ttl_s, self._scope, self._named)
         self.claims = Claims(self.files.leases, self.config.wait_s_max, self.counts)
         self._pool = Pool(threads_max=self.config.threads_max, name="cache")
         self._recorder: Recorder | None = None
@@ -94,7 +95,8 @@ class Cached(Wrapper):
             if operation.span is not None:
                 operation.span.checked()
             if self._recorder is not None:
-                self._recorder.note(operation)
+                key = public_url(operation.key) if has_queries(core_of(self)) else operation.key
+                self._recorder.note(key, operation.span)
             read = Read(self, operation, sink)
             self._pool.put(cast("Job", read))  # the pool runs anything with a run()
             return read
@@ -158,7 +160,7 @@ class Cached(Wrapper):
 
     def identity(self, key: Key, etag: str) -> tuple[bytes, str]:
         """Identity of an object's blocks, and its digest."""
-        return _identity(self._scope, self._prefix + key, etag, self.config.block_bytes)
+        return _identity(self._scope, self._named(key), etag, self.config.block_bytes)
 
     def lease_number(self, read: Read, index: int) -> int:
         """Of the lease of a block, or of a ``Get`` of unknown version."""
@@ -167,7 +169,7 @@ class Cached(Wrapper):
 
     def _direct_digest(self, read: Read) -> str:
         operation = read.operation
-        return digest_of(identity_of(*self._scope, self._prefix + operation.key, str(operation.span), "direct"))
+        return digest_of(identity_of(*self._scope, self._named(operation.key), str(operation.span), "direct"))
 
     def claim_blocks(self, read: Read, indices: Sequence[int], *, patient: bool) -> list[Claim | bool]:
         """See ``Claims.take``."""

@@ -25,6 +25,8 @@ from penstock.cache.folder import Entry
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.cache.files import Files
     from penstock.types import Key
 
@@ -51,13 +53,13 @@ class Metadata:
         files: Where it is kept with a TTL.
         ttl_s: How long it is believed.
         scope: Fields of every identity: namespace, and where the store's keys live.
-        prefix: Precedes every key of this store.
+        named: A key's name in identities, see ``scope_of``.
     """
 
-    def __init__(self, files: Files, ttl_s: float, scope: tuple[str, ...], prefix: str) -> None:
+    def __init__(self, files: Files, ttl_s: float, scope: tuple[str, ...], named: Callable[[Key], str]) -> None:
         self._files = files
         self._scope = scope
-        self._prefix = prefix
+        self._named = named
         self._generation_path = f"{files.root}/generation-{digest_of(identity_of(*scope))}"
         self.ttl_s = ttl_s
         self._known: dict[Key, Known] = {}
@@ -136,7 +138,7 @@ class Metadata:
         if (self.ttl_s == 0 and not as_hint) or (info is not None and not is_version(info.etag)):
             return
         identity = self._key_identity(key)
-        data = b"" if info is None else json.dumps(_row(info)).encode()
+        data = b"" if info is None else json.dumps(_row(info._replace(key=self._named(key)))).encode()
         self._replace(MISSING if info is None else STAT, identity, data, said_s)
 
     def written(self, key: Key) -> None:
@@ -198,11 +200,11 @@ class Metadata:
     # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _key_identity(self, key: Key) -> bytes:
-        return identity_of(*self._scope, self._prefix + key)
+        return identity_of(*self._scope, self._named(key))
 
     def _page_identity(self, operation: ListPage) -> bytes:
         fields = (operation.prefix, operation.delimiter, operation.token or "", operation.start_after)
-        return identity_of(*self._scope, self._prefix, *fields, str(operation.keys_max), "page")
+        return identity_of(*self._scope, self._named(""), *fields, str(operation.keys_max), "page")
 
     def _replace(self, kind: int, identity: bytes, data: bytes, said_s: float) -> None:
         name = entry_name(kind, identity)

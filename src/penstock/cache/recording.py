@@ -11,7 +11,7 @@ from penstock import forks
 
 if TYPE_CHECKING:
     from penstock.cache.troubles import Troubles
-    from penstock.types import Get
+    from penstock.types import ByteRange, Key
 
 _LINES_MAX = 256
 
@@ -38,11 +38,11 @@ class Recorder:
         """The parent writes its lines."""
         self._reset()
 
-    def note(self, operation: Get) -> None:
+    def note(self, key: Key, span: ByteRange | None) -> None:
         """Remember one read. Cost: 2 µs, and a write per 256."""
-        row: dict[str, object] = {"key": operation.key}
-        if operation.span is not None:
-            row["start"], row["end"] = operation.span
+        row: dict[str, object] = {"key": key}
+        if span is not None:
+            row["start"], row["end"] = span
         line = json.dumps(row) + "\n"
         with self._lock:
             self._lines.append(line)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.redaction import stored_key
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.store.base import Store
+    from penstock.types import Key
 
 
 def core_of(store: Store) -> Any:
@@ -16,8 +21,8 @@ def core_of(store: Store) -> Any:
     return core
 
 
-def scope_of(store: Store, namespace: str) -> tuple[tuple[str, ...], str]:
-    """Fields of every identity (namespace, endpoint, bucket), and what precedes every key.
+def scope_of(store: Store, namespace: str) -> tuple[tuple[str, ...], Callable[[Key], str]]:
+    """Fields of every identity (namespace, endpoint, bucket), and how a key is named in the identities of its entries.
 
     ``connect("s3://bucket")`` and ``connect("s3://bucket/train/")`` share entries: the prefix goes before the key. Any other
     store is named by the URL that it gives its keys.
@@ -25,5 +30,10 @@ def scope_of(store: Store, namespace: str) -> tuple[tuple[str, ...], str]:
     core = core_of(store)
     site = getattr(core, "site", None)
     if site is not None:
-        return (namespace, site.endpoint_url or "aws", site.bucket), site.prefix
-    return (namespace, "", core.describe("")), ""
+        return (namespace, site.endpoint_url or "aws", site.bucket), site.prefix.__add__
+    return (namespace, "", core.describe("")), stored_key if has_queries(core) else str
+
+
+def has_queries(core: object) -> bool:
+    """Whether the store's keys may end with a URL's query."""
+    return bool(getattr(core, "keys_have_queries", False))

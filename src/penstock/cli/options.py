@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import typer
 
 from penstock.errors import ConfigError
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,5 +101,4 @@ class Connection:
             raise ConfigError(f"{url!r} is neither a URL nor a path", hint="s3://bucket/key, or a path")
         root_url, key = split(url)
         path = local_path(url) if "://" not in url or url.startswith("file:") else None
-        shown = url.partition("?")[0] if url.startswith(("http://", "https://")) else url
-        return Place(shown, root_url, key, self.store(root_url), path)
+        return Place(public_url(url), root_url, key, self.store(root_url), path)

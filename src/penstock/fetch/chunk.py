@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.redaction import public_key
+
 if TYPE_CHECKING:
     from penstock.types import Key
 
@@ -26,3 +28,7 @@ class Chunk(NamedTuple):
     data: memoryview
     last: bool
     etag: str | None
+
+    def __repr__(self) -> str:
+        end = self.offset_bytes + len(self.data)
+        return f"<Chunk {public_key(self.key)!r} [{self.offset_bytes}, {end}){' last' if self.last else ''}>"

@@ -13,7 +13,9 @@ import json
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.compose import folder_of
 from penstock.errors import ConfigError, DataError
+from penstock.redaction import public_url
 from penstock.types import strong_etag
 
 if TYPE_CHECKING:
@@ -153,7 +155,7 @@ def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
         ConfigError: Parquet, and there is no pyarrow.
     """
     raw = bytes(data)
-    base = url[: url.rfind("/") + 1]
+    base = folder_of(url)
     if raw[:4] == PARQUET_MAGIC:
         return list(_read_parquet(raw, base, url))
     text = raw.lstrip()
@@ -164,7 +166,7 @@ def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
 
 def is_manifest_name(name: str) -> bool:
     """Whether an object of this name is a manifest and no shard: ``manifest`` is in it, before a known suffix."""
-    lowered = name.rpartition("/")[2].lower()
+    lowered = public_url(name).rpartition("/")[2].lower()
     return "manifest" in lowered and lowered.endswith((".jsonl", ".json", ".parquet", ".manifest"))
 
 

@@ -155,7 +155,7 @@ class ShardFinder:
             return []
         root, key = compose.split(url)
         entries = read_manifest(self._store(root).read(key).data, url=url)
-        base = os.path.commonprefix([entry.url for entry in entries])  # noqa: RUF071 - cut at a slash next
+        base = os.path.commonprefix([compose.folder_of(entry.url) for entry in entries])  # noqa: RUF071 - cut next
         base = base[: base.rfind("/") + 1]  # one store for all, also where a store is a directory
         shards = []
         for entry in entries:

@@ -188,6 +188,8 @@ class Conversion(Job):
         if plan is not None:
             if target.is_done(plan):
                 plan.check_source(self._planned(self._found(), plan.starts))
+            if plan.has_queries:
+                plan.complete(shard.key for shard in self._found())
             given = self._source.connection.given()
             self._stores = [self._stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
             self.made = plan

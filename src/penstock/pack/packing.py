@@ -195,6 +195,8 @@ class Packing(Job):
         if found is not None:
             if self._must_be_as_planned(found):
                 found.check_source(self._planned(job, self._listed(), found.starts))
+            if found.has_queries:
+                found.complete(member.key for entry in self._listed().entries for member in entry.members)
             self.made, self.is_resumed = found, True
             self._stores = [self._stack.enter_context(compose.connect(url, **self._to_source)) for url in found.roots]
             return found
@@ -310,7 +312,7 @@ class Packing(Job):
 
     def _of_table(self, url: str) -> entries.Listing:
         rows = entries.rows_of_table(self._table(url), self._options.specs, url=url)
-        base = url[: url.rfind("/") + 1]
+        base = compose.folder_of(url)
         urls = [
             file if "://" in file or file.startswith("/") else base + file
             for row in rows

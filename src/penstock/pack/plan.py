@@ -14,17 +14,18 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import key_of, permutation
 from penstock.pack.entries import Entry, Member, split_of
 from penstock.pack.options import PLAN_VERSION
 from penstock.pack.shard_file import stored_bytes, tail_bytes
+from penstock.redaction import public_key, stored_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from penstock.pack.options import PackOptions
-    from penstock.types import Buffer
+    from penstock.types import Buffer, Key
 
 _SHUFFLE = 0x7061636B  # "pack": the permutation is not that of any epoch
 
@@ -106,6 +107,48 @@ class Plan:
             sample_key=differing[0] if differing else None,
         )
 
+    def _stored(self, member: Member) -> Member:
+        return member._replace(key=stored_key(member.key)) if self._is_http(member) else member
+
+    def _is_http(self, member: Member) -> bool:
+        return self.roots[member.root].startswith(("http://", "https://"))
+
+    def complete(self, keys: Iterable[Key]) -> None:
+        """Give the members their queries back, which are not written down: they may be signatures.
+
+        Args:
+            keys: Of all objects of the source, as the caller names them now.
+
+        Raises:
+            ConfigError: the source has other URLs than the plan was made of.
+        """
+        known = {
+            form: key for key in keys for form in (key, stored_key(key))
+        }  # earlier versions kept the key as it was
+
+        def completed(member: Member) -> Member:
+            if not self._is_http(member) or "?" not in member.key:
+                return member
+            if member.key not in known:
+                raise ConfigError(
+                    f"the source no longer names {public_key(member.key)} by the URL of the unfinished run",
+                    hint="give the same URLs, or --overwrite to begin anew",
+                )
+            return member._replace(key=known[member.key])
+
+        self.shards = [
+            shard._replace(
+                entries=tuple(entry._replace(members=tuple(map(completed, entry.members))) for entry in shard.entries)
+            )
+            for shard in self.shards
+        ]
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether members are read by URLs with a query, so that a plan read again must be completed."""
+        members = (member for shard in self.shards for entry in shard.entries for member in entry.members)
+        return any(self._is_http(member) and "?" in member.key for member in members)
+
     def encode(self) -> bytes:
         """As stored; the same bytes for the same plan."""
         head = {
@@ -123,7 +166,7 @@ class Plan:
         }
         lines = [json.dumps(head)]
         for shard in self.shards:
-            entries = [[entry.key, entry.members, entry.values] for entry in shard.entries]
+            entries = [[entry.key, [*map(self._stored, entry.members)], entry.values] for entry in shard.entries]
             lines.append(json.dumps([shard.name, shard.size_bytes, entries], separators=(",", ":")))
         return gzip.compress("\n".join(lines).encode(), compresslevel=3, mtime=0)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
 from penstock.pack.fields import Spec
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from penstock.types import Buffer
@@ -20,7 +21,7 @@ _FILE_COLUMNS = ("file", "path", "url", "uri", "filename", "file_name", "image",
 
 def is_table_name(url: str) -> bool:
     """Whether an object of this name is a table."""
-    return url.lower().endswith(SUFFIXES)
+    return public_url(url).lower().endswith(SUFFIXES)
 
 
 def read_table(data: Buffer, *, url: str) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def read_table(data: Buffer, *, url: str) -> list[dict[str, Any]]:
         DataError: it is no such table; names the line where there is one.
         ConfigError: Parquet, and there is no pyarrow.
     """
-    name = url.lower()
+    name = public_url(url).lower()
     if name.endswith(".parquet"):
         return _parquet(data, url)
     try:

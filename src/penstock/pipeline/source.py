@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
 
 from penstock.errors import ConfigError
 from penstock.pipeline.functions import function_name
+from penstock.redaction import HIDDEN, public_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,11 +50,13 @@ class Connection:
         }
 
     def __repr__(self) -> str:
-        shown = {name: "..." if name in _SECRET else repr(value) for name, value in self.given().items()}
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
+        return ", ".join(f"{name}={_option(name, value)}" for name, value in self.given().items())
 
 
-_SECRET = ("credentials", "sse_customer_key")
+def _option(name: str, value: object) -> str:
+    if name in ("credentials", "sse_customer_key"):
+        return HIDDEN
+    return repr(public_url(value) if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +202,3 @@ def _words(inside: str) -> Iterator[str]:
     width = len(match[1]) if match[1].startswith("0") else 0  # as in bash: zeros in front keep the width
     for number in range(int(match[1]), int(match[2]) + 1):
         yield str(number).zfill(width)
-
-
-def public_url(url: str) -> str:
-    """`url` without what may be secret: a presigned query, a password."""
-    if "://" not in url:
-        return url
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    query = "" if parts.scheme in ("http", "https") else parts.query
-    return urlunsplit((parts.scheme, host, parts.path, query, parts.fragment))

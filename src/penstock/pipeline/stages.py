@@ -13,6 +13,7 @@ from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize
 from penstock.pipeline.fields import OBJECT, Field, Spec
 from penstock.pipeline.functions import check_function, function_name, takes_rng
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline
@@ -219,7 +220,7 @@ class Join:
     bytes_max: int = _JOIN_BYTES_MAX
 
     def __post_init__(self) -> None:
-        if isinstance(self.other, str) and not self.other.split("?")[0].lower().endswith(TABLE_SUFFIXES):
+        if isinstance(self.other, str) and not public_url(self.other).lower().endswith(TABLE_SUFFIXES):
             raise ConfigError(f".join({self.other!r}) must be a table", hint=f"one of {', '.join(TABLE_SUFFIXES)}")
         if not isinstance(self.on, str) or not self.on:
             raise ConfigError(f".join(on={self.on!r}) must be the name of the column that holds the key")
@@ -232,7 +233,8 @@ class Join:
         options = "" if self.fields is None else f", fields={list(self.fields)!r}"
         options += "" if self.missing == "raise" else f", missing={self.missing!r}"
         options += "" if self.bytes_max == _JOIN_BYTES_MAX else f", bytes_max={self.bytes_max}"
-        return f".join({self.other!r}, on={self.on!r}{options})"
+        other = public_url(self.other) if isinstance(self.other, str) else self.other
+        return f".join({other!r}, on={self.on!r}{options})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,8 @@ def unforeseen(error: Exception) -> StoreError:
 def transport_error(answer: HttpAnswer) -> StoreError:
     """Why no whole answer came."""
     code, reason = answer.curl_error, answer.reason
+    if "proxy syntax" in reason:  # libcurl quotes the URL that it cannot read
+        reason = "the proxy's URL cannot be read"
     if code == CLOSED:
         return UnavailableError("the transport was closed", retryable=False)
     if code == CANCELLED:

@@ -218,8 +218,11 @@ def botocore_session(profile: str | None, _key: str | None) -> Any:
     try:
         session.get_scoped_config()
     except botocore.exceptions.BotoCoreError as error:  # no such profile, or a file that is none
-        raise ConfigError(str(error), hint="profiles are sections of ~/.aws/config") from error
-    return session
+        reason = str(error)
+    else:
+        return session
+    # By itself: the parser's error, which would stand behind it, quotes the lines of the file that it cannot read.
+    raise ConfigError(reason, hint="profiles are sections of ~/.aws/config")
 
 
 def setting_region(profile: str | None) -> str | None:

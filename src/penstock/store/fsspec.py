@@ -23,6 +23,7 @@ from penstock.errors import (
     ShortReadError,
     StoreError,
 )
+from penstock.redaction import public_url
 from penstock.store.keys import check_key
 from penstock.store.threaded import ThreadedStore, span_within
 from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo, Page, Part, strong_etag
@@ -65,13 +66,13 @@ class FsspecStore(ThreadedStore):
 
     def describe(self, key: Key) -> str:
         """The root's URL, a slash, and `key`."""
-        return f"{_without_user(self.url_root)}/{key}"
+        return f"{public_url(self.url_root)}/{key}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.url_root, self._pool.threads_max, self._options)
 
     def __repr__(self) -> str:
-        return f"<FsspecStore {_without_user(self.url_root)!r}>"
+        return f"<FsspecStore {public_url(self.url_root)!r}>"
 
     def check_key(self, key: Key) -> None:
         """Refuse ``.``, ``..`` and empty segments: what they mean differs from one file system to the next.
@@ -220,8 +221,11 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         raise ConfigError(f"fsspec needs another package for {protocol}://: {error}") from error
     except ValueError as error:
         hint = "penstock has s3://, file:///dir or a path, http://, https:// and memory://; all others are fsspec's"
-        raise ConfigError(f"fsspec knows no file system for {protocol}://: {error}", hint=hint) from error
-    return files, str(root).rstrip("/")
+        reason = "" if "@" in url else f": {error}"  # urllib's own words quote parts of a password
+        failure = ConfigError(f"fsspec cannot open {url}{reason}", hint=hint)
+    else:
+        return files, str(root).rstrip("/")
+    raise failure  # by itself: the error above would stand beside it as its context
 
 
 def _as_info(key: Key, found: dict[str, Any]) -> ObjectInfo:
@@ -233,13 +237,6 @@ def _as_info(key: Key, found: dict[str, Any]) -> ObjectInfo:
     seconds = moment.timestamp() if isinstance(moment, datetime) else moment
     seconds = float(seconds) if isinstance(seconds, int | float) else None
     return ObjectInfo(key, size, pin or f'"{size:x}-{moment}"', seconds)
-
-
-def _without_user(url: str) -> str:
-    """The URL without what stands before an ``@`` in its host: it may be a password."""
-    scheme, mark, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _rebuild(url: str, threads_max: int, options: dict[str, Any]) -> FsspecStore:

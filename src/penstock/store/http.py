@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from penstock.config import TransportConfig
 from penstock.errors import ConfigError, ProtocolError, StoreError
+from penstock.redaction import public_url, url_parts
 from penstock.store.answers import object_info, status_error
 from penstock.store.base import Store
 from penstock.store.exchange import Exchange
@@ -32,13 +33,13 @@ class HttpStore(Store):
         transport: Deadlines and connections.
     """
 
+    keys_have_queries = True
+
     def __init__(self, base_url: str, *, transport: TransportConfig | None = None) -> None:
         super().__init__()
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"{parts.scheme}://{parts.hostname or ''} is not an http(s) URL", hint="http(s)://host/path"
-            )
+        parts = url_parts(base_url)
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{base_url} is not an http(s) URL", hint="http(s)://host/path")
         if parts.username or parts.password:
             raise ConfigError("the URL must not hold credentials")
         path = parts.path if parts.path.endswith("/") else parts.path + "/"
@@ -52,7 +53,7 @@ class HttpStore(Store):
 
     def describe(self, key: Key) -> str:
         """The URL without its query, which may be a signature."""
-        return self._root + key.partition("?")[0]
+        return public_url(self._root + key)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``. Anything but ``Get`` and ``Head`` raises ``ConfigError``."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
+from penstock.redaction import url_parts
 from penstock.store.answers import http_date_s
 from penstock.transport import EMPTY_SHA256
 
@@ -121,21 +122,12 @@ class Site:
 
 
 def _checked_endpoint(url: str) -> str:
-    parts = urlsplit(url)
-    try:
-        port_ok = parts.port is None or parts.port > 0
-    except ValueError:
-        port_ok = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok:
-        raise ConfigError(f"endpoint_url {_without_user(url)!r} is not http(s)://host[:port]")
+    parts = url_parts(url)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ConfigError(f"endpoint_url {url!r} is not http(s)://host[:port]")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("endpoint_url must not hold credentials, a query or a fragment", hint="pass credentials=")
     return url.rstrip("/")
-
-
-def _without_user(url: str) -> str:
-    scheme, separator, rest = url.rpartition("://")
-    return scheme + separator + rest.rpartition("@")[2]
 
 
 def rebuild(site: Site, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options) -> S3Store:

@@ -26,6 +26,7 @@ from penstock.errors import (
     StoreError,
     UnavailableError,
 )
+from penstock.redaction import showable
 from penstock.store.base import Store
 from penstock.store.keys import check_key
 from penstock.types import (
@@ -287,7 +288,7 @@ class ThreadedStore(Store):
             mapped = StoreError(reason, operation=what, url=url, hint=hint)
             if isinstance(error, OSError) and error.errno is not None:
                 mapped.errno = error.errno
-        if mapped is not error:
+        if mapped is not error and showable(error):
             mapped.__cause__ = error
         return mapped
 

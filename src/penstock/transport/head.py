@@ -29,7 +29,7 @@ def message_of(request: HttpRequest, host: str) -> bytes:
     if request.signing is not None:
         lines += request.signing.sign(request.method, host, target, request.headers)
     if not target.isascii() or not target.isprintable() or " " in target or "#" in target:
-        raise ValueError(f"the URL's path {target[:80]!r} is not percent-encoded")
+        raise ValueError("the URL's path is not percent-encoded")
     lines.append("\r\n")
     message = "\r\n".join(lines)
     breaks_count = len(lines) + 3

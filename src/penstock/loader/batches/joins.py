@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import compose
 from penstock.errors import ConfigError, DecodeError
 from penstock.pipeline import Mix, Pipeline
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -115,7 +116,7 @@ def _scheme(url: str) -> str:
 
 def _rows_of_table(join: Join, data: bytes) -> Iterable[dict[str, Any]]:
     url = str(join.other)
-    name = url.partition("?")[0].lower()
+    name = public_url(url).lower()
     try:
         if name.endswith(".parquet"):
             return _rows_of_parquet(data)

@@ -81,7 +81,7 @@ class ObjectSource:
         self.store = runs[0][0] if len(runs) == 1 else Several([store for store, _ in runs])
         for at, (_, run) in enumerate(runs):
             prefix = "" if len(runs) == 1 else f"{at}/"
-            listed = {each.key: each for each in run}
+            listed = _named(run)
             for found in group_objects(listed, group_by=source.group_by):
                 members = [(field, listed[key]) for field, key in found.members.items()]
                 items = [
@@ -97,6 +97,18 @@ class ObjectSource:
         if self.read is not None:
             return CallReader(self, numbers, meter=meter, threads_count=threads_count)
         return ObjectReader(self, numbers, meter=meter)
+
+
+def _named(shards: Sequence[Shard]) -> dict[str, Shard]:
+    """Objects by the name that their sample's key and field come from: without the query of a URL, which may be a signature."""
+    named: dict[str, Shard] = {}
+    for shard in shards:
+        name = shard.key
+        if "?" in name:
+            name = shard.url.removeprefix(shard.store.describe(""))
+            name += f"#{len(named)}" if name in named else ""  # where the query tells one object from another
+        named[name] = shard
+    return named
 
 
 class ObjectReader:
