@@ -114,6 +114,7 @@ OBJECTS = {
     "d/x.jpg": b"not a picture",
     "d/y.jpg": b"not a picture either",
     "d/table.csv": b"key,label\n000,1\n",
+    "d/labels.csv": b"name,label\nx,1\ny,2\n",
     "d/bad.csv": b'key,label\n"0',
     "d/bad.manifest.jsonl": b"{oh",
 }
@@ -380,6 +381,7 @@ def test_packing(witness: Witness, signed: Callable[[str], str], tmp_path: Path)
         witness.see(name, job(f"{folder}/"))
         assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
         witness.see("verified", verify(f"{folder}/"))
+    pack(files, f"{tmp_path}/labelled/", labels=signed("labels.csv"))
     for labels in ("bad.csv", "table.csv", "none.csv"):
         witness.fails(lambda labels=labels: pack(files, f"{tmp_path}/l/", labels=signed(labels)), labels)  # type: ignore[misc]
     witness.fails(lambda: pack(signed("bad.csv"), f"{tmp_path}/t/"), "a table")

@@ -124,6 +124,7 @@ MAY_TAKE_APART = {
     "redaction.py": "it is the place",
     "compose.py": "keeps the query with the key",
     "index/place.py": "looks at what describe() gave",
+    "pack/identity.py": "compares URLs without their signatures",
     "store/http.py": "asks for the URL, and refuses passwords",
     "store/s3.py": "compares hosts of a redirect",
     "store/s3_site.py": "finds the host of an endpoint, and refuses passwords",

@@ -186,10 +186,11 @@ class Conversion(Job):
         target, options = self.destination, self._options
         plan = None if overwrite else target.plan(job_identity(self._job))
         if plan is not None:
-            if target.is_done(plan):
-                plan.check_source(self._planned(self._found(), plan.starts))
-            if plan.has_queries:
-                plan.complete(shard.key for shard in self._found())
+            if target.is_done(plan) or plan.is_of_urls:
+                now = self._planned(self._found(), plan.starts)
+                if target.is_done(plan):
+                    plan.check_source(now)
+                plan.complete(now)
             given = self._source.connection.given()
             self._stores = [self._stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
             self.made = plan

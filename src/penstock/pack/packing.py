@@ -193,10 +193,11 @@ class Packing(Job):
         job = self._options.job(source_digest(self._source, self._to_source))
         found = None if overwrite else self._begun(job)
         if found is not None:
-            if self._must_be_as_planned(found):
-                found.check_source(self._planned(job, self._listed(), found.starts))
-            if found.has_queries:
-                found.complete(member.key for entry in self._listed().entries for member in entry.members)
+            if self._must_be_as_planned(found) or found.is_of_urls:
+                now = self._planned(job, self._listed(), found.starts)
+                if self._must_be_as_planned(found):
+                    found.check_source(now)
+                found.complete(now)
             self.made, self.is_resumed = found, True
             self._stores = [self._stack.enter_context(compose.connect(url, **self._to_source)) for url in found.roots]
             return found

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import key_of, permutation
 from penstock.pack.entries import Entry, Member, split_of
+from penstock.pack.identity import unsigned_url
 from penstock.pack.options import PLAN_VERSION
 from penstock.pack.shard_file import stored_bytes, tail_bytes
 from penstock.redaction import public_key, stored_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from penstock.pack.options import PackOptions
-    from penstock.types import Buffer, Key
+    from penstock.types import Buffer
 
+_HTTP = ("http://", "https://")
 _SHUFFLE = 0x7061636B  # "pack": the permutation is not that of any epoch
 
 
@@ -107,34 +109,38 @@ class Plan:
             sample_key=differing[0] if differing else None,
         )
 
+    @property
+    def is_of_urls(self) -> bool:
+        """Whether members are read over HTTP, so that a plan that was written down lacks what signed their URLs."""
+        return any(root.startswith(_HTTP) for root in self.roots)
+
     def _stored(self, member: Member) -> Member:
-        return member._replace(key=stored_key(member.key)) if self._is_http(member) else member
+        """As it is written down: without a signature, and with a digest for what else is in a query."""
+        root = self.roots[member.root]
+        if not root.startswith(_HTTP):
+            return member
+        return member._replace(key=stored_key(unsigned_url(root + member.key)[len(root) :]))
 
-    def _is_http(self, member: Member) -> bool:
-        return self.roots[member.root].startswith(("http://", "https://"))
-
-    def complete(self, keys: Iterable[Key]) -> None:
-        """Give the members their queries back, which are not written down: they may be signatures.
-
-        Args:
-            keys: Of all objects of the source, as the caller names them now.
+    def complete(self, now: Plan) -> None:
+        """Take the members' keys, with the queries that are not written down, from another plan of the same source.
 
         Raises:
-            ConfigError: the source has other URLs than the plan was made of.
+            ConfigError: the source names an object no longer.
         """
-        known = {
-            form: key for key in keys for form in (key, stored_key(key))
-        }  # earlier versions kept the key as it was
+        members = (member for shard in now.shards for entry in shard.entries for member in entry.members)
+        known = {(now.roots[member.root], now._stored(member).key): member.key for member in members}
 
         def completed(member: Member) -> Member:
-            if not self._is_http(member) or "?" not in member.key:
+            root = self.roots[member.root]
+            if not root.startswith(_HTTP):
                 return member
-            if member.key not in known:
+            key = known.get((root, self._stored(member).key)) or known.get((root, member.key))
+            if key is None:
                 raise ConfigError(
-                    f"the source no longer names {public_key(member.key)} by the URL of the unfinished run",
-                    hint="give the same URLs, or --overwrite to begin anew",
+                    f"the source no longer names {root}{public_key(member.key)}, which the unfinished run planned to read",
+                    hint="give the same URLs, signed again or not; or --overwrite to begin anew",
                 )
-            return member._replace(key=known[member.key])
+            return member._replace(key=key)
 
         self.shards = [
             shard._replace(
@@ -142,12 +148,6 @@ class Plan:
             )
             for shard in self.shards
         ]
-
-    @property
-    def has_queries(self) -> bool:
-        """Whether members are read by URLs with a query, so that a plan read again must be completed."""
-        members = (member for shard in self.shards for entry in shard.entries for member in entry.members)
-        return any(self._is_http(member) and "?" in member.key for member in members)
 
     def encode(self) -> bytes:
         """As stored; the same bytes for the same plan."""
