@@ -1,9 +1,7 @@
 """Parquet shards, through pyarrow: the footer first, then row groups by range, only the columns that are wanted.
 
-One row is one sample, a row group is a unit: its bytes come together, its rows are decoded some thousand at a time. Columns
-become fields: binary and text as bytes, slices of the decoded column; numbers and lists of numbers as typed views; a struct
-as ``name.child`` each, but for what Hugging Face calls an image or audio (``bytes`` and ``path``), whose bytes are ``name``;
-anything else (dates, decimals, nested lists) as JSON. A null is a field that the sample lacks.
+One row is one sample, a row group is a unit: its bytes come together, its rows are decoded some thousand at a time.
+``arrow_values.py`` says what the fields of a row are, ``parquet_pages.py`` how much memory they may take.
 
 The key is the column ``__key__``, ``key`` or ``id``, the first of them that holds texts or whole numbers; else the row's
 number in the shard, twelve digits.
@@ -12,17 +10,17 @@ number in the shard, twelve digits.
 from __future__ import annotations
 
 import io
-import json
+from collections import Counter
 from importlib import import_module
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnsupportedFormatError
 from penstock.formats.jsonl import KEY_NAMES
+from penstock.formats.parquet_pages import ColumnChunk, bounded_reading
 from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit, merged
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.thrift import Struct, read_struct
-from penstock.formats.typed import view_of_array
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ PIECE_BYTES = 4 << 20
 PIECE_ROWS_MAX = 2048
 """The same in rows, each of which is some hundred bytes of Python objects besides."""
 
+_LZO = 3  # a codec that pyarrow does not have
 _GAP_BYTES = 64 << 10  # between columns that are read as one: less than a request costs anywhere
 
 
@@ -75,6 +74,11 @@ class _Parts(io.RawIOBase):
         self._at = base + offset
         return self._at
 
+    def view(self, span: ByteRange) -> memoryview:
+        """The bytes of `span`, which lie in one of the spans."""
+        within, view = next(part for part in self._parts if part[0].start <= span.start and span.end <= part[0].end)
+        return view[span.start - within.start : span.end - within.start]
+
     def read(self, size: int = -1) -> bytes:
         end = self._size_bytes if size < 0 else min(self._at + size, self._size_bytes)
         for span, view in self._parts:
@@ -104,6 +108,7 @@ class ParquetReader(ShardReader):
         try:
             self._arrow: Any = import_module("pyarrow")
             self._parquet: Any = import_module("pyarrow.parquet")
+            self._table: Any = import_module("penstock.formats.arrow_values")
         except ImportError:
             raise ConfigError(
                 "reading Parquet needs the package pyarrow", hint="pip install 'penstock[parquet]'"
@@ -112,14 +117,15 @@ class ParquetReader(ShardReader):
         self._columns: list[str] = []  # read, of the top level
         self._key_column: str | None = None
         self._first_rows: list[int] = []
-        self._decoded_bytes: list[int] = []  # of the wanted columns of each row group, as the footer says
+        self._chunks: list[list[tuple[ColumnChunk, ByteRange]]] = []  # of each row group, the wanted columns
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         start = max(0, self._size_bytes - TAIL_BYTES)
         tail = bytes((yield ByteRange(start, self._size_bytes)))
+        if tail[-4:] == b"PARE":
+            raise self._unsupported("the Parquet shard is encrypted", self._size_bytes - 4)
         if tail[-4:] != MAGIC or len(tail) < _TRAILER_BYTES + 4:
-            encrypted = " (it is encrypted)" if tail[-4:] == b"PARE" else ""
-            raise self._corrupt(f"no Parquet: it does not end in {MAGIC!r}{encrypted}", max(0, self._size_bytes - 4))
+            raise self._corrupt(f"no Parquet: it does not end in {MAGIC!r}", max(0, self._size_bytes - 4))
         footer_bytes = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
         if footer_bytes > self._size_bytes - len(MAGIC):
             raise self._corrupt(f"no Parquet: a footer of {footer_bytes} bytes", self._size_bytes - _TRAILER_BYTES)
@@ -130,14 +136,13 @@ class ParquetReader(ShardReader):
             else bytes((yield ByteRange(begin_bytes, self._size_bytes)))
         )
         try:
+            groups = read_struct(footer).get(4) or []  # before pyarrow, which does not bound how deep it is nested
             self._metadata = self._parquet.read_metadata(self._arrow.BufferReader(MAGIC + footer))
-            schema = self._metadata.schema.to_arrow_schema()
-            self._choose(schema)
-            groups = read_struct(footer).get(4) or []
+            self._choose(self._metadata.schema.to_arrow_schema())
             self.units = tuple(self._unit(group, begin_bytes) for group in groups)
             if len(groups) != self._metadata.num_row_groups:
                 raise ValueError(f"{len(groups)} row groups, pyarrow says {self._metadata.num_row_groups}")
-        except ConfigError:
+        except (ConfigError, UnsupportedFormatError):
             raise
         except (self._arrow.ArrowException, OSError, ValueError) as error:
             raise self._corrupt(f"no Parquet: {error}", begin_bytes) from None
@@ -145,48 +150,79 @@ class ParquetReader(ShardReader):
         self._first_rows = list(accumulate(counts, initial=0))
 
     def _choose(self, schema: Any) -> None:
-        types = self._arrow.types
+        """The columns that are read, and the key's.
+
+        Raises:
+            ConfigError: None of the wanted fields is there.
+            UnsupportedFormatError: Two columns would give one field, or one that penstock adds itself.
+        """
         names = schema.names
-        if len(set(names)) < len(names):
-            raise ValueError("two columns have one name")
-        for name in KEY_NAMES:
-            kind = schema.field(name).type if name in names else None
-            if kind is not None and (types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)):
-                self._key_column = name
-                break
         if bad := sorted(set(names) & RESERVED_FIELDS - {"__key__"}):
-            raise ValueError(f"a column is called {bad[0]!r}, a name that penstock adds itself")
+            raise self._unsupported(f"a column is called {bad[0]!r}, a name that penstock adds itself", None)
+        self._key_column = next(
+            (name for name in KEY_NAMES if name in names and self._table.is_key(schema.field(name).type)), None
+        )
         wanted = self._fields
         self._columns = [name for name in names if wanted is None or _holds(name, wanted) or name == self._key_column]
         if not self._columns:
             raise ConfigError(f"{self._shard} has none of the columns {sorted(wanted or ())}", hint=f"it has {names}")
+        fields = Counter(
+            field
+            for each in schema
+            if each.name in self._columns
+            for field in self._table.fields_of_type(each.name, each.type)
+        )
+        field, count = fields.most_common(1)[0]
+        if count > 1:
+            raise self._unsupported(
+                f"{count} columns give the field {field!r}",
+                None,
+                hint="the child c of a struct s is the field s.c; rename one, or .select() other fields",
+            )
 
     def _unit(self, group: Struct, end_bytes: int) -> Unit:
         """A row group, as the footer describes it: ``RowGroup`` of parquet.thrift, by the numbers of its fields."""
+        schema = self._metadata.schema
         try:
             columns, size_bytes, rows_count = group[1], int(group[2]), int(group[3])
             if not 0 <= size_bytes <= BLOCK_BYTES_MAX or not 0 <= rows_count <= ROWS_MAX:
                 raise ValueError(f"a row group of {rows_count} rows in {size_bytes} bytes")
             if not rows_count:
-                self._decoded_bytes.append(0)
+                self._chunks.append([])
                 return Unit((), 0, 0)  # an empty table has one, whose columns lie nowhere
-            extents = [
-                (column[3][3][0].decode("utf-8", "replace"), self._span(column[3], end_bytes), int(column[3][6]))
-                for column in columns
+            if len(columns) != len(schema):
+                raise ValueError(f"a row group of {len(columns)} columns, and a schema of {len(schema)}")
+            chunks = [
+                (name, *self._chunk(column, schema.column(index), end_bytes))
+                for index, column in enumerate(columns)
+                for name in [column[3][3][0].decode("utf-8", "replace")]
             ]
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"its footer describes no row group: {error!r}") from None
-        wanted = [span for name, span, _ in extents if name in self._columns]
-        self._decoded_bytes.append(sum(decoded_bytes for name, _, decoded_bytes in extents if name in self._columns))
-        return Unit(merged(wanted, _GAP_BYTES), rows_count, sum(span.length_bytes for _, span, _ in extents))
+        wanted = [(chunk, span) for name, chunk, span in chunks if name in self._columns]
+        self._chunks.append(wanted)
+        spans = [span for _, span in wanted]
+        return Unit(merged(spans, _GAP_BYTES), rows_count, sum(span.length_bytes for _, _, span in chunks))
 
-    def _span(self, column: Struct, end_bytes: int) -> ByteRange:
-        """Where a column of a row group lies. ``ColumnMetaData``."""
-        start = min(column[9], column.get(11) or column[9])
-        end = start + column[7]
+    def _chunk(self, column: Struct, described: Any, end_bytes: int) -> tuple[ColumnChunk, ByteRange]:
+        """A column of a row group and where it lies: ``ColumnChunk`` and ``ColumnMetaData``."""
+        if column.get(1):
+            raise self._unsupported(
+                "its columns lie in other files", end_bytes, hint="read those files, and not this one"
+            )
+        if column.get(8):
+            raise self._unsupported(f"the column {described.path!r} is encrypted", end_bytes)
+        data = column[3]
+        if data[4] == _LZO:
+            raise self._unsupported(f"the column {described.path!r} is compressed by LZO", end_bytes)
+        start = min(data[9], data.get(11) or data[9])
+        end = start + data[7]
         if not len(MAGIC) <= start <= end <= end_bytes:
             raise ValueError(f"a column lies at bytes [{start}, {end})")
-        return ByteRange(start, end)
+        is_repeated = described.max_repetition_level > 0
+        width = described.length if described.physical_type == "FIXED_LEN_BYTE_ARRAY" else 0
+        chunk = ColumnChunk(described.path, described.physical_type, width, is_repeated, data[5], data[6])
+        return chunk, ByteRange(start, end)
 
     def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
         unit, end = self.units[unit_index], 0
@@ -201,15 +237,24 @@ class ParquetReader(ShardReader):
     def _batches(self, unit_index: int, views: list[memoryview]) -> Iterator[Any]:
         """The wanted columns of a row group, decoded some rows at a time."""
         unit = self.units[unit_index]
-        source = self._arrow.PythonFile(_Parts(self._size_bytes, unit.spans, views), mode="r")
-        rows_max = max(
-            1, min(PIECE_ROWS_MAX, PIECE_BYTES * unit.samples_count // max(1, self._decoded_bytes[unit_index]))
+        parts = _Parts(self._size_bytes, unit.spans, views)
+        chunks = self._chunks[unit_index]
+        reading = bounded_reading(
+            [chunk for chunk, _ in chunks], [parts.view(span) for _, span in chunks], rows_max=PIECE_ROWS_MAX
         )
+        rows_max = min(reading.rows_max, PIECE_BYTES * unit.samples_count // max(1, reading.decoded_bytes))
         try:
             file = self._parquet.ParquetFile(
-                source, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True
+                self._arrow.PythonFile(parts, mode="r"),
+                metadata=self._metadata,
+                read_dictionary=reading.dictionaries,
+                pre_buffer=False,
+                page_checksum_verification=True,
             )
-            yield from file.iter_batches(rows_max, row_groups=[unit_index], columns=self._columns, use_threads=False)
+            batches = file.iter_batches(
+                max(1, rows_max), row_groups=[unit_index], columns=self._columns, use_threads=False
+            )
+            yield from batches
         except (self._arrow.ArrowException, OSError) as error:
             why = "; ".join(str(error).splitlines())
             raise ValueError(f"row group {unit_index} cannot be read: {why}") from None
@@ -219,7 +264,7 @@ class ParquetReader(ShardReader):
         rows: list[dict[str, memoryview]] = [{} for _ in range(batch.num_rows)]
         for name in self._columns:
             if name != "__key__" and (self._fields is None or _holds(name, self._fields)):
-                for field, values in self._values(name, batch.column(name)):
+                for field, values in self._table.values_of(name, batch.column(name)):
                     for row, value in zip(rows, values, strict=True):
                         if value is not None:
                             row[field] = value
@@ -231,95 +276,7 @@ class ParquetReader(ShardReader):
         stored = [None] * batch.num_rows if self._key_column is None else batch.column(self._key_column).to_pylist()
         return (f"{first + index:012d}" if key is None else str(key) for index, key in enumerate(stored))
 
-    def _values(self, name: str, array: Any) -> Iterator[tuple[str, list[memoryview | None]]]:
-        """(field, value of each row) of a column."""
-        types, kind = self._arrow.types, array.type
-        if types.is_dictionary(kind):
-            array = array.dictionary_decode()
-            kind = array.type
-        if types.is_struct(kind):
-            names = [kind.field(index).name for index in range(kind.num_fields)]
-            for child, values in zip(names, array.flatten(), strict=True):
-                media = child == "bytes" and set(names) == {"bytes", "path"}
-                yield from self._values(name if media else f"{name}.{child}", values)
-        elif (
-            types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind)
-        ):
-            yield name, _slices(array)
-        elif _is_number(types, kind):
-            yield name, _numbers(array)
-        elif _is_list(types, kind) and _is_number(types, kind.value_type):
-            yield name, _lists(array)
-        else:
-            yield name, [None if value is None else _as_json(value) for value in array.to_pylist()]
-
 
 def _holds(column: str, fields: Collection[str]) -> bool:
     """Whether a column of the top level gives one of `fields`: by its own name, or that of a child."""
     return column in fields or any(field.startswith(f"{column}.") for field in fields)
-
-
-def _is_number(types: Any, kind: Any) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-
-
-def _is_list(types: Any, kind: Any) -> bool:
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _valid(array: Any) -> list[bool] | None:
-    """Of each row whether it is there; None: all are."""
-    return array.is_valid().to_pylist() if array.null_count else None
-
-
-def _masked(values: list[memoryview], array: Any) -> list[memoryview | None]:
-    valid = _valid(array)
-    if valid is None:
-        return list(values)
-    return [value if there else None for value, there in zip(values, valid, strict=True)]
-
-
-def _slices(array: Any) -> list[memoryview | None]:
-    """uint8[length] of each row, slices of the column's buffer."""
-    if not len(array):
-        return []
-    wide = str(array.type).startswith("large")
-    _, offsets_buffer, data = array.buffers()
-    offsets = memoryview(offsets_buffer).cast("B").cast("q" if wide else "i")
-    view = memoryview(data).cast("B") if data is not None else memoryview(b"")
-    return _masked(_cut(view, offsets[array.offset : array.offset + len(array) + 1].tolist()), array)
-
-
-def _numbers(array: Any) -> list[memoryview | None]:
-    """type[1] of each row."""
-    return _masked(_cut(_number_view(array), range(len(array) + 1)), array)
-
-
-def _lists(array: Any) -> list[memoryview | None]:
-    """type[count] of each row."""
-    if str(array.type).startswith("fixed_size_list"):
-        size = array.type.list_size
-        ends: Sequence[int] = [(array.offset + index) * size for index in range(len(array) + 1)]
-    else:
-        ends = array.offsets.to_pylist()
-    values = array.values
-    if values.null_count:
-        if str(values.type) not in {"float", "double", "halffloat"}:
-            raise ValueError(f"a list of {values.type} has a null inside; only lists of floats may, as NaN")
-        values = values.fill_null(float("nan"))
-    return _masked(_cut(_number_view(values), ends), array)
-
-
-def _number_view(array: Any) -> memoryview:
-    """type[len(array)]; what is null is any number."""
-    if array.null_count:
-        array = array.fill_null(False if str(array.type) == "bool" else 0)
-    return view_of_array(array.to_numpy(zero_copy_only=False))
-
-
-def _cut(view: memoryview, ends: Sequence[int]) -> list[memoryview]:
-    return [view[start:end] for start, end in pairwise(ends)]
-
-
-def _as_json(value: Any) -> memoryview:
-    return memoryview(json.dumps(value, default=str, ensure_ascii=False).encode("utf-8"))

@@ -188,7 +188,10 @@ class ShardReader(Skipping, ABC):
             for piece in self._pieces(unit_index, views, first):
                 given_count += len(piece.samples)
                 yield piece
-        except (ConfigError, UnsupportedFormatError):
+        except ConfigError:
+            raise
+        except UnsupportedFormatError as error:
+            error.shard = error.shard or self._shard
             raise
         except ValueError as error:
             corrupt = self._corrupt(str(error), unit.spans[0].start if unit.spans else 0)

@@ -21,13 +21,22 @@ def read_struct(data: bytes) -> Struct:
     Raises:
         ValueError: It is none.
     """
+    return read_struct_at(data, 0)[0]
+
+
+def read_struct_at(data: bytes | memoryview, at: int) -> tuple[Struct, int]:
+    """The struct that begins at byte `at` of `data`, and where it ends. Texts are slices of `data`.
+
+    Raises:
+        ValueError: It is none.
+    """
     try:
-        return _struct(data, 0, DEPTH_MAX)[0]
+        return _struct(data, at, DEPTH_MAX)
     except (IndexError, struct.error):
         raise ValueError("a struct of its footer is cut off") from None
 
 
-def _struct(data: bytes, at: int, depth: int) -> tuple[Struct, int]:
+def _struct(data: bytes | memoryview, at: int, depth: int) -> tuple[Struct, int]:
     if not depth:
         raise ValueError(f"its footer is nested deeper than {DEPTH_MAX}")
     fields: Struct = {}
@@ -48,7 +57,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[Struct, int]:
             fields[number], at = _value(data, at, kind, depth)
 
 
-def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+def _value(data: bytes | memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in {_I16, _I32, _I64}:
         return _zigzag(data, at)
     if kind == _BINARY:
@@ -69,7 +78,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     raise ValueError(f"its footer has a value of type {kind}")
 
 
-def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+def _list(data: bytes | memoryview, at: int, depth: int) -> tuple[list[Any], int]:
     head = data[at]
     count, at = (head >> 4, at + 1) if head >> 4 < 15 else _varint(data, at + 1)
     if count > len(data) - at:  # each item takes a byte at least
@@ -81,7 +90,7 @@ def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
     return items, at
 
 
-def _map(data: bytes, at: int, depth: int) -> tuple[None, int]:
+def _map(data: bytes | memoryview, at: int, depth: int) -> tuple[None, int]:
     count, at = _varint(data, at)
     if count > len(data) - at:
         raise ValueError(f"a map of {count} items does not fit into its footer")
@@ -94,12 +103,12 @@ def _map(data: bytes, at: int, depth: int) -> tuple[None, int]:
     return None, at
 
 
-def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+def _zigzag(data: bytes | memoryview, at: int) -> tuple[int, int]:
     value, at = _varint(data, at)
     return value >> 1 ^ -(value & 1), at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]

@@ -74,8 +74,13 @@ def _parquet(data: Buffer, url: str) -> list[dict[str, Any]]:
         raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
     try:
         rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(bytes(data))).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"the table is no Parquet file ({error})", shard=url) from error
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as error:  # the last two: a time beyond Python's
+        raise DataError(f"the table cannot be read as Parquet ({error})", shard=url) from error
     return rows
 
 

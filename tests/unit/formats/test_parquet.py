@@ -4,9 +4,11 @@ import io
 import json
 import random
 
+import numpy as np
 import pytest
 
-from penstock.errors import ConfigError, CorruptShardError
+from bounded import run_bounded
+from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats import detect, parser_of, ranged_of, samples_of
 from penstock.formats.parquet import PIECE_ROWS_MAX
 from penstock.formats.thrift import read_struct
@@ -166,18 +168,88 @@ def test_what_is_corrupt_is_named_or_skipped():
         assert (left, reader.skipped_samples) == ([], 1)
 
 
-def test_columns_that_are_refused():
-    """Names that penstock adds, and nulls where there is no way to say so."""
-    for table, text in (
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip_sample", "skip_shard"])
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
         (pa.table({"__shard__": [1]}), "penstock adds itself"),
         (pa.table({"x": [[1, None]]}), "null inside"),
-    ):
-        with pytest.raises(CorruptShardError, match=text):
-            read(parquet(table))
+        (pa.table({"a": [{"b": 1}], "a.b": [2]}), r"2 columns give the field 'a\.b'"),
+        (pa.table({"a": [{"bytes": b"", "path": "x"}], "a.path": ["y"]}), r"give the field 'a\.path'"),
+        (pa.table([[1], [2]], names=["x", "x"]), "2 columns give the field 'x'"),
+    ],
+)
+def test_what_is_valid_but_cannot_be_given_is_an_error_under_every_policy(table, text, on_corrupt):
+    """Names that would hide one another, names that penstock adds, and nulls for which there is no value: never skipped."""
+    with pytest.raises(UnsupportedFormatError, match=text) as caught:
+        read(parquet(table), on_corrupt=on_corrupt)
+    assert caught.value.shard == "s.parquet"
+
+
+def test_a_null_among_floats_is_nan():
+    """In a list of floats a null has a value; and the fields that are not wanted may have twins."""
     _, [sample], _ = read(parquet(pa.table({"x": [[1.0, None]], "__key__": ["k"]})))
     assert (sample.key, list(sample.fields)) == ("k", ["x"])
     assert sample.fields["x"][0] == 1.0
     assert sample.fields["x"][1] != sample.fields["x"][1]
+    _, [sample], _ = read(parquet(pa.table({"a": [{"b": 1}], "a.b": [2], "x": [3]})), fields=["x"])
+    assert sample.fields["x"].tolist() == [3]
+
+
+def test_an_encrypted_shard_is_not_corrupt():
+    """A footer that is encrypted is refused under every policy."""
+    for on_corrupt in ("raise", "skip_shard"):
+        with pytest.raises(UnsupportedFormatError, match="encrypted"):
+            read(b"PARE" + bytes(50) + b"PARE", on_corrupt=on_corrupt)
+
+
+def grown(kind: str) -> bytes:
+    """A few kilobytes that claim gigabytes, or are a valid file that repeats one long value many times."""
+
+    def repeated(value, count):
+        return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([value]))
+
+    made = {
+        "a long value in many rows": lambda: repeated(b"v" * (8 << 20), 3000),
+        "a long value in one list": lambda: pa.ListArray.from_arrays([0, 1000], repeated("t" * (4 << 20), 1000)),
+        "a list of many": lambda: pa.ListArray.from_arrays([0, 20 << 20], pa.array(np.zeros(20 << 20, np.int8))),
+        "long constants": lambda: pa.array([b"v" * (4 << 20)] * 72),
+    }
+    out = io.BytesIO()
+    pq.write_table(
+        pa.table({"x": made[kind]()}), out, compression="zstd", write_statistics=False,
+        use_dictionary=kind != "long constants", dictionary_pagesize_limit=1 << 30,
+    )  # fmt: skip
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("a long value in many rows", "3000 samples"),
+        ("a long value in one list", "CorruptShardError"),
+        ("a list of many", "CorruptShardError"),
+        ("long constants", "CorruptShardError"),
+    ],
+)
+def test_few_bytes_take_little_memory(kind, said, tmp_path):
+    """What a row group becomes is bounded before it is decoded; a value that many rows share is held once."""
+    (tmp_path / "s.parquet").write_bytes(grown(kind))
+    assert (tmp_path / "s.parquet").stat().st_size < 200_000
+    code = f"""
+        from penstock.errors import CorruptShardError
+        from penstock.formats import ranged_of, look_into
+        data = open({str(tmp_path / "s.parquet")!r}, "rb").read()
+        reader = ranged_of("parquet", shard="s", size_bytes=len(data))
+        look_into(reader, lambda span: data[span.start : span.end])
+        begin()
+        try:
+            views = [data[span.start : span.end] for span in reader.units[0].spans]
+            print(sum(len(piece.samples) for piece in reader.pieces(0, views)), "samples")
+        except CorruptShardError as error:
+            print(type(error).__name__, error)
+    """
+    assert run_bounded(code, memory_bytes_max=700 << 20).startswith(said)
 
 
 def test_a_damaged_footer_is_an_error_not_the_end_of_the_process():

@@ -132,12 +132,15 @@ def _rows_of_table(join: Join, data: bytes) -> Iterable[dict[str, Any]]:
 
 def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
     try:
-        from pyarrow import parquet  # type: ignore[import-untyped]
+        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
     except ImportError:
         raise ConfigError(
             "a Parquet table needs pyarrow, which is not installed", hint="pip install 'penstock[parquet]'"
         ) from None
-    rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(data)).to_pylist()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(data)).to_pylist()
+    except (ArrowException, OSError, OverflowError) as error:  # OverflowError: a time that Python's types cannot hold
+        raise ValueError(str(error)) from error
     return rows
 
 
