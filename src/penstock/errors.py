@@ -21,6 +21,7 @@
     │   │   └── DeadlineError  (TimeoutError)       connect, first byte, stall or total deadline
     │   ├── ChecksumError                           the bytes are not those whose checksum the store keeps
     │   ├── ProtocolError                           the answer is not S3 (or not what was asked)
+    │   ├── ClosedStoreError   (ClosedError)        the store was closed while an operation waited; engine only
     │   └── CancelledOperationError                 cancelled by whoever submitted it; engine only
     └── DataError              (ValueError)         the bytes arrived; what is in them is wrong
         ├── CorruptShardError                       not a tar, TFRecord, ...; names shard and offset
@@ -153,6 +154,7 @@ class StoreError(PenstockError, OSError):
         status: The HTTP status, where there was one.
         code: The store's own word, e.g. ``NoSuchKey``.
         request_id: The store's name for the request, for its operators.
+        request_index: Position of the request in the input of ``read_many`` and its kin; None elsewhere.
         attempts_count: Attempts made, the first included.
         elapsed_s: Seconds from submission to this error.
         retryable: Whether the same request may succeed later; ``Retrying`` goes by it.
@@ -166,6 +168,7 @@ class StoreError(PenstockError, OSError):
         "status",
         "code",
         "request_id",
+        "request_index",
         "attempts_count",
         "elapsed_s",
         "retryable",
@@ -177,6 +180,7 @@ class StoreError(PenstockError, OSError):
     status: int | None
     code: str | None
     request_id: str | None
+    request_index: int | None
     attempts_count: int | None
     elapsed_s: float | None
     retryable: bool | None
@@ -299,8 +303,20 @@ class ProtocolError(StoreError):
     """The answer is not S3's, or not the answer to what was asked."""
 
 
+class ClosedStoreError(StoreError, ClosedError):
+    """The store was closed before an operation began: what the operation ends with. Users see and catch ``ClosedError``."""
+
+
 class CancelledOperationError(StoreError):
     """The operation was cancelled by whoever submitted it; inside the engine only, no user sees it."""
+
+
+def as_completion_error(error: PenstockError) -> StoreError:
+    """What an operation ends with when a store refused to take it with `error`: a ``ClosedError`` stays one."""
+    if isinstance(error, StoreError):
+        return error
+    kind = ClosedStoreError if isinstance(error, ClosedError) else StoreError
+    return kind(error.what, hint=error.hint, retryable=False)
 
 
 class DataError(PenstockError, ValueError):
@@ -368,6 +384,7 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     DeadlineError: (errno.ETIMEDOUT, 504),
     ChecksumError: (errno.EIO, 502),
     ProtocolError: (errno.EIO, 502),
+    ClosedStoreError: (errno.EIO, 500),
     CancelledOperationError: (errno.ECANCELED, 499),
     DataError: (errno.EIO, 500),
     CorruptShardError: (errno.EIO, 500),

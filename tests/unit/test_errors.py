@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import errors
-from penstock.errors import WIRE, CancelledOperationError, DataError, PenstockError, StoreError
+from penstock.errors import WIRE, CancelledOperationError, ClosedStoreError, DataError, PenstockError, StoreError
 
 
 def tree(kind: type[PenstockError] = PenstockError) -> list[type[PenstockError]]:
@@ -28,16 +28,16 @@ def test_every_class_has_a_row_on_the_wire() -> None:
 
 
 def test_every_class_is_exported() -> None:
-    """Every class is a top-level name, but for the one that no user sees."""
+    """Every class is a top-level name, but for the two that no user needs."""
     exported = {name for name in ps.__all__ if name.endswith("Error")}
-    assert exported == {kind.__name__ for kind in TREE} - {CancelledOperationError.__name__}
+    assert exported == {kind.__name__ for kind in TREE} - {CancelledOperationError.__name__, ClosedStoreError.__name__}
     assert all(getattr(ps, name) is getattr(errors, name) for name in exported)
 
 
 def test_what_a_store_says_has_a_hint() -> None:
-    """Whoever raises it, an error of the store says what to do, but for the three whose remedy depends on the case."""
+    """Whoever raises it, an error of the store says what to do, but for those whose remedy depends on the case."""
     silent = {kind.__name__ for kind in TREE if issubclass(kind, StoreError) and kind("what").hint is None}
-    assert silent == {"StoreError", "ProtocolError", "CancelledOperationError"}
+    assert silent == {"StoreError", "ProtocolError", "CancelledOperationError", "ClosedStoreError"}
     assert ps.SpanError("what", hint="other").hint == "other"
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from penstock.cache.entry import block_name
-from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, StoreError
+from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, as_completion_error
 from penstock.fetch.slots import AskingSink
 from penstock.types import (
     CompleteMultipart,
@@ -100,8 +100,7 @@ class Question(_Passing):
                 return
             self.cache.counts.metadata_hit_count += 1
         except PenstockError as error:
-            mapped = error if isinstance(error, StoreError) else StoreError(str(error), retryable=False)
-            completion = Completion(operation, error=mapped)
+            completion = Completion(operation, error=as_completion_error(error))
         self.sink.done(completion)
 
     def _answer(self) -> Completion | None:

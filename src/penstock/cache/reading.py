@@ -21,7 +21,14 @@ from penstock.cache.claims import Claim
 from penstock.cache.entry import block_name
 from penstock.cache.fetching import Direct, Fetch, Revalidation
 from penstock.cache.files import Block
-from penstock.errors import CancelledOperationError, ObjectChangedError, ObjectMissingError, StoreError
+from penstock.errors import (
+    CancelledOperationError,
+    ObjectChangedError,
+    ObjectMissingError,
+    PenstockError,
+    StoreError,
+    as_completion_error,
+)
 from penstock.store.threaded import span_within
 from penstock.types import Attempt, ByteRange, Completion, Landing, ObjectInfo
 
@@ -304,7 +311,8 @@ class Read:
 
     def fail(self, error: Exception, count: int = 1) -> None:
         """So many of the pieces that were waited for failed; the first error is the read's."""
-        mapped = error if isinstance(error, StoreError) else StoreError(f"{type(error).__name__}: {error}")
+        known = error if isinstance(error, PenstockError) else StoreError(f"{type(error).__name__}: {error}")
+        mapped = as_completion_error(known)
         if mapped is not error:
             mapped.__cause__ = error
         if isinstance(mapped, ObjectChangedError):

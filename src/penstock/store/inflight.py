@@ -55,7 +55,11 @@ class InFlight(Generic[Tag]):
         Raises:
             queue.Empty: none ended within `wait_s_max` seconds.
         """
-        return self._ended(self._queue.get(timeout=wait_s_max))
+        while True:
+            sink, completion = self._queue.get(timeout=wait_s_max)
+            if sink in self._transfers:  # else `submit` raised, and nobody waits for it
+                del self._transfers[sink]
+                return sink.tag, completion
 
     def ready(self) -> bool:
         """Whether ``wait()`` would return at once."""
@@ -73,8 +77,3 @@ class InFlight(Generic[Tag]):
         while self._transfers:
             ended.append(self.wait())
         return ended
-
-    def _ended(self, item: tuple[_Sink[Tag], Completion]) -> tuple[Tag, Completion]:
-        sink, completion = item
-        del self._transfers[sink]
-        return sink.tag, completion

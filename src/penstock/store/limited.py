@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import forks
-from penstock.errors import CancelledOperationError, ConfigError, PenstockError, StoreError
+from penstock.errors import CancelledOperationError, ConfigError, PenstockError, as_completion_error
 from penstock.store.base import Store, Wrapper
 from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
 
@@ -121,8 +121,7 @@ class _Permit:
         try:
             self.transfer = self.owner.inner.submit(self.operation, self)
         except PenstockError as error:
-            failure = error if isinstance(error, StoreError) else StoreError(str(error), retryable=False)
-            self.sink.done(Completion(self.operation, error=failure))
+            self.sink.done(Completion(self.operation, error=as_completion_error(error)))
             return False
         if self._is_cancelled():  # by another thread, meanwhile
             self.transfer.cancel()

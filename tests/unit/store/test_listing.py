@@ -7,15 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.errors import ConfigError, ProtocolError, StoreError, UnavailableError
+from penstock.cache import CacheConfig, Cached
+from penstock.errors import ClosedError, ConfigError, ProtocolError, StoreError, UnavailableError
 from penstock.store import listing
 from penstock.store.faulty import Faulty
+from penstock.store.hedged import Hedged
 from penstock.store.inflight import InFlight
 from penstock.store.key_space import FIRST_GUESSES
+from penstock.store.limited import Limited
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
-from penstock.types import Completion, ObjectInfo, Page
+from penstock.store.traced import Traced
+from penstock.types import Completion, Get, ObjectInfo, Page
 
 
 class Counting:
@@ -220,6 +224,45 @@ def test_an_error_ends_the_listing(call):
         with pytest.raises(StoreError, match="503"):
             found.extend(info.key for info in listing.list_objects(store, "", keys_max=100))
         assert found == keys[: len(found)]
+
+
+STACKS = {
+    "bare": lambda inner, _: inner,
+    "Retrying": lambda inner, _: Retrying(inner),
+    "waiting for permits": lambda inner, _: Limited(inner, requests_max=2),
+    "default": lambda inner, _: Traced(Hedged(Retrying(Limited(inner, requests_max=2)))),
+    "cached": lambda inner, path: Cached(Limited(inner, requests_max=2), CacheConfig(path, 10**9, metadata_ttl_s=60.0)),
+}
+
+
+@pytest.mark.parametrize("taken", [1, 25, 2000])
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS.keys())
+def test_a_store_closed_in_the_midst_ends_the_listing_with_closed_error(stack, taken, tmp_path):
+    """Wherever its pages wait or fail, the error of a listing whose store was closed is ClosedError."""
+    store = stack(MemoryStore({f"{number % 7}/{number:05}": b"" for number in range(5000)}), tmp_path)
+    infos = listing.list_objects(store, "", keys_max=10)
+    for _ in range(taken):
+        next(infos)
+    store.close()
+    with pytest.raises(ClosedError, match="was closed"):
+        list(infos)
+
+
+def test_a_submit_that_both_answers_and_raises_counts_once():
+    """What ``submit`` raised was told to its caller: an answer to it besides is nobody's."""
+
+    class Both(MemoryStore):
+        def submit(self, operation, sink):
+            if operation == Get("both"):
+                sink.done(Completion(operation))
+                raise ClosedError("the store was closed")
+            return super().submit(operation, sink)
+
+    in_flight = InFlight(Both({"k": b"x"}))
+    with pytest.raises(ClosedError):
+        in_flight.submit(Get("both"), "both")
+    in_flight.submit(Get("k"), "k")
+    assert [tag for tag, _ in in_flight.drain()] == ["k"]
 
 
 def test_a_server_that_goes_round_is_an_error():
