@@ -112,7 +112,10 @@ class Store(ABC):
         return read_many(self, requests, ordered=ordered, errors="raise")
 
     def try_read_many(self, requests: Iterable[Request], *, ordered: bool = True) -> Iterator[Blob | StoreError]:
-        """Like ``read_many``, but an object that cannot be read yields its ``StoreError`` and the others go on."""
+        """Like ``read_many``, but a request that cannot be served yields its ``StoreError`` and the others go on.
+
+        Each request has one answer. Its ``request_index``, of a ``Blob`` and of an error alike, is its position in the input.
+        """
         from penstock.store.reading import read_many
 
         return read_many(self, requests, ordered=ordered, errors="return")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 from penstock.config import FetchConfig
-from penstock.errors import ChecksumError, ConfigError, PenstockError, ProtocolError, SpanError, StoreError
-from penstock.fetch import Chunk, Item, ReadAhead, Request, Slot
+from penstock.errors import (
+    ChecksumError,
+    ClosedError,
+    ConfigError,
+    PenstockError,
+    ProtocolError,
+    SpanError,
+    StoreError,
+)
+from penstock.fetch import Chunk, Item, PlanItem, ReadAhead, Request, Slot
 from penstock.store import checksums
 from penstock.types import Blob, ByteRange
 
@@ -16,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Self
 
+    from penstock.fetch.plan import Cut
     from penstock.store.base import Store
     from penstock.store.checksums import Hasher
     from penstock.types import Key, ObjectInfo
@@ -97,7 +107,8 @@ class _Blobs:
             if item is None:
                 self.close()
                 raise StopIteration
-            result = self._result(item)
+            self._ready.extend(self._answers(item))
+            result = self._ready.popleft()
         if isinstance(result, StoreError) and self._raises:
             self.close()
             raise result
@@ -116,7 +127,8 @@ class _Blobs:
         """``FetchStatistics`` of this reading."""
         return self._ahead.statistics()
 
-    def _result(self, item: Item) -> Blob | StoreError:
+    def _answers(self, item: Item) -> list[Blob | StoreError]:
+        """One answer for each request that the item stands for: its bytes, or its error."""
         plan = item.plan
         try:
             if item.error is not None:
@@ -124,24 +136,21 @@ class _Blobs:
             info = item.info
             assert info is not None
             data, verified = self._bytes_of(item, info)
-            if not plan.cuts:
-                return Blob(
-                    data,
-                    key=plan.key,
-                    span=plan.span,
-                    etag=info.etag,
-                    request_index=plan.request_index,
-                    verified=verified,
-                )
-            assert plan.span is not None
-            for cut in plan.cuts:
-                self._ready.append(self._cut(item, info, data, cut.request_index, cut.span))
-            return self._ready.popleft()
+        except ClosedError:
+            self.close()
+            raise
         except StoreError as error:
-            return _located(error, self._store, item)
+            merged = [plan._replace(request_index=cut.request_index, span=cut.span) for cut in plan.cuts]
+            return [_error_of(error, self._store, request) for request in merged or [plan]]
         except PenstockError:
             self.close()
             raise
+        if plan.cuts:
+            return [self._cut(plan, info, data, cut) for cut in plan.cuts]
+        blob = Blob(
+            data, key=plan.key, span=plan.span, etag=info.etag, request_index=plan.request_index, verified=verified
+        )
+        return [blob]
 
     def _bytes_of(self, item: Item, info: ObjectInfo) -> tuple[memoryview, str]:
         """The item's bytes, now the caller's, and what they were held against."""
@@ -184,16 +193,14 @@ class _Blobs:
         finally:
             blobs.close()
 
-    def _cut(self, item: Item, info: ObjectInfo, data: memoryview, index: int, span: ByteRange) -> Blob | StoreError:
-        outer = item.plan.span
-        assert outer is not None
+    def _cut(self, plan: PlanItem, info: ObjectInfo, data: memoryview, cut: Cut) -> Blob | StoreError:
+        index, span = cut
+        assert plan.span is not None
         if span.start >= info.size_bytes:
-            error = SpanError(
-                f"the range starts at {span.start}, the object has {info.size_bytes} bytes", span=tuple(span)
-            )
-            return _located(error, self._store, item)
-        piece = data[span.start - outer.start : span.end - outer.start]
-        return Blob(piece, key=item.plan.key, span=span, etag=info.etag, request_index=index, verified="length")
+            error = SpanError(f"the range starts at {span.start}, the object has {info.size_bytes} bytes")
+            return _error_of(error, self._store, plan._replace(request_index=index, span=span))
+        piece = data[span.start - plan.span.start : span.end - plan.span.start]
+        return Blob(piece, key=plan.key, span=span, etag=info.etag, request_index=index, verified="length")
 
 
 class _Chunks:
@@ -240,8 +247,7 @@ class _Chunks:
 
     def _chunk(self, item: Item, slot: Slot | None) -> Chunk:
         if item.error is not None:
-            error = item.error
-            raise _located(error, self._store, item) if isinstance(error, StoreError) else error
+            raise self._error_of(item, item.error)
         info, completion = item.info, slot.completion if slot is not None else None
         assert slot is not None and info is not None and completion is not None  # noqa: PT018 - no error: an answer
         self._delivered = slot
@@ -265,11 +271,18 @@ class _Chunks:
             try:
                 checksums.check(name, hasher, info.checksums[name])
             except StoreError as error:
-                raise _located(error, self._store, item) from None
+                raise self._error_of(item, error) from None
+
+    def _error_of(self, item: Item, error: PenstockError) -> PenstockError:
+        return _error_of(error, self._store, item.plan) if isinstance(error, StoreError) else error
 
 
-def _located(error: StoreError, store: Store, item: Item) -> StoreError:
-    if error.url is None:
-        error.url = store.describe(item.plan.key)
-        error.operation = error.operation or "GET"
-    return error
+def _error_of(error: StoreError, store: Store, request: PlanItem) -> StoreError:
+    """`error` as the answer to one request: a copy of its own, for requests that were merged fail together."""
+    own = copy.copy(error)
+    own.errno, own.__cause__ = error.errno, error.__cause__  # which pickling, and so copying, leaves out
+    own.request_index = request.request_index
+    own.url, own.operation = own.url or store.describe(request.key), own.operation or "GET"
+    if request.span is not None:
+        own.span = (request.span.start, request.span.end)
+    return own
