@@ -99,6 +99,17 @@ class ObjectInfo(NamedTuple):
         return f"ObjectInfo({', '.join(f'{name}={value!r}' for name, value in values)})"
 
 
+def same_version(one: ObjectInfo, other: ObjectInfo) -> bool:
+    """Whether two answers are of one version of an object, as far as they tell.
+
+    Without an ETag, size and modification time stand for it. Two versions of one size that were written within the
+    resolution of the time, a second over HTTP, cannot be told apart.
+    """
+    if (one.etag, one.size_bytes) != (other.etag, other.size_bytes):
+        return False
+    return one.etag is not None or one.last_modified_s == other.last_modified_s
+
+
 class Blob:
     """Bytes that a read returned. They belong to the caller and are counted in no budget.
 
@@ -358,7 +369,7 @@ class Completion:
 
     @property
     def received_bytes(self) -> int:
-        """Length of ``body``."""
+        """Length of ``body``, in bytes."""
         landing = self.landing
         return landing.position - landing.start if landing is not None else 0
 
@@ -372,8 +383,10 @@ class Sink(Protocol):
     """Who hears how an operation goes. Both methods run on an engine thread: return soon, raise nothing.
 
     Attributes:
-        landing: Where the body of a ranged ``Get`` goes, when that is known beforehand: ``position`` is where its first
-            byte belongs and ``end - position`` the length asked for. A store may then skip ``head``.
+        landing: Where the body of a ``Get`` goes, when that is known beforehand: ``position`` is where its first byte
+            belongs and ``end - position`` the length asked for. A store may then skip ``head``. When the operation
+            succeeds, ``completion.landing`` is this landing and the body lies in it: whoever had the body elsewhere
+            has moved it.
     """
 
     landing: Landing | None

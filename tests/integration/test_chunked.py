@@ -278,6 +278,15 @@ def test_a_range_is_served_only_by_a_body_that_holds_it(server: FaultyServer, co
         store.read("3-large", ps.ByteRange(0, 2 * MIB))
 
 
+def test_a_range_in_chunks_that_broke_goes_on_to_its_own_end(
+    server: FaultyServer, connect: Callable[..., ps.Store]
+) -> None:
+    """A range whose answer told no length, and broke, is resumed up to where it was asked for, not to the object's end."""
+    server.fail("chunked_cut", times=1)
+    blob = connect().read("3-large", ps.ByteRange(10, 60_000))
+    assert bytes(blob.data) == LARGE[10:60_000]
+
+
 HEAD = b'HTTP/1.1 200 OK\r\nETag: "1"\r\n'
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 RIGHT = {

@@ -20,6 +20,7 @@ from penstock.cli.app import run
 from penstock.config import KIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
 from penstock.errors import (
     AccessDeniedError,
+    CancelledOperationError,
     ChecksumError,
     ConfigError,
     CredentialsError,
@@ -37,6 +38,7 @@ from penstock.store.base import WaitingSink, Wrapper, perform
 from penstock.store.faulty import Faulty
 from penstock.store.retrying import Retrying
 from penstock.store.writing import copy
+from penstock.testing.contract_support import WatchingSink
 from penstock.transport import engine
 from penstock.types import CompleteMultipart, CreateMultipart, Get, Part
 from servers.faulty import FaultyServer
@@ -82,6 +84,30 @@ def test_a_wrong_region_heals(faulty: FaultyServer, connect_faulty: Connect, kin
     assert bytes(store.read("a").data) == b"x"
     scopes = [request.headers["authorization"].split("/")[2] for request in faulty.requests]
     assert scopes == ["us-east-1", "eu-central-1", "eu-central-1"]
+
+
+def test_cancelling_reaches_what_was_sent_again(
+    faulty: FaultyServer, connect_faulty: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer may come, and be healed by another sending, before the first one has returned: cancelling ends that one."""
+    faulty.objects["a"] = b"x"
+    faulty.fail("wrong_region_400", times=1, region="eu-central-1")
+    faulty.fail("stall_head", times=None)
+    store = connect_faulty(anonymous=False, credentials=KEYS, region="us-east-1")
+    submit, sent, again = engine.submit, itertools.count(), threading.Event()
+
+    def submit_slowly(request: Any) -> Any:
+        transfer = submit(request)
+        if next(sent):
+            again.set()
+        else:
+            assert again.wait(10)
+        return transfer
+
+    monkeypatch.setattr(engine, "submit", submit_slowly)
+    sink = WatchingSink()
+    store.submit(Get("a"), sink).cancel()
+    assert isinstance(sink.wait().error, CancelledOperationError)
 
 
 @pytest.mark.parametrize("offset_s", [-3600, 3600])
@@ -324,6 +350,29 @@ def test_without_etags_a_broken_body_begins_anew() -> None:
         assert [request.span for request in server.requests] == [None] * 3
         server.fail("close", times=1, after_bytes=100)
         assert bytes(store.read("one", ps.ByteRange(7, 40_000)).data) == DATA[7:40_000]
+
+
+@pytest.mark.parametrize("etags", ["none", "weak"])
+@pytest.mark.parametrize("verb", ["read", "read_parts", "open"])
+def test_without_etags_parts_of_two_versions_are_never_one_body(etags: str, verb: str) -> None:
+    """A part that broke, and was asked for again after the object was replaced, is not joined to parts of the old version."""
+    with FaultyServer({"big": DATA}, etags=etags) as server:
+        store = ps.connect(server.url, endpoint_url=server.endpoint_url, anonymous=True, retry=FAST, fetch=SMALL_PARTS)
+
+        def replace(request: Any) -> bool:
+            if request.attempt and server.objects["big"] == DATA:
+                server.objects["big"] = DATA[::-1]
+            return False
+
+        server.fail("500", match=replace, times=None)
+        server.fail("close", match=lambda request: request.span is not None and request.span[0] > 1_000_000)
+        read: dict[str, Callable[[], Any]] = {
+            "read": lambda: store.read("big").data,
+            "read_parts": lambda: b"".join(chunk.data for chunk in store.read_parts(["big"])),
+            "open": lambda: store.open("big").read(),
+        }
+        with pytest.raises(ObjectChangedError):
+            read[verb]()
 
 
 @pytest.mark.parametrize("etags", sorted(ETAGS))
@@ -624,6 +673,23 @@ def test_a_late_answer_is_overtaken(faulty: FaultyServer, connect_faulty: Connec
     list(store.read_many(["late"] * 200))
     statistics = of_layer(store.statistics(), "HedgeStatistics")
     assert statistics.hedged_count <= 11 + 0.05 * 501  # the bucket begins full, with 10
+
+
+def test_a_file_holds_what_a_second_request_brought(faulty: FaultyServer, connect_faulty: Connect) -> None:
+    """Jumps in a file whose first requests are all late give the right bytes, at any length of read."""
+    faulty.objects["a"] = b"the object"
+    faulty.objects["big"] = DATA
+    store = connect_faulty(hedge=HedgeConfig(wait_s_min=0.02))
+    for _ in range(3):
+        list(store.read_many(["a"] * 100))
+    with store.open("big") as file:
+        faulty.fail(
+            "delay", times=None, match=lambda request: request.key == "big" and not request.attempt, seconds=0.5
+        )
+        for number, length in enumerate((64 * KIB, 10, 70_000, 200_000, 64 * KIB, 300_000)):
+            file.seek(start := 1_000_000 - number * 140_001)
+            assert file.read(length) == DATA[start : start + length]
+    assert of_layer(store.statistics(), "HedgeStatistics").won_count > 0
 
 
 def test_hedging_and_resuming_never_share_a_buffer(faulty: FaultyServer, connect_faulty: Connect) -> None:

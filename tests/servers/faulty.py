@@ -23,6 +23,7 @@ import struct
 import tempfile
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -86,6 +87,7 @@ class FaultyServer:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.ca_bundle: str | None = None
         self._handlers: set[asyncio.Task[None]] = set()
+        self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,6 +119,8 @@ class FaultyServer:
 
     async def _shut(self) -> None:
         self._loop.remove_reader(self._listener)  # closing the server at once would leak a connection accepted just now
+        for transport in self._transports:  # one that still had bytes to send would be closed after the loop, or never
+            transport.abort()
         for turn in range(100):  # asyncio's own tasks, which accept connections and shake hands, first get time to end
             await asyncio.sleep(0.002)
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -228,6 +232,7 @@ class FaultyServer:
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
+        self._transports.add(writer.transport)
         self.connections_count += 1
         self.connections_total += 1
         try:

@@ -30,7 +30,7 @@ class Stored(NamedTuple):
 
 
 class Objects(dict[str, bytes]):
-    """The bucket: key to bytes. Each assignment makes a new version with its ETag, checksum and time."""
+    """The bucket: key to bytes. Each assignment makes a new version with its ETag and checksum, a second or more later."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__()
@@ -52,7 +52,9 @@ class Objects(dict[str, bytes]):
         if key not in self:
             self._ordered = None
         super().__setitem__(key, data)
-        version = self.versions[key] = Stored(data, etag, time.time(), checksum(data))
+        before = self.versions.get(key)
+        modified_s = max(time.time(), before.modified_s + 1.0) if before is not None else time.time()
+        version = self.versions[key] = Stored(data, etag, modified_s, checksum(data))
         return version
 
     def store_zeros(self, key: str, size_bytes: int) -> None:

@@ -20,11 +20,11 @@ from penstock.store.answers import (
 )
 from penstock.store.base import Store
 from penstock.store.checksums import full_object, verify
-from penstock.transport import OVERLONG
+from penstock.transport import OVERLONG, engine
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, GrowingLanding, Head
 
 if TYPE_CHECKING:
-    from penstock.transport import HttpAnswer, HttpTransfer
+    from penstock.transport import HttpAnswer, HttpRequest, HttpTransfer
     from penstock.types import Landing, Operation, Sink
 
 S = TypeVar("S", bound=Store)
@@ -35,13 +35,14 @@ _NO_CHECKSUMS: dict[str, str] = {}
 class Exchange(ABC, Generic[S]):
     """The transport's sink and the caller's ``Transfer`` at once: two objects fewer per request."""
 
-    __slots__ = ("cancelled", "info", "operation", "sink", "span", "store", "transfer", "whole")
+    __slots__ = ("cancelled", "info", "operation", "sink", "span", "store", "transfers", "whole")
 
     def __init__(self, store: S, operation: Operation, sink: Sink) -> None:
         self.store = store
         self.operation = operation
         self.sink = sink
-        self.transfer: HttpTransfer | None = None
+        # several, as the first sending's may be put here when the second is under way; what has ended minds no cancel
+        self.transfers: list[HttpTransfer] = []
         self.cancelled = False
         self.info: Any = None  # ObjectInfo and
         self.span: Any = None  # ByteRange of a Get, once its head has come
@@ -52,12 +53,19 @@ class Exchange(ABC, Generic[S]):
     def cancel(self) -> None:
         """See ``types.Transfer``."""
         self.cancelled = True
-        if self.transfer is not None:
-            self.transfer.cancel()
+        for transfer in tuple(self.transfers):
+            transfer.cancel()
 
     def unanswered_s(self) -> float:
         """See ``types.Transfer``."""
-        return self.transfer.unanswered_s() if self.transfer is not None else 0.0
+        return max((transfer.unanswered_s() for transfer in tuple(self.transfers)), default=0.0)
+
+    def submit(self, request: HttpRequest) -> None:
+        """Hand a request to the transport, on any thread; if the operation was cancelled meanwhile, so is this."""
+        transfer = engine.submit(request)
+        self.transfers.append(transfer)
+        if self.cancelled:
+            transfer.cancel()
 
     # ── HttpSink ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,13 +124,13 @@ class Exchange(ABC, Generic[S]):
         throttled = answer.status in (429, 503) or (completion.error is not None and completion.error.code in THROTTLES)
         offset = self.span.start if self.span is not None else 0
         completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
-        self.transfer = None
+        self.transfers.clear()
         self.sink.done(completion)
 
     def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
         operation = self.operation
         if isinstance(operation, Get):
-            if self.info is None and 200 <= answer.status < 300 and answer.refused is None:
+            if self.info is None and 200 <= answer.status < 300 and not isinstance(answer.refused, StoreError):
                 self._learn(operation, answer.status, answer.headers)
             completion.landing = answer.landing
             completion.info = self.info

@@ -12,7 +12,7 @@ from penstock.store.answers import object_info, status_error
 from penstock.store.base import Store
 from penstock.store.exchange import Exchange
 from penstock.store.keys import has_dot_segment
-from penstock.transport import HttpAnswer, HttpRequest, engine
+from penstock.transport import HttpAnswer, HttpRequest
 from penstock.types import ByteRange, Get, Head, Key, Operation, Sink, Transfer
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class _Exchange(Exchange[HttpStore]):
             landing=self.sink.landing if isinstance(operation, Get) else None,
             redirects_max=_REDIRECTS_MAX,
         )
-        self.transfer = engine.submit(request)
+        self.submit(request)
 
     def healed(self, answer: HttpAnswer) -> bool:
         if not isinstance(self.operation, Head) or self.instead or self.cancelled:

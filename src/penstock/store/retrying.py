@@ -13,7 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import RetryConfig
-from penstock.errors import ChecksumError, PenstockError, ProtocolError, ShortReadError, SpanError, StoreError
+from penstock.errors import (
+    ChecksumError,
+    ObjectChangedError,
+    PenstockError,
+    ProtocolError,
+    ShortReadError,
+    SpanError,
+    StoreError,
+    as_completion_error,
+)
 from penstock.store.base import Store, Wrapper
 from penstock.store.checksums import verify
 from penstock.transport import engine
@@ -28,6 +37,7 @@ from penstock.types import (
     Operation,
     Sink,
     Transfer,
+    same_version,
 )
 
 _jitter = random.SystemRandom()
@@ -75,7 +85,7 @@ class Retrying(Wrapper):
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``."""
         entry = _Entry(self, operation, sink)
-        entry.transfer = self.inner.submit(operation, entry)
+        entry.transfers.append(self.inner.submit(operation, entry))
         return entry
 
     def statistics(self) -> RetryStatistics:
@@ -103,6 +113,7 @@ class _Entry:
     __slots__ = (
         "attempts",
         "backoff",
+        "begin",
         "cancelled",
         "info",
         "landing",
@@ -114,7 +125,7 @@ class _Entry:
         "span",
         "start_s",
         "target",
-        "transfer",
+        "transfers",
         "tries_count",
         "unsound",
     )
@@ -124,7 +135,9 @@ class _Entry:
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
-        self.transfer: Transfer | None = None
+        self.begin = sink.landing.position if sink.landing is not None else 0  # where the body's first byte belongs
+        # several, as the first attempt's may be put here when the second is under way; what has ended minds no cancel
+        self.transfers: list[Transfer] = []
         self.cancelled = False
         self.tries_count = 0
         self.resuming = False  # this attempt asks for the rest of a body that broke
@@ -141,8 +154,7 @@ class _Entry:
 
     def cancel(self) -> None:
         self.cancelled = True
-        # perhaps the last attempt's, where that ended before `submit` returned it: so a backoff is ended beside it
-        if (transfer := self.transfer) is not None:
+        for transfer in tuple(self.transfers):
             transfer.cancel()
         if self.backoff:
             engine.call_later(0.0, self._again)
@@ -151,8 +163,7 @@ class _Entry:
         return self.cancelled
 
     def unanswered_s(self) -> float:
-        transfer = self.transfer
-        return transfer.unanswered_s() if transfer is not None else 0.0
+        return max((transfer.unanswered_s() for transfer in tuple(self.transfers)), default=0.0)
 
     # ── Sink ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,10 +171,11 @@ class _Entry:
         if self.target is None:
             self.info, self.span = info, span
             self.target = self.sink.head(info, span)
+            self.begin = self.target.position if self.target is not None else 0
         return self.target
 
     def done(self, completion: Completion) -> None:
-        self.transfer = None
+        self.transfers.clear()
         if completion.error is None and self.tries_count:
             self._complete(completion)
         error = completion.error
@@ -220,6 +232,7 @@ class _Entry:
         """Remember what the first answer said and how far its body came."""
         if completion.landing is not None and completion.info is not None and self.target is None:
             self.info, self.span, self.target = completion.info, completion.span, completion.landing
+            self.begin = self.begin if self.target is self.sink.landing else self.target.start
         self.unsound = isinstance(completion.error, ChecksumError)
 
     def _again(self) -> None:
@@ -236,14 +249,15 @@ class _Entry:
             self.done(Completion(self.operation))
             return
         try:
-            self.transfer = self.owner.inner.submit(operation, self)
+            transfer = self.owner.inner.submit(operation, self)
         except PenstockError as error:  # the store was closed meanwhile: whoever waits must hear, and the loop live on
-            failed.error = error if isinstance(error, StoreError) else StoreError(error.what, hint=error.hint)
+            failed.error = as_completion_error(error)
             failed.attempts = self.attempts
             self.sink.done(failed)
             return
+        self.transfers.append(transfer)
         if self._is_cancelled():  # by another thread, meanwhile
-            self.transfer.cancel()
+            transfer.cancel()
 
     def _remaining(self) -> Operation | None:
         """The operation for what is missing; None where nothing is."""
@@ -251,13 +265,13 @@ class _Entry:
         self.resuming = False
         if not isinstance(operation, Get) or target is None or info is None or span is None:
             if self.landing is not None:
-                self.landing.position = self.landing.start
+                self.landing.position = self.begin
             return operation
-        received_bytes = target.position - target.start
+        received_bytes = target.position - self.begin
         if received_bytes == 0 or info.etag is None or self.unsound or self.ranges_refused:
-            target.position = target.start
-            if info.etag is None:
-                self.target = self.landing
+            target.position = self.begin
+            if info.etag is None:  # nothing pins the version: what the first answer said holds no longer
+                self.info = self.span = self.target = None
                 return operation
             # asked as at first: only then does the store tell the checksum again, or send a body without a range
             if self.unsound or self.ranges_refused or span.end == UNKNOWN_BYTES:
@@ -267,7 +281,7 @@ class _Entry:
             self.resuming = True
             self.owner.resumed_count += 1
         self.landing = target
-        end = span.start + target.length_bytes
+        end = min(span.end, span.start + target.end - self.begin)
         if span.start + received_bytes >= end:
             return None
         return Get(operation.key, ByteRange(span.start + received_bytes, end), info.etag)
@@ -278,12 +292,16 @@ class _Entry:
         target, info, span = self.target, self.info, self.span
         if not isinstance(operation, Get) or target is None or info is None or span is None:
             return
-        if completion.info is not None and completion.info.checksums:
-            self.info = info = completion.info
-        elif completion.info is not None and info.size_bytes == UNKNOWN_BYTES:
-            self.info = info = info._replace(size_bytes=completion.info.size_bytes)
+        if (now := completion.info) is not None:
+            if info.size_bytes == UNKNOWN_BYTES:
+                info = info._replace(size_bytes=now.size_bytes)
+            if not same_version(now, info):  # whatever became of If-Match
+                what = f"the object is now {now.etag}, not {info.etag}"
+                completion.error = ObjectChangedError(what, operation="GET", url=self.owner.describe(operation.key))
+                return
+            self.info = info = now if now.checksums else info
         completion.landing, completion.info = target, info
-        completion.span = ByteRange(span.start, span.start + (target.position - target.start))
+        completion.span = ByteRange(span.start, span.start + (target.position - self.begin))
         if completion.span.start == 0 and completion.span.end == info.size_bytes and info.checksums:
             try:
                 completion.verified = verify(info.checksums, target.view)

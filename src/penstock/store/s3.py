@@ -24,7 +24,7 @@ from penstock.store.base import Store
 from penstock.store.checksums import full_object
 from penstock.store.exchange import Exchange
 from penstock.store.s3_requests import CLAIM_HEADER, S3Options, Wire, wire_of
-from penstock.transport import HttpAnswer, HttpRequest, Signing, engine
+from penstock.transport import HttpAnswer, HttpRequest, Signing
 from penstock.types import (
     AbortMultipart,
     CompleteMultipart,
@@ -165,9 +165,7 @@ class _Exchange(Exchange[S3Store]):
             signing=signing,
             landing=landing,
         )
-        self.transfer = engine.submit(request)
-        if self.cancelled:
-            self.transfer.cancel()
+        self.submit(request)
 
     # ── answers ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -58,6 +58,8 @@ class Capabilities:
         atomic_if_absent: Of two concurrent writes with ``if_absent`` one fails.
         keys_many: Keys written where a listing must take several pages; more than 1 000 shows real pages.
         prefixes_vanish: A prefix is gone with the last object below it.
+        has_etags: What it says of an object names the version by a strong ETag. Where it does not, versions are told
+            apart by size and modification time, and ``if_match`` has nothing to hold on to.
     """
 
     keys_are_paths = False
@@ -65,6 +67,7 @@ class Capabilities:
     atomic_if_absent = True
     keys_many = 1200
     prefixes_vanish = True
+    has_etags = True
 
     def seed(self, store: Store, objects: Mapping[Key, bytes]) -> None:
         """Have `store` hold `objects`."""
@@ -92,6 +95,11 @@ def raise_error(completion: Completion) -> None:
         raise completion.error
 
 
+def one_version(*etags: str | None) -> bool:
+    """Whether all ETags that were told are the same: some answers tell none where others do."""
+    return len({*etags} - {None}) <= 1
+
+
 def keys_of(infos: Iterable[ObjectInfo]) -> list[Key]:
     """Their keys."""
     return [info.key for info in infos]
@@ -104,10 +112,18 @@ def content(length_bytes: int, seed: int = 0) -> bytes:
 
 
 class WatchingSink:
-    """Counts what it hears, and on which thread."""
+    """Counts what it hears, and on which thread.
 
-    def __init__(self, landing: Landing | None = None, *, refuse: Exception | None = None) -> None:
-        self.landing: Landing | None = None
+    Args:
+        landing: Where a body goes.
+        beforehand: The store may know that before there is an answer, and then skip ``head``.
+        refuse: What ``head`` raises.
+    """
+
+    def __init__(
+        self, landing: Landing | None = None, *, beforehand: bool = False, refuse: Exception | None = None
+    ) -> None:
+        self.landing = landing if beforehand else None
         self.given = landing
         self.refuse = refuse
         self.heads: list[tuple[ObjectInfo, ByteRange]] = []
@@ -129,9 +145,9 @@ class WatchingSink:
         self.thread_ids.add(threading.get_ident())
         self._ended.set()
 
-    def wait(self) -> Completion:
+    def wait(self, wait_s_max: float = WAIT_S_MAX) -> Completion:
         """The first completion."""
-        assert self._ended.wait(WAIT_S_MAX), f"no answer within {WAIT_S_MAX} s"
+        assert self._ended.wait(wait_s_max), f"no answer within {wait_s_max} s"
         return self.completions[0]
 
 

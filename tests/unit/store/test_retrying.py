@@ -7,11 +7,12 @@ import threading
 import pytest
 
 from penstock.config import RetryConfig
-from penstock.errors import StoreError, UnavailableError
+from penstock.errors import CancelledOperationError, StoreError, UnavailableError
 from penstock.store.base import WaitingSink, perform
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
+from penstock.testing.contract_support import WatchingSink
 from penstock.types import Completion, Get, Operation, Sink, Transfer
 
 
@@ -41,15 +42,38 @@ def test_cancelling_behind_an_attempt_that_ended_at_once() -> None:
             return super().submit(operation, WaitingSink())
 
     store = Retrying(AtOnce(), config=RetryConfig(backoff_s=20.0, backoff_s_max=20.0))
-    ended = threading.Event()
-
-    class Noting(WaitingSink):
-        def done(self, completion: Completion) -> None:
-            super().done(completion)
-            ended.set()
-
-    sink = Noting()
+    sink = WatchingSink()
     store.submit(Get("k"), sink).cancel()
-    assert ended.wait(5)
-    assert sink.completion is not None
-    assert sink.completion.error is not None
+    assert sink.wait(5).error is not None
+
+
+def test_cancelling_reaches_the_second_attempt_of_one_that_failed_at_once() -> None:
+    """The second attempt may be under way before ``submit`` has returned the first one's transfer: it is cancelled."""
+
+    class Second:
+        def __init__(self, sink: Sink) -> None:
+            self.sink = sink
+
+        def cancel(self) -> None:
+            self.sink.done(Completion(Get("k"), error=CancelledOperationError("cancelled")))
+
+        def unanswered_s(self) -> float:
+            return 0.0
+
+    class AtOnce(MemoryStore):
+        again = threading.Event()
+
+        def submit(self, operation: Operation, sink: Sink) -> Transfer:
+            if self.again.is_set():
+                raise AssertionError("a third attempt")
+            if threading.current_thread() is not threading.main_thread():
+                threading.Timer(0.0, self.again.set).start()  # once `Retrying` has this attempt's transfer
+                return Second(sink)
+            sink.done(Completion(operation, error=UnavailableError("503", retryable=True)))
+            assert self.again.wait(10)
+            return super().submit(Get("other"), WaitingSink())
+
+    store = Retrying(AtOnce({"other": b""}), config=RetryConfig(backoff_s=0.0))
+    sink = WatchingSink()
+    store.submit(Get("k"), sink).cancel()
+    assert isinstance(sink.wait().error, CancelledOperationError)
