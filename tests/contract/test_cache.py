@@ -12,6 +12,7 @@ from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
 from penstock.store.traced import Traced
 from penstock.testing.contract import StoreContract
+from penstock.testing.contract_hedging import Overtaken
 
 CONFIGS = {  # name: arguments of CacheConfig
     "asking": {},
@@ -31,6 +32,16 @@ class TestCachedMemory(StoreContract):
 
     def uploads_left(self, store):
         return len(self.memory._bucket.uploads)
+
+
+class TestCachedOvertaken(StoreContract):
+    """Around a store whose hedges always win."""
+
+    @pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
+    def store(self, request, tmp_path):
+        config = CacheConfig(tmp_path, 10**9, free_ratio_min=0.0, **request.param)
+        with Cached(Overtaken(Retrying(MemoryStore())), config) as store:
+            yield store
 
 
 class TestCachedTiny(StoreContract):

@@ -15,8 +15,18 @@ from servers.faulty import FaultyServer
 pytestmark = pytest.mark.server
 
 
-class TestHttpStore(ReadOnlyStoreContract):
-    """On the tests' own server, alone and as ``connect`` composes it."""
+class OnFaulty(ReadOnlyStoreContract):
+    """The store on the tests' own server, which is filled behind its back."""
+
+    server: FaultyServer
+
+    def seed(self, store: Store, objects: Mapping[Key, bytes]) -> None:
+        for key, data in objects.items():
+            self.server.objects[key] = data
+
+
+class TestHttpStore(OnFaulty):
+    """Alone and as ``connect`` composes it."""
 
     @pytest.fixture(params=["alone", "connected"])
     def store(self, request: pytest.FixtureRequest, faulty: FaultyServer) -> Iterator[Store]:
@@ -25,6 +35,14 @@ class TestHttpStore(ReadOnlyStoreContract):
         with make(f"{faulty.endpoint_url}/bucket/") as store:
             yield store
 
-    def seed(self, store: Store, objects: Mapping[Key, bytes]) -> None:
-        for key, data in objects.items():
-            self.server.objects[key] = data
+
+class TestHttpStoreWithoutETags(OnFaulty):
+    """On a server that tells no ETag, or only weak ones, which pin nothing."""
+
+    has_etags = False
+
+    @pytest.fixture(params=["none", "weak"])
+    def store(self, request: pytest.FixtureRequest) -> Iterator[Store]:
+        with FaultyServer(etags=request.param) as self.server:
+            with ps.connect(f"{self.server.endpoint_url}/bucket/") as store:
+                yield store

@@ -9,6 +9,7 @@ from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
 from penstock.store.traced import Traced
 from penstock.testing.contract import StoreContract
+from penstock.testing.contract_hedging import Overtaken
 
 STACKS = {
     "Retrying": Retrying,
@@ -18,6 +19,8 @@ STACKS = {
     "Faulty": Faulty,
     "default": lambda inner: Traced(Hedged(Retrying(Limited(inner)))),
     "one permit": lambda inner: Traced(Hedged(Retrying(Limited(inner, requests_max=1)))),
+    "hedges that win": lambda inner: Traced(Overtaken(Retrying(Limited(inner)))),
+    "hedges inside retries": lambda inner: Retrying(Limited(Overtaken(Retrying(inner)))),
 }
 
 

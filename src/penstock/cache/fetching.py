@@ -17,6 +17,7 @@ from penstock.errors import (
     PenstockError,
     ShortReadError,
     StoreError,
+    as_completion_error,
 )
 from penstock.types import ByteRange, Completion, Get, Head, Landing, ObjectInfo
 
@@ -70,7 +71,7 @@ class Fetch:
         try:
             return read.cache.inner.submit(Get(read.operation.key, None if whole else span, info.etag), self)
         except PenstockError as error:
-            self._failed(error if isinstance(error, StoreError) else StoreError(str(error), retryable=False))
+            self._failed(as_completion_error(error))
             return None
 
     # ── Sink ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,10 +118,8 @@ class Fetch:
             self._failed(error)
             return
         self._keep(body)
-        own, landed = self.landing, completion.landing
-        assert own is not None
-        if not self._in_place or (landed is not None and landed.buffer is not own.buffer):
-            read.deliver(body, self._span.start)  # a second request, of a hedge, has a buffer of its own
+        if not self._in_place:
+            read.deliver(body, self._span.start)
         if self._span == read.wanted:
             read.verified = completion.verified
         read.settle(len(self._claims))

@@ -366,7 +366,7 @@ class Flight:
         return bool(self.items) and self.items[0].error is not None
 
     def _settle(self, slot: Slot, completion: Completion) -> None:
-        """Take a finished request into its item: errors, the version, a size learned, a hedge's own buffer."""
+        """Take a finished request into its item: errors, the version, a size learned."""
         item, error = slot.item, completion.error
         try:
             if error is not None:
@@ -378,18 +378,17 @@ class Flight:
             self._abandon(item)
             return
         self.places.join_first(item)
-        self.places.adopt(slot, completion)
 
     def _abandon(self, item: Item) -> None:
         """An item failed: its other requests are of no use."""
+        if self._unsent:  # first, as a cancelled request may end, and have others sent, before `cancel` returns
+            self._unsent = [entry for entry in self._unsent if entry[2].item is not item]
+            heapq.heapify(self._unsent)
         for slot in item.slots:
             if slot.transfer is not None:
                 slot.transfer.cancel()
             elif slot.completion is not None:
                 self.places.release(slot)
-        if self._unsent:
-            self._unsent = [entry for entry in self._unsent if entry[2].item is not item]
-            heapq.heapify(self._unsent)
 
     def _expect_large(self) -> None:
         """The plan holds objects of several parts: ask for parts at once, and for no more than memory likes."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
-from penstock.types import Completion, Landing
+from penstock.types import Landing
 
 if TYPE_CHECKING:
     from penstock.fetch.slots import Item, Slot
@@ -82,15 +82,6 @@ class Places:
         item.buffer.view[: len(body)] = body
         completion.landing = first.landing
         first.buffer = None
-
-    def adopt(self, slot: Slot, completion: Completion) -> None:
-        """Have a body that landed elsewhere, a hedge's, where the slot wants it."""
-        landing = completion.landing
-        if slot.landing is not None and landing is not None and landing.buffer is not slot.landing.buffer:
-            target = memoryview(slot.landing.buffer)[slot.landing.start : slot.landing.end]
-            target[: len(landing.view)] = landing.view
-            slot.landing.position = slot.landing.start + len(landing.view)
-            completion.landing = slot.landing
 
     def release(self, slot: Slot) -> None:
         """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""

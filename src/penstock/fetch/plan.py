@@ -28,6 +28,8 @@ class PlanItem(NamedTuple):
         size_bytes: Of the object, where it is known.
         request_index: Position in the input.
         cuts: Requests that share this read; empty where there is one.
+        last_modified_s: When the object was modified, in seconds since the epoch, as an earlier ``Get`` told it. It stands
+            for the version where the store gives no ETag.
     """
 
     key: Key
@@ -36,6 +38,7 @@ class PlanItem(NamedTuple):
     size_bytes: int | None = None
     request_index: int = 0
     cuts: tuple[Cut, ...] = ()
+    last_modified_s: float | None = None
 
 
 Request: TypeAlias = Key | tuple[Key, ByteRange | None] | PlanItem

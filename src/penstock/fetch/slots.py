@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import ObjectChangedError, PenstockError, SpanError
-from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer
+from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer, same_version
 
 if TYPE_CHECKING:
     from penstock.fetch.budget import PartBuffer
@@ -90,18 +90,17 @@ class Item:
         Raises:
             ObjectChangedError: they are not.
         """
-        known = self.info
+        known, plan = self.info, self.plan
         if known is None:
             self.info = info
-            if self.plan.etag is not None and info.etag is not None and info.etag != self.plan.etag:
-                raise ObjectChangedError(f"the object is now {info.etag}, not {self.plan.etag}")
-            if self.plan.size_bytes is not None and info.size_bytes != self.plan.size_bytes:
-                raise ObjectChangedError(
-                    f"the object has {info.size_bytes} bytes, was listed with {self.plan.size_bytes}"
-                )
+            if plan.etag is not None and info.etag is not None and info.etag != plan.etag:
+                raise ObjectChangedError(f"the object is now {info.etag}, not {plan.etag}")
+            if plan.size_bytes is not None and info.size_bytes != plan.size_bytes:
+                raise ObjectChangedError(f"the object has {info.size_bytes} bytes, not {plan.size_bytes} as before")
+            if info.etag is None and plan.last_modified_s not in (None, info.last_modified_s):
+                raise ObjectChangedError("the object was modified since it was first read")
             return
-        same = (info.etag, info.size_bytes) == (known.etag, known.size_bytes)
-        if not same or (info.etag is None and info.last_modified_s != known.last_modified_s):
+        if not same_version(info, known):
             raise ObjectChangedError(
                 f"parts of two versions: {known.etag} of {known.size_bytes} and {info.etag} of {info.size_bytes} bytes"
             )

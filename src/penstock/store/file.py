@@ -24,7 +24,7 @@ from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ShortReadError, SpanError
 from penstock.fetch import PlanItem
 from penstock.store.base import WaitingSink
-from penstock.types import ByteRange, Get, Landing, ObjectInfo
+from penstock.types import ByteRange, Get, Landing, ObjectInfo, same_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,8 +268,7 @@ class _RawObject(io.RawIOBase):
         self._run_fetches += 1
         if length == len(target):
             self._hold(span.end, memoryview(b""))
-            self._get(span, self.info.etag, Landing(target, 0, length))
-            return length
+            return len(self._get(span, self.info.etag, Landing(target, 0, length))[1])
         self._hold(span.start, self._get(span, self.info.etag, None)[1])
         return 0
 
@@ -278,18 +277,20 @@ class _RawObject(io.RawIOBase):
         completion = sink.wait(self.store.submit(Get(self.key, span, etag), sink))
         if completion.error is not None:
             raise completion.error
-        info = completion.info
+        info, body = completion.info, completion.body
         assert info is not None  # the contract of Get, held by the contract suite
-        if etag is None and self.info.size_bytes and not self._same(info):
+        if self.info.size_bytes and not same_version(info, self.info):
             raise self._changed(info)
-        return info, completion.body
+        if len(body) != min(span.end, info.size_bytes) - span.start:
+            raise ShortReadError(f"{len(body)} of {span.length_bytes} bytes came", operation="GET", url=self.name)
+        return info, body
 
     def _start_stream(self, length: int, *, first_bytes: int) -> None:
         self._run_fetches += 1
         self._stream_end = self._position + length
         self._hold(self._position, memoryview(b""))
-        requests = [(self.key, span) for span in _spans(self._position, self._stream_end, first_bytes)]
-        self._stream = self.store.read_parts(requests)
+        spans = _spans(self._position, self._stream_end, first_bytes)
+        self._stream = self.store.read_parts([self._pinned(span) for span in spans])
 
     def _start_whole(self) -> None:
         """All of the object at once: as ``read_parts`` reads it, held against the checksum that the store keeps of it.
@@ -299,7 +300,12 @@ class _RawObject(io.RawIOBase):
         self._drop_stream()
         self._run_fetches, self._stream_end = 3, self.info.size_bytes
         self._hold(0, memoryview(b""))
-        self._stream = self.store.read_parts([PlanItem(self.key, None, self.info.etag, self.info.size_bytes)])
+        self._stream = self.store.read_parts([self._pinned(None)])
+
+    def _pinned(self, span: ByteRange | None) -> PlanItem:
+        """A request for `span`, or for all of the object, in the version that was opened."""
+        info = self.info
+        return PlanItem(self.key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
 
     def _advance(self, stream: Iterator[Chunk]) -> None:
         self._hold(self._held_end, memoryview(b""))  # its memory may go back before more is asked for
@@ -318,13 +324,6 @@ class _RawObject(io.RawIOBase):
         close = getattr(stream, "close", None)
         if close is not None:
             close()
-
-    def _same(self, info: ObjectInfo) -> bool:
-        return (info.etag, info.size_bytes, info.last_modified_s) == (
-            self.info.etag,
-            self.info.size_bytes,
-            self.info.last_modified_s,
-        )
 
     def _changed(self, info: ObjectInfo) -> ObjectChangedError:
         return ObjectChangedError(

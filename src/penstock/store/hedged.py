@@ -4,8 +4,9 @@ Object stores have long tails: one request in a hundred waits many times the med
 waits for its slowest sample. A second request usually lands elsewhere. Only GET and HEAD are hedged, each at most once,
 and a token bucket holds the extra load to 5%. Source: Dean and Barroso, "The Tail at Scale", CACM 56 (2013).
 
-The second request has a buffer of its own. The first to answer is adopted; the other is cancelled, and the operation
-ends only when both have, so that no late byte is ever written into a buffer that has been passed on.
+Where the caller named the landing beforehand, the first request writes there and the second one has a buffer of its own.
+The first to answer is adopted; the other is cancelled, and the operation ends only when both have, so that no late byte is
+ever written into a buffer that has been passed on. If the second one was adopted, its body is then moved to the landing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import forks
+from penstock.buffers import small_buffer
 from penstock.config import HedgeConfig
 from penstock.errors import CancelledOperationError, PenstockError
 from penstock.stats import Recent
@@ -161,6 +163,7 @@ class _Entry:
         "second",
         "second_done",
         "sink",
+        "start",
         "winner",
     )
 
@@ -170,6 +173,7 @@ class _Entry:
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
+        self.start = sink.landing.position if sink.landing is not None else 0  # where the body's first byte belongs
         self.first: Transfer | None = None
         self.second: Transfer | _Second | None = None
         self.first_done: Completion | None = None
@@ -200,8 +204,12 @@ class _Entry:
             self._leg_done(2, Completion(self.operation, error=CancelledOperationError("cancelled")))
             return
         second.transfer = transfer
-        if self.cancelled or self.ended:
+        if self._needs_no_second():
             transfer.cancel()
+
+    def _needs_no_second(self) -> bool:
+        """Whether the operation was cancelled, ended or answered, perhaps by another thread."""
+        return self.cancelled or self.ended or self.winner == 1
 
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -255,9 +263,10 @@ class _Entry:
             raise CancelledOperationError("the other request answered first")
         if not self._adopt(2):
             raise CancelledOperationError("the other request answered first")
-        if self.landing is not None:
-            return None  # the first request may still write there: a private buffer
-        return self.sink.head(info, span)
+        if self.landing is None:
+            return self.sink.head(info, span)
+        length_bytes = min(span.length_bytes, self.landing.end - self.start)
+        return Landing(small_buffer(length_bytes), 0, length_bytes)  # the first request may still write to the other
 
     def _leg_done(self, leg: int, completion: Completion) -> None:
         """Deliver once the adopted request, and the other one, have both ended."""
@@ -271,16 +280,24 @@ class _Entry:
             if self.first_done is None or self.second_done is None or self.ended:
                 return
             self.ended = True
-        chosen = (
-            self.second_done
-            if self.winner == 2 or (self.winner == 0 and _cancelled(self.first_done))
-            else self.first_done
-        )
+        chosen, other = self.first_done, self.second_done
         if self.winner == 2:
+            chosen, other = other, chosen
             self.owner.won_count += 1
+        if chosen.error is not None and (other.error is None or _cancelled(chosen)):
+            chosen = other
+        if chosen is self.second_done and self.landing is not None:
+            self._move(chosen, self.landing)
         self.first = self.second = self.first_done = self.second_done = None
         self.owner.forget(self, chosen)
         self.sink.done(chosen)
+
+    def _move(self, completion: Completion, landing: Landing) -> None:
+        """Put the second request's body, as far as it came, where the caller wants it: nobody else writes there now."""
+        body = completion.body[: landing.end - self.start]
+        landing.position = self.start + len(body)
+        memoryview(landing.buffer)[self.start : landing.position] = body
+        completion.landing = landing
 
 
 def _cancelled(completion: Completion) -> bool:

@@ -18,11 +18,19 @@ import sys
 
 import pytest
 
-_PARTS = ("contract_core", "contract_listing", "contract_reading", "contract_support", "contract_writing")
+_PARTS = (
+    "contract_core",
+    "contract_hedging",
+    "contract_listing",
+    "contract_reading",
+    "contract_support",
+    "contract_writing",
+)
 _modules = (f"penstock.testing.{part}" for part in _PARTS)
 pytest.register_assert_rewrite(*(name for name in _modules if name not in sys.modules))  # failures show both sides
 
 from penstock.testing.contract_core import CoreContract  # noqa: E402 - after the line above
+from penstock.testing.contract_hedging import HedgingContract  # noqa: E402
 from penstock.testing.contract_listing import ListingContract  # noqa: E402
 from penstock.testing.contract_reading import ReadingContract  # noqa: E402
 from penstock.testing.contract_support import Capabilities  # noqa: E402
@@ -31,9 +39,9 @@ from penstock.testing.contract_writing import WritingContract  # noqa: E402
 __all__ = ["Capabilities", "ReadOnlyStoreContract", "StoreContract"]
 
 
-class ReadOnlyStoreContract(ReadingContract):
+class ReadOnlyStoreContract(ReadingContract, HedgingContract):
     """The promises of a store that cannot be written to: override ``seed`` as well."""
 
 
-class StoreContract(ReadingContract, ListingContract, WritingContract, CoreContract):
+class StoreContract(ReadingContract, HedgingContract, ListingContract, WritingContract, CoreContract):
     """All promises."""

@@ -27,9 +27,11 @@ from penstock.testing.contract_support import (
     Capabilities,
     content,
     keys_of,
+    one_version,
     refused,
     short,
 )
+from penstock.types import same_version
 
 if TYPE_CHECKING:
     from penstock.store import Store, Writer
@@ -47,7 +49,8 @@ class WritingContract(Capabilities):
         data = content(length_bytes)
         info = store.write("a/b", kind(data))
         assert store.read("a/b").data == data
-        assert (info.key, info.size_bytes, info.etag) == ("a/b", length_bytes, store.stat("a/b").etag)
+        assert (info.key, info.size_bytes) == ("a/b", length_bytes)
+        assert one_version(info.etag, store.stat("a/b").etag)
 
     def test_write_replaces(self, store: Store) -> None:
         """A second write of a key takes the place of the first, whole."""
@@ -55,7 +58,7 @@ class WritingContract(Capabilities):
         before = store.stat("k")
         store.write("k", b"second")
         assert store.read("k").data == b"second"
-        assert store.stat("k").etag != before.etag
+        assert not same_version(store.stat("k"), before)
 
     def test_a_large_write_is_cut_and_whole(self, store: Store) -> None:
         """Data of several parts is stored whole; what write returns has its size."""
@@ -288,7 +291,8 @@ class WritingContract(Capabilities):
         store.write("s", data)
         store.write("x/t", b"before")
         info = store.copy("s", "x/t")
-        assert (info.key, info.size_bytes, info.etag) == ("x/t", len(data), store.stat("x/t").etag)
+        assert (info.key, info.size_bytes) == ("x/t", len(data))
+        assert one_version(info.etag, store.stat("x/t").etag)
         assert store.read("x/t").data == store.read("s").data == data
 
     def test_a_large_copy_goes_in_parts(self, store: Store) -> None:

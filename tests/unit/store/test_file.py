@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import pytest
 
+import penstock as ps
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectExistsError, ObjectMissingError
 from penstock.store.base import Store, Wrapper
 from penstock.store.file import ObjectReader, _spans
@@ -405,6 +406,24 @@ def test_over_http_every_byte_of_one_version(faulty: FaultyServer, connect_fault
         etag = file.etag
     assert any(request.fault for request in faulty.requests)
     assert {request.headers.get("if-match") for request in faulty.requests[-1:]} == {etag}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("etags", ["none", "weak"])
+@pytest.mark.parametrize("length", [10, 100_000, 600_000, 5 * MIB])
+def test_over_http_a_changed_object_without_an_etag(etags: str, length: int) -> None:
+    """Where only the modification time tells versions apart, jumps and reading in sequence still see that it changed."""
+    with FaultyServer({"key": LARGE}, etags=etags) as server:
+        with ps.connect(server.url, endpoint_url=server.endpoint_url, anonymous=True) as store:
+            for start in (0, 10 * MIB):
+                server.objects["key"] = LARGE
+                file = store.open("key")
+                server.objects["key"] = bytes(len(LARGE))
+                file.seek(start)
+                read: list[bytes] = []
+                with pytest.raises(ObjectChangedError):
+                    read.extend(iter(lambda: file.read(length), b""))  # noqa: B023 - it ends in this turn
+                assert LARGE[start:].startswith(b"".join(read))
 
 
 @pytest.mark.server
