@@ -10,10 +10,12 @@ import typer
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 from penstock.cli.pack import (
     Address,
+    AllowLoss,
     Append,
     DryRun,
     Executor,
     Jobs,
+    KeyField,
     Memory,
     Overwrite,
     PackReport,
@@ -36,7 +38,7 @@ def _print_table(wanted: bool) -> None:
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Shards: a prefix, a pattern, one shard.")],
     destination: Annotated[
-        str, typer.Argument(metavar="DST", help="A folder; with --shard-size also s3://bucket/train-%06d.tar.")
+        str, typer.Argument(metavar="DST", help="A folder; with --bytes-max also s3://bucket/train-%06d.tar.")
     ],
     *,
     to: Annotated[
@@ -46,25 +48,23 @@ def convert(
     source_format: Annotated[
         str | None, typer.Option("--from", metavar="FORMAT", help="Of SRC, where names and first bytes do not say it.")
     ] = None,
-    key_field: Annotated[
-        str | None, typer.Option("--key-field", metavar="FIELD", help="Takes the samples' keys.")
-    ] = None,
+    key_field: KeyField = None,
     fields: Annotated[
         str | None,
         typer.Option("--fields", metavar="SPEC", help="image/encoded=jpg,label=cls: what is taken, as what."),
     ] = None,
-    allow_loss: Annotated[bool, typer.Option("--allow-loss", help="Convert though something is lost.")] = False,
+    allow_loss: AllowLoss = False,
     losses: Annotated[
         bool, typer.Option("--losses", callback=_print_table, is_eager=True, help="Print what each pair loses.")
     ] = False,
-    shard_size: ShardBytes = None,
+    bytes_max: ShardBytes = None,
     append: Append = False,
     overwrite: Overwrite = False,
     verify: Verify = False,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt samples out.")] = False,
     dry_run: DryRun = False,
     jobs: Jobs = None,
-    memory: Memory = None,
+    memory_bytes_max: Memory = None,
     executor: Executor = "threads",
     address: Address = None,
     as_json: AsJson = False,
@@ -75,15 +75,15 @@ def convert(
 ) -> None:
     """Write the shards at SRC anew at DST in another format or size, sample for sample.
 
-    One becomes one, of the same name; with --shard-size they are cut anew.
+    One becomes one, of the same name; with --bytes-max they are cut anew.
 
     What the format cannot hold is refused without --allow-loss; --losses prints what each pair of formats loses.
     Interrupted in any way, the same command goes on where it was.
 
     For example:
 
-        penstock convert s3://bucket/tars/ s3://bucket/records/ --to tfrecord --key-field key
-        penstock convert ./small-tars ./tars --to tar --shard-size 256MB --dry-run
+        penstock convert s3://bucket/tars/ s3://bucket/records/ --to tfrecord --key-field __key__
+        penstock convert ./small-tars ./tars --to tar --bytes-max 256MB --dry-run
         penstock convert ./tfrecords ./tars --to tar --fields image/encoded=jpg,image/class/label=cls
     """
     from penstock.pack.converting import Conversion, ConvertOptions
@@ -96,13 +96,13 @@ def convert(
     described = shards(
         source, format=source_format, on_corrupt="skip_sample" if skip_corrupt else "raise", **connection
     )
-    how = how_of(jobs, memory, executor, address, verify=verify)
-    bytes_max = None if shard_size is None else bytes_of(shard_size, "--shard-size")
-    if bytes_max is not None and (said := advice(bytes_max)) is not None:
+    how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)
+    shard_bytes = None if bytes_max is None else bytes_of(bytes_max, "--bytes-max")
+    if shard_bytes is not None and (said := advice(shard_bytes)) is not None:
         print(f"penstock: {said}", file=sys.stderr)
     options = ConvertOptions(
         to=to,
-        bytes_max=bytes_max,
+        bytes_max=shard_bytes,
         key_field=key_field,
         fields=fields,
         allow_loss=allow_loss,

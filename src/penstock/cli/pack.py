@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from penstock.pack.progress import Packed
     from penstock.pack.running import How
 
-ShardBytes = Annotated[str | None, typer.Option("--shard-size", metavar="BYTES", help="E.g. 256MB, 1GiB.")]
+ShardBytes = Annotated[
+    str | None, typer.Option("--bytes-max", "--shard-size", metavar="BYTES", help="Of a shard, e.g. 256MB, 1GiB.")
+]
+KeyField = Annotated[
+    str | None,
+    typer.Option(
+        "--key-field", metavar="FIELD", help="Takes the samples' keys; __key__: TFRecord keeps them to be read back."
+    ),
+]
+AllowLoss = Annotated[bool, typer.Option("--allow-loss", help="Go on though the format loses something.")]
 Append = Annotated[bool, typer.Option("--append", help="Add shards to those that are there.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Begin anew; deletes the shards that penstock packed there, no others.")
@@ -32,7 +41,10 @@ Verify = Annotated[bool, typer.Option("--verify", help="Read every shard back, a
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", help="Shards at a time; default 4.")]
 Memory = Annotated[
-    str | None, typer.Option("--memory", metavar="BYTES", help="That reading and writing may hold together.")
+    str | None,
+    typer.Option(
+        "--memory-bytes-max", "--memory", metavar="BYTES", help="What reading and writing may hold together, e.g. 2GB."
+    ),
 ]
 Executor = Annotated[str, typer.Option("--executor", metavar="threads|ray", help="Here, or on a Ray cluster.")]
 Address = Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster.")]
@@ -55,9 +67,10 @@ def pack(
     name: Annotated[
         str | None, typer.Option("--name", metavar="PATTERN", help="Of shards; default shard-%06d.tar.")
     ] = None,
-    shard_size: ShardBytes = "256MB",
-    shard_samples: Annotated[
-        int | None, typer.Option("--shard-samples", metavar="N", help="At most so many samples in a shard.")
+    bytes_max: ShardBytes = "256MB",
+    samples_max: Annotated[
+        int | None,
+        typer.Option("--samples-max", "--shard-samples", metavar="N", help="At most so many samples in a shard."),
     ] = None,
     group_by: Annotated[str, typer.Option("--group-by", help="stem: a.jpg and a.json are one sample; file.")] = "stem",
     fields: Annotated[
@@ -83,6 +96,8 @@ def pack(
             help="Says which transform it is, instead of its code: change it when the transform changes.",
         ),
     ] = None,
+    key_field: KeyField = None,
+    allow_loss: AllowLoss = False,
     skip_unnamed: Annotated[
         bool, typer.Option("--skip-unnamed", help="Pass over files whose names make no sample key.")
     ] = False,
@@ -91,7 +106,7 @@ def pack(
     verify: Verify = False,
     dry_run: DryRun = False,
     jobs: Jobs = None,
-    memory: Memory = None,
+    memory_bytes_max: Memory = None,
     executor: Executor = "threads",
     address: Address = None,
     as_json: AsJson = False,
@@ -117,16 +132,16 @@ def pack(
     from penstock.pack.progress import OneAtATime
     from penstock.pipeline.sources import ConnectionOptions
 
-    bytes_max = bytes_of(shard_size or "256MB", "--shard-size")
-    how = how_of(jobs, memory, executor, address, verify=verify)
+    shard_bytes = bytes_of(bytes_max or "256MB", "--bytes-max")
+    how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)
     folder, named = split_destination(destination)
     if named is not None and name is not None:
         raise ConfigError(f"DST has names ({named!r}), and --name {name!r} has others")
     options = PackOptions(
         format=format,
         name=named or name,
-        bytes_max=bytes_max,
-        samples_max=shard_samples,
+        bytes_max=shard_bytes,
+        samples_max=samples_max,
         group_by="stem" if group_by == "stem" else "file" if group_by == "file" else group_by,  # type: ignore[arg-type]
         fields=fields,
         labels=labels,
@@ -134,11 +149,13 @@ def pack(
         split=None if split is None else shares_of(split),
         shuffle=shuffle,
         seed=seed,
+        key_field=key_field,
+        allow_loss=allow_loss,
         skip_unnamed=skip_unnamed,
         transform=None if transform is None else function_of(transform),
         transform_version=transform_version,
     )
-    if (said := advice(bytes_max)) is not None:
+    if (said := advice(shard_bytes)) is not None:
         print(f"penstock: {said}", file=sys.stderr)
     connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     with Packing(source, folder, options, connection=connection) as packing:
@@ -164,7 +181,7 @@ def how_of(jobs: int | None, memory: str | None, executor: str, address: str | N
         executor=executor,  # type: ignore[arg-type]
         address=address,
         jobs=jobs,
-        memory_bytes_max=None if memory is None else bytes_of(memory, "--memory"),
+        memory_bytes_max=None if memory is None else bytes_of(memory, "--memory-bytes-max"),
         verify=verify,
     )
 

@@ -48,7 +48,7 @@ def parse_example(view: memoryview) -> dict[str, memoryview]:
     """The features of one serialised ``tf.train.Example``, by name in stored order.
 
     A list of one ``bytes`` is a uint8 slice of `view`; of several, the fields ``name.0``, ``name.1``...; of none, an
-    empty view. Numbers are int64[count] and float32[count].
+    empty view. Numbers are int64[count] and float32[count]. A feature ``__key__`` is among them; see ``key_of``.
 
     Raises:
         ValueError: It is none.
@@ -77,6 +77,20 @@ def parse_example(view: memoryview) -> dict[str, memoryview]:
         fields[name] = value if is_bytes else labels.get(bytes(value)) or integers(value)
         at = stop
     return fields
+
+
+def key_of(value: memoryview | bytes) -> str:
+    """The sample's key, as the feature ``__key__`` holds it: a list of one text.
+
+    Raises:
+        ValueError: It is empty, a number, or no UTF-8.
+    """
+    if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
+        raise ValueError("the feature '__key__' holds numbers, not the text of a key")
+    key = bytes(value).decode()
+    if not key:
+        raise ValueError("the feature '__key__' is empty")
+    return key
 
 
 class FeatureHead(NamedTuple):
@@ -300,6 +314,6 @@ def _size(raw: bytes) -> int:
 
 def _name(raw: bytes) -> str:
     name = raw.decode("utf-8", "surrogateescape")
-    if name in RESERVED_FIELDS:
+    if name in RESERVED_FIELDS and name != "__key__":
         raise ValueError(f"a feature is called {name!r}, a name that penstock adds itself")
     return name

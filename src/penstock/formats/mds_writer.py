@@ -75,7 +75,7 @@ class MdsWriter(RecordWriter):
         open_sizes = [len(value) for value, column in zip(values, columns, strict=True) if column.size_bytes is None]
         size_bytes = 4 * len(open_sizes) + sum(map(len, values))
         if self.offset_bytes + size_bytes + self._head_bytes(columns, len(self._sizes) + 1) > SHARD_BYTES_MAX:
-            raise ConfigError(f"a shard of MDS has at most {SHARD_BYTES_MAX} bytes", hint="--shard-size")
+            raise ConfigError(f"a shard of MDS has at most {SHARD_BYTES_MAX} bytes", hint="--bytes-max (bytes_max=)")
         self.columns = columns
         self._sizes.append(size_bytes)
         return [struct.pack(f"<{len(open_sizes)}I", *open_sizes), *values]

@@ -1,7 +1,7 @@
 """Samples in; a shard of TFRecord, RecordIO or JSON lines out. As ``TarWriter``: the same samples give the same bytes.
 
-Each ``add`` says where the sample lies, so that an index is a by-product. None of these formats stores a key: a
-``__key__`` is passed over, but for JSON lines, whose lines may hold their own.
+Each ``add`` says where the sample lies, so that an index is a by-product. JSON lines hold a sample's ``__key__``, TFRecord
+only on request, RecordIO never.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.formats import recordio, tfrecord
 from penstock.formats.crc import sample_crc
 from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE
-from penstock.formats.sample import RESERVED_FIELDS
+from penstock.formats.sample import RESERVED_FIELDS, check_key
 from penstock.formats.tar_writer import bytes_of
 from penstock.formats.tfrecord import masked, masked_crc
 from penstock.types import ByteRange
@@ -96,11 +96,22 @@ class TFRecordWriter(RecordWriter):
     A sample with the one field ``record`` is stored as it is. Any other becomes a ``tf.train.Example``: ``bytes`` and
     ``str`` a list of one value, ``int`` and sequences of them an ``Int64List``, ``float`` and sequences a
     ``FloatList``; numpy arrays by their dtype, flat. Features are sorted by name.
+
+    Args:
+        write: As for every writer.
+        keeps_key: Store the sample's key as the feature ``__key__``, from which ``TFRecordParser`` reads it back. Then
+            every record is an Example.
     """
+
+    def __init__(self, write: Callable[[Buffer], object], *, keeps_key: bool = False) -> None:
+        super().__init__(write)
+        self._keeps_key = keeps_key
 
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
         fields = {name: value for name, value in sample.items() if name not in RESERVED_FIELDS}
-        if fields.keys() == {"record"}:
+        if self._keeps_key:
+            pieces = _example({"__key__": check_key(sample.get("__key__")), **fields})
+        elif fields.keys() == {"record"}:
             pieces = [bytes_of("record", fields["record"])]
         elif fields:
             pieces = _example(fields)

@@ -3,7 +3,8 @@
 Little endian: ``uint64 length, uint32 masked CRC32C of it, uint8[length], uint32 masked CRC32C of those``. A record is a
 ``tf.train.Example``, whose features become fields, or anything, then the sample has one field, ``record``. Nothing in
 the shard says which: ``auto`` goes by the shard's first sound record, so reading can only begin inside a shard once that
-is known. A sample's key is where its record begins, twelve digits, so that it does not depend on where reading began.
+is known. A sample's key is the text of its feature ``__key__``; without one it is where the record begins, twelve digits,
+so that it does not depend on where reading began.
 
 A shard whose bytes do not have their CRC loses that record; one whose length does not have it, the rest: nobody knows
 where the next begins.
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from crc32c import crc32c
 
-from penstock.formats.example import parse_example
+from penstock.formats.example import key_of, parse_example
 from penstock.formats.magic import look
 from penstock.formats.parsing import RECORD_BYTES_MAX, FramedParser, OnCorrupt
 from penstock.formats.sample import Sample
@@ -106,7 +107,10 @@ class TFRecordParser(FramedParser):
                 continue
             else:
                 try:
-                    samples.append(Sample(f"{offset_bytes:012d}", parse_example(record), offset_bytes, size_bytes))
+                    fields = parse_example(record)
+                    stored = fields.pop("__key__", None)
+                    key = f"{offset_bytes:012d}" if stored is None else key_of(stored)
+                    samples.append(Sample(key, fields, offset_bytes, size_bytes))
                 except ValueError as error:
                     hint = "format='tfrecord-raw' gives the bytes of each record"
                     self._skip_sample(str(error), offset_bytes, size_bytes, hint=hint)
@@ -158,8 +162,11 @@ class TFRecordParser(FramedParser):
 
 
 def content_of(record: memoryview) -> Content:
-    """What `record`, a shard's first, says of all of them: an Example has at least one feature."""
+    """What `record`, a shard's first, says of all of them: an Example has a feature, and ``__key__`` is a key if it is one."""
     try:
-        return "example" if parse_example(record) else "record"
+        fields = parse_example(record)
+        if "__key__" in fields:
+            key_of(fields["__key__"])
     except ValueError:
         return "record"
+    return "example" if fields else "record"

@@ -14,7 +14,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.formats.columnar import Samples, kind_of
-from penstock.formats.example import feature_heads
+from penstock.formats.example import feature_heads, key_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,9 +112,19 @@ def read_examples(view: memoryview, frames: Frames, base_bytes: int) -> Samples 
     except _NotAlikeError:
         return None
     in_shard = (offsets + base_bytes).tolist()
-    keys = ("%012d\n" * len(in_shard) % tuple(in_shard)).split()
     names = tuple(feature.name for feature in features)
-    integers = frozenset(feature.name for feature in features if not feature.is_bytes)
+    if "__key__" in names:
+        place = names.index("__key__")
+        if not features[place].is_bytes:
+            return None  # the other parser says what is wrong
+        try:
+            keys = [key_of(value) for value in columns.pop(place)]
+        except ValueError:
+            return None
+        names = names[:place] + names[place + 1 :]
+    else:
+        keys = ("%012d\n" * len(in_shard) % tuple(in_shard)).split()
+    integers = frozenset(each.name for each in features if not each.is_bytes and each.name in names)
     return Samples(kind_of(names, integers), [keys, in_shard, sizes, *columns])
 
 

@@ -26,7 +26,7 @@ from penstock.pack.entries import Entry, Member, relative_names, resolve_sizes
 from penstock.pack.fields import parse_fields
 from penstock.pack.identity import job_identity, source_digest
 from penstock.pack.job import Job
-from penstock.pack.options import check_format, check_pattern
+from penstock.pack.options import check_format, check_key_field, check_pattern
 from penstock.pack.packing import root_url
 from penstock.pack.plan import Plan, ShardPlan
 from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
@@ -71,7 +71,8 @@ def convert(
         to: As ``format`` of ``pack``.
         bytes_max: About how large the new shards are, in bytes of the old ones; None: each becomes one of the same name
             with another suffix.
-        key_field: A field that takes the samples' keys, for formats that have none.
+        key_field: A field that takes the samples' keys, for formats that keep none. ``"__key__"``: TFRecord keeps them
+            so that penstock reads them back as the samples' keys.
         fields: ``"image/encoded=jpg,image/class/label=cls"``: which are taken, under which names; default all.
         allow_loss: Convert though the format cannot hold all: see ``penstock.pack.keeping``.
         append: Add to shards that are there.
@@ -116,6 +117,7 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         check_format(self.to, "to")
         parse_fields(self.fields)
+        check_key_field(self.key_field, self.to)
         if self.bytes_max is not None and self.bytes_max < 1:
             raise ConfigError(f"bytes_max={self.bytes_max!r} must be at least 1")
 
@@ -267,6 +269,7 @@ class Conversion(Job):
             specs=parse_fields(options.fields),
             key_field=options.key_field,
             bytes_max=options.bytes_max,
+            allow_loss=options.allow_loss,
         )
         to_source = cast("ConnectionOptions", source.connection.given())
         url, run = root_url(self.destination.store), self.destination.run

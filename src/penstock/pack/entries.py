@@ -66,12 +66,14 @@ class Listing(NamedTuple):
         entries: Samples, in the source's order.
         passed_over: Files that are no part of any sample, left out.
         classes: Of labels that are words: the words, in the order of their numbers.
+        are_keys_counted: Whether the samples' keys are their numbers, and say nothing else.
     """
 
     roots: list[Store]
     entries: list[Entry]
     passed_over: int
     classes: list[str] | None
+    are_keys_counted: bool = False
 
 
 # ── objects ─────────────────────────────────────────────────────────────────────────────────────────────────────────

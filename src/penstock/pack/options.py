@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.formats import format_of_name
+from penstock.formats import RESERVED_FIELDS, format_of_name
 from penstock.pack.contents import digest_of, function_digest
 from penstock.pack.fields import Spec, parse_fields
 from penstock.pack.identity import unsigned_url
-from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
+from penstock.pack.shard_file import FORMATS_WRITTEN, KEY, PLAIN_FORMATS, written_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +29,7 @@ PLAN_VERSION = 1
 
 _NUMBER = re.compile(r"%0?\d*d")
 _SPLIT = "{split}"
+_NO_BYTES = ("transform_version", "allow_loss")  # options that do not decide what is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class PackOptions:
         split: Shares by name, ``{"train": 0.9, "val": 0.1}``; a sample's key decides.
         shuffle: Whether samples are permuted before they are cut into shards.
         seed: Of the permutation, and of the split.
+        key_field: A field that takes the samples' keys; ``__key__``: TFRecord keeps them so that they are read back.
+        allow_loss: Pack though the format keeps no keys, and no field takes them.
         skip_unnamed: Pass over files whose names make no sample key, instead of refusing them.
         transform: ``fn(sample) -> sample``, on dicts of bytes with ``__key__``.
         transform_version: Says which transform this is, instead of its code and the values that it uses.
@@ -63,6 +66,8 @@ class PackOptions:
     split: Mapping[str, float] | None = None
     shuffle: bool = False
     seed: int = 0
+    key_field: str | None = None
+    allow_loss: bool = False
     skip_unnamed: bool = False
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
     transform_version: str | None = None
@@ -84,13 +89,26 @@ class PackOptions:
             raise ConfigError(f"transform_version={self.transform_version!r} is of a transform, and there is none")
         self._check_split()
         parse_fields(self.fields)
+        check_key_field(self.key_field, self.format_name)
         if self.name is not None:
             check_pattern(self.name)
+            self._check_suffix(self.name)
             if (_SPLIT in self.name) != bool(self.split):
                 raise ConfigError(
                     f"name={self.name!r} with split={dict(self.split or {})!r}",
                     hint="a name has {split} exactly where there are splits",
                 )
+
+    def _check_suffix(self, name: str) -> None:
+        """Refuse a name whose end looks like another kind of file; only a name that ends with its number gets a suffix."""
+        base = name.rpartition("/")[2]
+        tail = _NUMBER.split(base)[-1] if _NUMBER.search(base) else base
+        if "." in tail and format_of_name(name) is None:
+            extension = tail[tail.index(".") :]
+            raise ConfigError(
+                f"name={name!r} ends with {extension!r}, which is none of the shards' formats",
+                hint=f"{name.removesuffix(extension)}.tar; files go into shards under their own extension",
+            )
 
     def _check_split(self) -> None:
         if self.split is None:
@@ -152,6 +170,19 @@ class PackOptions:
         pattern = self.pattern
         return {name: pattern.replace(_SPLIT, name) for name in self.split} if self.split else {"": pattern}
 
+    def refuse_lost_key(self, key: str) -> None:
+        """Refuse to drop a key that came with the source.
+
+        Raises:
+            ConfigError: the format keeps no keys, no field takes them, and `allow_loss` is not set.
+        """
+        if not (self.allow_loss or self.key_field or FORMATS_WRITTEN[self.format_name].holds_keys):
+            field = KEY if self.format_name.startswith("tfrecord") else "id"
+            raise ConfigError(
+                f"{self.format_name} would lose the samples' keys, such as {key!r}",
+                hint=f"--key-field {field} (key_field=) stores them, --allow-loss (allow_loss=True) does without",
+            )
+
     def job(self, source: str) -> dict[str, Any]:
         """Everything that decides which bytes are written, as JSON; two packings with equal jobs are one.
 
@@ -161,7 +192,7 @@ class PackOptions:
         Raises:
             ConfigError: the transform uses a value that cannot be compared, and has no version.
         """
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "transform_version"}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _NO_BYTES}
         labels, transform = self.labels, self.transform
         return values | {
             "plan_version": PLAN_VERSION,
@@ -176,7 +207,8 @@ class PackOptions:
     def identity_before(self, source: str) -> str:
         """The name that earlier versions gave to a packing without a transform from the URL `source`."""
         values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        del values["transform_version"]
+        for name in ("transform_version", "allow_loss", "key_field"):  # options that came later
+            del values[name]
         values["split"] = list(self.split.items()) if self.split else None
         values["format"], values["name"] = self.format_name, self.pattern
         text = json.dumps([PLAN_VERSION, source, values], sort_keys=True)
@@ -208,6 +240,17 @@ def check_format(name: str, what: str) -> str:
             hint="compressed: tar.gz, tar.zst, parquet.zst and the like",
         )
     return name
+
+
+def check_key_field(name: str | None, format_name: str) -> None:
+    """Refuse a field that cannot take the keys.
+
+    Raises:
+        ConfigError: its name is reserved, or the format cannot read keys back from it.
+    """
+    if name is not None and (not name or (name in RESERVED_FIELDS and name != KEY)):
+        raise ConfigError(f"key_field={name!r} is no name of a field", hint="--key-field id")
+    written_as(format_name, name)
 
 
 def check_pattern(pattern: str) -> str:

@@ -47,6 +47,8 @@ def pack(
     seed: int = 0,
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
     transform_version: str | None = None,
+    key_field: str | None = None,
+    allow_loss: bool = False,
     skip_unnamed: bool = False,
     append: bool = False,
     overwrite: bool = False,
@@ -86,6 +88,9 @@ def pack(
         transform_version: Any text that changes whenever the transform does. By default penstock compares the
             transform's code and the values that it uses; a value that cannot be compared (an open file, a lock, a
             generator) makes this argument necessary.
+        key_field: A field that takes the samples' keys, for formats that keep none (TFRecord, RecordIO, MDS).
+            ``"__key__"``: TFRecord keeps them so that penstock reads them back as the samples' keys.
+        allow_loss: Pack to such a format without a `key_field`, though keys that the source gave are lost.
         skip_unnamed: Pass over files whose names make no key.
         append: Add shards to those that are there.
         overwrite: Replace the shards that penstock packed there; nothing else is touched.
@@ -122,6 +127,8 @@ def pack(
         split=split,
         shuffle=shuffle,
         seed=seed,
+        key_field=key_field,
+        allow_loss=allow_loss,
         skip_unnamed=skip_unnamed,
         transform=transform,
         transform_version=transform_version,
@@ -207,6 +214,8 @@ class Packing(Job):
             return self.made
         listing = self._listed()
         self._check_memory(listing, memory_bytes_max)
+        if not listing.are_keys_counted:
+            self._options.refuse_lost_key(listing.entries[0].key)
         self.made = self._planned(job, listing, self._begin(job, append=append, overwrite=overwrite))
         self._stores = listing.roots
         return self.made
@@ -268,7 +277,7 @@ class Packing(Job):
         if size > budget // 2:
             raise ConfigError(
                 f"a file of sample {largest.key!r} has {size} bytes, more than half of the {budget} for reading",
-                hint="raise --memory (memory_bytes_max=)",
+                hint="raise --memory-bytes-max (memory_bytes_max=)",
             )
 
     def _listed(self) -> entries.Listing:
@@ -312,14 +321,16 @@ class Packing(Job):
             return tables.read_table(store.read(key).data, url=url)
 
     def _of_table(self, url: str) -> entries.Listing:
-        rows = entries.rows_of_table(self._table(url), self._options.specs, url=url)
+        table = self._table(url)
+        rows = entries.rows_of_table(table, self._options.specs, url=url)
         base = compose.folder_of(url)
         urls = [
             file if "://" in file or file.startswith("/") else base + file
             for row in rows
             for file in row.files.values()
         ]
-        return entries.entries_of_rows(rows, self._found(self._objects(urls=urls)) if urls else [])
+        listing = entries.entries_of_rows(rows, self._found(self._objects(urls=urls)) if urls else [])
+        return listing._replace(are_keys_counted=not any(row.get("__key__") for row in table))
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -335,7 +346,7 @@ class Packing(Job):
             return self._run_sequence(plan, verify=how.verify, listener=listener)
         if options.transform is not None and how.jobs is None and how.executor == "threads":
             how = replace(how, jobs=os.cpu_count() or 1)
-        recipe = EntriesRecipe(format=plan.format, transform=options.transform)
+        recipe = EntriesRecipe(format=plan.format, transform=options.transform, key_field=options.key_field)
         url, run = root_url(self._store), self.destination.run
         return carry_out(
             plan,

@@ -266,6 +266,6 @@ def check_sample_size(key: str, size_bytes: int, bytes_max: int) -> None:
     if size_bytes > bytes_max:
         raise DataError(
             f"the sample takes {size_bytes} bytes, a shard has at most {bytes_max}",
-            hint="raise --shard-size (bytes_max=), or leave the sample out",
+            hint="raise --bytes-max (bytes_max=), or leave the sample out",
             sample_key=key,
         )

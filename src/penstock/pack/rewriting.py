@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import MIB
+from penstock.errors import DataError
 from penstock.fetch.plan import PlanItem
 from penstock.formats import (
     FORMATS,
@@ -24,7 +25,7 @@ from penstock.formats.mds import MdsParser
 from penstock.pack import keeping
 from penstock.pack.fields import take
 from penstock.pack.plan import check_sample_size
-from penstock.pack.shard_file import ShardFile
+from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,6 +75,7 @@ class ShardsRecipe:
         specs: Fields that are taken; None: all.
         key_field: That takes the keys.
         bytes_max: Of a sample too, where shards are cut anew.
+        allow_loss: Whether a TFRecord's own key may be lost.
     """
 
     format: str
@@ -82,6 +84,7 @@ class ShardsRecipe:
     specs: tuple[Spec, ...] | None
     key_field: str | None
     bytes_max: int | None
+    allow_loss: bool = False
 
     def write(self, desk: Desk, unit: Unit) -> Iterator[ShardRow]:
         """See ``Recipe``."""
@@ -93,7 +96,9 @@ class ShardsRecipe:
                     if file is not None:
                         yield file.close()
                     target += 1
-                    file = stack.enter_context(ShardFile(desk.shelf, unit[target].name, format_name=self.format))
+                    file = stack.enter_context(
+                        ShardFile(desk.shelf, unit[target].name, format_name=self.format, key_field=self.key_field)
+                    )
                 assert file is not None
                 if sample is not None:
                     file.add(sample)
@@ -134,6 +139,8 @@ class ShardsRecipe:
     def _made(self, sample: Sample, source: str, columns: tuple[Column, ...]) -> dict[str, Any]:
         if self.bytes_max is not None and sample.size_bytes is not None:
             check_sample_size(sample.key, sample.size_bytes, self.bytes_max)
+        if source == "tfrecord":  # nothing else tells beforehand whether its records have keys
+            self._refuse_lost_key(sample)
         if self.specs is not None:
             taken = take(sample.fields, self.specs, sample.key)
             sample = type(sample)(sample.key, {}, sample.offset_bytes)
@@ -145,6 +152,15 @@ class ShardsRecipe:
         if source == target == "mds" and self.specs is None:
             return keeping.encoded(sample, columns, key_field=self.key_field)
         return keeping.converted(sample, source, target, key_field=self.key_field)
+
+    def _refuse_lost_key(self, sample: Sample) -> None:
+        is_own = sample.key != f"{sample.offset_bytes:012d}"
+        if is_own and self.key_field is None and not self.allow_loss and not FORMATS_WRITTEN[self.format].holds_keys:
+            raise DataError(
+                f"{self.format} would lose its key",
+                hint="--key-field stores it, --allow-loss (allow_loss=True) does without",
+                sample_key=sample.key,
+            )
 
     def _read(self, store: Store, member: Member, url: str) -> Iterator[_Part]:
         """A shard's samples, a part at a time."""

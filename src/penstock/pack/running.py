@@ -21,7 +21,7 @@ from penstock.errors import ClosedError, ConfigError, DataError, StoreError
 from penstock.fetch import set_process_budget
 from penstock.fetch.plan import PlanItem
 from penstock.pack.progress import BYTES_PER_WORD, SAMPLES_PER_WORD, Packed
-from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile
+from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, with_key
 from penstock.pack.verifying import check_shard
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def shares(memory_bytes_max: int | None, jobs: int, format_name: str) -> Shares:
     if memory_bytes_max < 2 * held_bytes:
         raise ConfigError(
             f"memory_bytes_max={memory_bytes_max!r} must be at least {2 * held_bytes} to write {format_name}",
-            hint="--memory",
+            hint="raise --memory-bytes-max (memory_bytes_max=)",
         )
     jobs = max(1, min(jobs, memory_bytes_max // 2 // held_bytes))
     return Shares(memory_bytes_max - jobs * held_bytes, jobs)
@@ -297,10 +297,12 @@ class EntriesRecipe:
     Attributes:
         format: That is written.
         transform: Of each sample.
+        key_field: That takes the keys.
     """
 
     format: str
     transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None
+    key_field: str | None = None
 
     def write(self, desk: Desk, unit: Unit) -> Iterator[ShardRow]:
         """See ``Recipe``."""
@@ -311,7 +313,9 @@ class EntriesRecipe:
         """Read the shard's samples, ahead and in order, and write them."""
         with ExitStack() as stack:
             readers = _readers(desk, shard, stack)
-            file = stack.enter_context(ShardFile(desk.shelf, shard.name, format_name=self.format))
+            file = stack.enter_context(
+                ShardFile(desk.shelf, shard.name, format_name=self.format, key_field=self.key_field)
+            )
             said, said_bytes = 0, 0
             for count, entry in enumerate(shard.entries, 1):
                 desk.going_on()
@@ -336,7 +340,8 @@ class EntriesRecipe:
                 )
             sample[member.field] = blob.data
         sample.update(entry.values)
-        return sample if self.transform is None else transformed(self.transform, sample)
+        made = sample if self.transform is None else transformed(self.transform, sample)
+        return with_key(made, self.key_field)
 
 
 def _readers(desk: Desk, shard: ShardPlan, stack: ExitStack) -> dict[int, Iterator[Blob]]:

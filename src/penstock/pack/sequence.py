@@ -21,7 +21,7 @@ from penstock.pack.identity import job_identity
 from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import Plan, check_sample_size
 from penstock.pack.running import transformed
-from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, checksum, prepare, stored_bytes, tail_bytes
+from penstock.pack.shard_file import ShardFile, checksum, prepare, stored_bytes, tail_bytes, with_key, written_as
 
 if TYPE_CHECKING:
     import os
@@ -44,6 +44,7 @@ class Sequence:
         bytes_max: Of a shard.
         samples_max: Of a shard.
         first_number: Of the first shard's name.
+        key_field: That takes the keys.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Sequence:
         bytes_max: int,
         samples_max: int | None,
         first_number: int,
+        key_field: str | None,
     ) -> None:
         self._destination = destination
+        self._key_field = key_field
         self._pattern = pattern
         self._format = format_name
         self._bytes_max = bytes_max
@@ -73,7 +76,7 @@ class Sequence:
             StoreError: of writing; the shard is given up.
         """
         key = sample["__key__"]
-        sample = prepare(sample, FORMATS_WRITTEN[self._format])
+        sample = prepare(with_key(sample, self._key_field), written_as(self._format, self._key_field))
         sizes = {name: _size(value) for name, value in sample.items() if name != "__key__"}
         more = stored_bytes(key, sizes, self._format)
         tail = tail_bytes(self._format)
@@ -86,7 +89,7 @@ class Sequence:
             ended = self.end()
         if self._file is None:
             name = self._pattern % self._number
-            self._file = ShardFile(self._destination, name, format_name=self._format)
+            self._file = ShardFile(self._destination, name, format_name=self._format, key_field=self._key_field)
         self._file.add(sample)
         return ended
 
@@ -162,6 +165,7 @@ class SequenceWriter:
             bytes_max=options.bytes_max,
             samples_max=options.samples_max,
             first_number=starts[""],
+            key_field=options.key_field,
         )
         self._last_key: str | None = None
         self._closed = False
@@ -229,6 +233,7 @@ def writer(
     format: str | None = None,  # noqa: A002 - the word that users look for
     bytes_max: int = BYTES_MAX,
     samples_max: int | None = None,
+    key_field: str | None = None,
     append: bool = False,
     overwrite: bool = False,
     **connection: Unpack[ConnectionOptions],
@@ -240,6 +245,7 @@ def writer(
         format: As for ``pack``, where the suffix does not say it.
         bytes_max: A shard ends before the sample that would make it larger.
         samples_max: The same, in samples.
+        key_field: As for ``pack``; without it TFRecord, RecordIO and MDS do not store the keys.
         append: Number on from the shards that are there.
         overwrite: Replace the shards that penstock packed there.
         **connection: As for ``penstock.connect``.
@@ -254,7 +260,7 @@ def writer(
     _, name = split_destination(text)
     if name is None:
         raise ConfigError(f"{text!r} is no pattern of names", hint="s3://bucket/train-%06d.tar")
-    options = PackOptions(format=format, name=name, bytes_max=bytes_max, samples_max=samples_max)
+    options = PackOptions(format=format, name=name, bytes_max=bytes_max, samples_max=samples_max, key_field=key_field)
     return SequenceWriter(text, options, append=append, overwrite=overwrite, connection=connection)
 
 
@@ -288,6 +294,7 @@ def write_iterable(
         bytes_max=options.bytes_max,
         samples_max=options.samples_max,
         first_number=start + len(known),
+        key_field=options.key_field,
     )
     listener.planned(0, 0, 0)
     try:
@@ -342,11 +349,13 @@ def _check_same(item: Any, number: int, index: ShardIndex, place: int, options: 
     row, name = index.row, without_content(index.row.format)
     sample: Mapping[str, Any] = as_sample(item, number, options)
     key = sample["__key__"]
-    if FORMATS_WRITTEN[name].holds_keys and index.keys is not None and key != index.keys[place]:
+    written = written_as(name, options.key_field)
+    if written.holds_keys and index.keys is not None and key != index.keys[place]:
         raise _another(number, row, key, f"was {index.keys[place]!r}")
     if options.transform is not None:
         sample = transformed(options.transform, dict(sample))
-    if index.crc32c is not None and checksum(sample, name) != int(index.crc32c[place]):
+    sample = with_key(sample, options.key_field)
+    if index.crc32c is not None and checksum(sample, written) != int(index.crc32c[place]):
         raise _another(number, row, key, "had other bytes")
 
 
@@ -378,7 +387,10 @@ def as_sample(item: Any, number: int, options: PackOptions) -> dict[str, Any]:
     else:
         raise DataError(f"sample {number} is a {type(item).__name__}, neither a mapping nor a tuple")
     key = fields.pop("__key__", None)
-    key = f"{number:09d}" if key is None else key
+    if key is None:
+        key = f"{number:09d}"
+    else:
+        options.refuse_lost_key(str(key))
     try:
         check_key(key)
     except ConfigError as error:

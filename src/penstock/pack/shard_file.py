@@ -103,6 +103,39 @@ PLAIN_FORMATS = (*_PLAIN, "parquet")
 """Those without compression."""
 
 
+KEY = "__key__"
+"""As the name of the field that takes the keys: where the reader finds them again."""
+
+
+def written_as(format_name: str, key_field: str | None) -> Written:
+    """A format as it is written when `key_field` takes the samples' keys.
+
+    Raises:
+        ConfigError: The keys shall be read back, and this format cannot hold them.
+    """
+    written = FORMATS_WRITTEN[format_name]
+    if key_field != KEY or written.holds_keys:
+        return written
+    if written.writer is not TFRecordWriter:
+        raise ConfigError(
+            f"key_field={KEY!r}: {format_name} has no place for a key that is read back", hint="--key-field id"
+        )
+    return written._replace(writer=partial(TFRecordWriter, keeps_key=True), holds_keys=True)
+
+
+def with_key(sample: Mapping[str, Any], key_field: str | None) -> Mapping[str, Any]:
+    """`sample` with its key in `key_field` too.
+
+    Raises:
+        DataError: It has such a field already.
+    """
+    if key_field in (None, KEY):
+        return sample
+    if key_field in sample:
+        raise DataError(f"it has a field {key_field!r} already", sample_key=sample[KEY], field=key_field)
+    return {**sample, key_field: sample[KEY]}
+
+
 class ShardFile:
     """Writes one shard and its index. A context manager: leaving it by an exception leaves nothing.
 
@@ -110,16 +143,17 @@ class ShardFile:
         shelf: Where it goes.
         name: Key of the shard, relative to the store and to the index.
         format_name: A key of ``FORMATS_WRITTEN``.
+        key_field: ``__key__``: keys are stored so that they are read back, see ``written_as``. Others: nothing here.
 
     Cost: five parts of 8 MiB, and 20 bytes and the key of each sample. MDS lies in a temporary file of its size until
         it is complete, for its head says where all samples lie.
     """
 
-    def __init__(self, shelf: Shelf, name: str, *, format_name: str) -> None:
+    def __init__(self, shelf: Shelf, name: str, *, format_name: str, key_field: str | None = None) -> None:
         self._shelf = shelf
         self._store = shelf.store
         self._name = name
-        self._written = FORMATS_WRITTEN[format_name]
+        self._written = written_as(format_name, key_field)
         self._writer = shelf.store.writer(name)
         self._note_key: str | None = None  # of the note that parts are going up
         self._shard = self._written.writer(self._put)
@@ -292,9 +326,8 @@ class ShardFile:
             self._note_key = self._shelf.note_upload(self._name, upload_id)
 
 
-def checksum(sample: Mapping[str, Any], format_name: str) -> int:
+def checksum(sample: Mapping[str, Any], written: Written) -> int:
     """CRC32C of the bytes that `sample` takes in a shard, wherever in it."""
-    written = FORMATS_WRITTEN[format_name]
     crc = 0
 
     def put(data: Buffer) -> None:

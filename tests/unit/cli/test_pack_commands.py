@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import penstock as ps
-from penstock.cli.app import run
+from penstock.cli.app import app, run
+from penstock.pipeline.sources import ConnectionOptions
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_pack_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr, with advice on the size before it; the second time nothing is written."""
-    command = ["pack", f"{source}/", f"{tmp_path}/out/t-%03d.tar", "--shard-size", "6kB", "--verify"]
+    command = ["pack", f"{source}/", f"{tmp_path}/out/t-%03d.tar", "--bytes-max", "6kB", "--verify"]
     assert run(command) == 0
     out, errors = capsys.readouterr()
     assert out == ""
@@ -42,7 +46,7 @@ def test_pack_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_pack_tells_machines(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``--json`` is one object per line, from the plan to the summary."""
-    assert run(["pack", f"{source}/", f"{tmp_path}/out/", "--shard-samples", "4", "--json", "--verify"]) == 0
+    assert run(["pack", f"{source}/", f"{tmp_path}/out/", "--samples-max", "4", "--json", "--verify"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == {"action": "begin", "shards": 3, "samples": 10, "source_bytes": 60}
     assert sorted(line["action"] for line in lines[1:-1]) == ["packed"] * 3 + ["verified"] * 3
@@ -109,7 +113,7 @@ def test_a_transform_by_name(
         (["--group-by", "x"], "'stem' or 'file'"),
         (["--name", "a"], "exactly one number"),
         (["--append", "--overwrite"], "excludes"),
-        (["--memory", "1MB"], "at least"),
+        (["--memory-bytes-max", "1MB"], "at least"),
     ],
 )
 def test_options_that_cannot_be(
@@ -194,6 +198,19 @@ def test_verify_says_what_it_could_not_check(source: Path, tmp_path: Path, capsy
     assert (lines[-1]["failed"], lines[-1]["unchecked"]) == (0, 3)
     assert run(["index", f"{tmp_path}/out/", "--again", "--ignore-idx"]) == 0
     assert run(["verify", f"{tmp_path}/out/"]) == 0
+
+
+@pytest.mark.parametrize("name", ["pack", "convert"])
+def test_options_are_called_as_arguments_are(name: str) -> None:
+    """Every option that an argument of the function stands behind has its name; the former names are taken too."""
+    parameters = set(inspect.signature(getattr(ps.pack, name, ps.pack)).parameters)
+    command: Any = typer.main.get_command(app).commands[name]
+    names = {option.name: option.opts for option in command.params}
+    others = {"as_json", "dry_run", "losses", "source_format", "skip_corrupt"}
+    assert set(names) - others <= parameters | set(ConnectionOptions.__annotations__)
+    assert parameters - set(names) == {"listener", "connection"}
+    assert names["bytes_max"] == ["--bytes-max", "--shard-size"]
+    assert names["memory_bytes_max"] == ["--memory-bytes-max", "--memory"]
 
 
 @pytest.mark.parametrize("command", ["pack", "convert", "verify"])

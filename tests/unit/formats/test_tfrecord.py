@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import gzip
 import struct
+from itertools import chain
 
 import pytest
 
@@ -111,11 +112,37 @@ def test_errors_say_what_it_is_instead():
         read(record(b"abc")[:-1])
 
 
+@pytest.mark.parametrize("count", [2, 40], ids=["one by one", "many at once"])
+@pytest.mark.parametrize("columns", [False, True], ids=["samples", "columns"])
+def test_a_feature_called_key_is_the_key(count: int, columns: bool):
+    """It is read back as the sample's key, and is no field; without it the key is where the record begins."""
+    data = b"".join(record(encode_example({"__key__": f"ü/{n}", "n": n, "x": b"v%d" % n})) for n in range(count))
+    parser = TFRecordParser("s")
+    groups = parser.feed_columns(data) if columns else [parser.feed(data)]
+    samples = [*chain(*groups), *parser.finish()]
+    assert [sample.key for sample in samples] == [f"ü/{n}" for n in range(count)]
+    assert [{name: value.tolist() for name, value in sample.fields.items()} for sample in samples] == [
+        {"n": [n], "x": list(b"v%d" % n)} for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("key", [7, b"", b"\xff"], ids=["number", "empty", "no text"])
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_key_that_is_none(key: object, count: int):
+    """A number, nothing, or bytes that are no text are no key: as Examples such records are corrupt, else raw."""
+    data = record(encode_example({"__key__": key, "x": b"v"})) * count
+    with pytest.raises(CorruptShardError, match=r"__key__|utf-8"):
+        TFRecordParser("s", content="example").feed(data)
+    parser = TFRecordParser("s", on_corrupt="skip_sample", content="example")
+    assert [*chain(*parser.feed_columns(data)), *parser.finish()] == []
+    assert [list(sample.fields) for sample in TFRecordParser("s").feed(data)] == [["record"]] * count
+
+
 def test_features_that_are_refused():
     """Reserved names, twice the same feature, numbers that are cut: no silent choice."""
     twice = encode_example({"x": b"1"})[2:]
     for data, text in (
-        (encode_example({"__key__": b"1"}), "penstock adds itself"),
+        (encode_example({"__shard__": b"1"}), "penstock adds itself"),
         (b"\x0a" + bytes([2 * len(twice)]) + twice * 2, "twice"),
         (b"\x12\x00", "field number 2"),
         (b"\x0a\x05abc", "does not fit"),

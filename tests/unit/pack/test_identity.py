@@ -69,7 +69,7 @@ def half(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"transform": interrupted(30), "transform_version": "30"}, "another transform"),
         ({"transform": interrupted(20), "transform_version": None}, "another transform"),
         ({"samples_max": 3}, "samples_max=2 instead of 3"),
-        ({"format": "tfrecord"}, "format='tar' instead of 'tfrecord'"),
+        ({"format": "jsonl"}, "format='tar' instead of 'jsonl'"),
         ({"shuffle": True}, "shuffle=False instead of True"),
         ({"labels": "folders"}, "another labels|labels=None instead of 'folders'"),
         ({"source": "part0"}, "another source"),
