@@ -8,6 +8,7 @@ failures do not pass by waiting. With ``cache=``, ``Cached`` is around all of it
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import unquote
@@ -73,8 +74,13 @@ def connect(
         cache: Keep what is read on this node's disk: ``"/nvme/penstock:200GB"``, or a ``CacheConfig``.
 
     Raises:
-        ConfigError: the URL, or an argument, cannot be.
+        ConfigError: The URL or an argument is not valid, or this system is not Linux.
     """
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"penstock runs on Linux, and this is {sys.platform}",
+            hint="use a container, a virtual machine or WSL; its event loop is built on Linux's epoll and eventfd",
+        )
     if anonymous and (credentials is not None or profile is not None):
         raise ConfigError("anonymous=True excludes credentials= and profile=")
     if not isinstance(url, str | os.PathLike):

@@ -57,6 +57,13 @@ def test_a_url_that_lacks_a_slash(url: str) -> None:
     assert ps.connect(f"./{url}").describe("").startswith("file:///")
 
 
+def test_other_systems_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere than on Linux the package can be imported, and using it is an error that says so."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ps.ConfigError, match=r"runs on Linux, and this is darwin\. Hint: "):
+        ps.connect("memory://anything")
+
+
 def test_open_creates_or_refuses(tmp_path: Path) -> None:
     """``ps.open(url, "xb")`` writes a new object, refuses to replace one, and says what to do instead."""
     url = f"file://{tmp_path}/new"
