@@ -96,7 +96,7 @@ DISK = """
 mount -t tmpfs -o size=2m,mode=700 tmpfs "$CACHE" || exit 77
 "$@" epoch "$DATA" "$CACHE" && "$@" epoch "$DATA" "$CACHE" &&
 mount -o remount,ro "$CACHE" && "$@" epoch "$DATA" "$CACHE" &&
-mount -o remount,rw "$CACHE" && chown -R 12345 "$CACHE" &&
+mount -o remount,rw "$CACHE" && chmod -R a-rwx "$CACHE/v1/entries" &&
 setpriv --bounding-set=-all --inh-caps=-all "$@" epoch "$DATA" "$CACHE"
 """
 INODES = """
@@ -108,13 +108,13 @@ mount -t tmpfs -o size=64m,nr_inodes=104,mode=700 tmpfs "$CACHE" || exit 77
 def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
     """A full disk, a read-only one and a lost permission, each real: every byte is right, and what happened is said."""
     ended, records = mounted(processes, DISK)
-    small, again, read_only, foreign = records
+    small, again, read_only, forbidden = records
     assert small["troubles"] == again["troubles"] == {}  # it holds what fits, and evicts for the rest
     assert 0 < small["used_bytes"] <= 2 << 20
     assert read_only["hit_count"] > 0
     refused_count = sum(read_only["troubles"].get(f"{what} EROFS", 0) for what in ("write", "evict"))
     assert 0 < refused_count < 100  # tried again now and then, not for every block
-    assert "read EACCES" in foreign["troubles"]
+    assert "read EACCES" in forbidden["troubles"]
     said = [line for line in ended.stderr.splitlines() if "said once" in line]
     assert len(said) == sum(len(record["troubles"]) for record in records)  # one warning for each, however many blocks
 

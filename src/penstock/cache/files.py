@@ -21,6 +21,7 @@ from penstock.cache.entry import (
 )
 from penstock.cache.folder import Folder
 from penstock.cache.turns import Turns
+from penstock.private import is_trusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,6 +128,7 @@ class Files(Folder):
         head = bytearray(header_bytes_of(identity, size_bytes))
 
         def check(count: int) -> None:
+            _refuse_strangers(fd)
             header = decode(head)
             if (header.identity, header.block_index) != (identity, block.number):
                 raise CorruptEntryError("it is another block")
@@ -175,6 +177,7 @@ class Files(Folder):
                 self.troubles.note("read", error)
             return None
         try:
+            _refuse_strangers(fd)
             raw = memoryview(os.pread(fd, os.fstat(fd).st_size, 0))
             header = decode(raw)
             data = raw[header.header_bytes :]
@@ -196,6 +199,7 @@ class Files(Folder):
         except OSError:
             return None
         try:
+            _refuse_strangers(fd)
             header = decode(os.pread(fd, max(header_bytes_of(identity, 0), ROUND_BYTES), 0))
         except (OSError, CorruptEntryError):
             return None  # read_blocks will say what is wrong
@@ -206,3 +210,13 @@ class Files(Folder):
     def exists(self, name: Name) -> bool:
         """Whether there is an entry of this name. Cost: one system call."""
         return os.access(self.entries + name.path, os.F_OK)
+
+
+def _refuse_strangers(fd: int) -> None:
+    """An entry that another user wrote is none. Cost: one system call, when this process first reads the entry.
+
+    Raises:
+        CorruptEntryError: it is one.
+    """
+    if not is_trusted(os.fstat(fd)):
+        raise CorruptEntryError("another user wrote it")

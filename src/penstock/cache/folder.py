@@ -31,6 +31,8 @@ from penstock.cache.entry import FOLDERS_COUNT, ROUND_BYTES, Name, allotted_byte
 from penstock.cache.leases import Leases
 from penstock.cache.troubles import Troubles
 from penstock.cache.usage import Usage
+from penstock.errors import ConfigError
+from penstock.private import check_private, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,7 +98,11 @@ class Folder:
         self._reset()
 
     def prepare(self) -> None:
-        """Have the directory there and open. Failures are noted, not raised."""
+        """Have the directory there and open. Failures of the disk are noted, not raised.
+
+        Raises:
+            ConfigError: other users could have put files into it.
+        """
         try:
             self._make()
         except OSError as error:
@@ -105,13 +111,16 @@ class Folder:
                 self.usage.open(empty=False)
 
     def _make(self) -> None:
-        os.makedirs(self.top, mode=0o700, exist_ok=True)  # noqa: PTH103 - paths are text here, on the way of every block
-        for folder in (self.root, self.entries, f"{self.root}/temporary"):
+        os.makedirs(os.path.dirname(self.top), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120 - paths are text here
+        for folder in (self.top, self.root, self.entries.rstrip("/"), f"{self.root}/temporary"):
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700)  # noqa: PTH102
+            check_private(folder, what="cache")
+        for number in folders():
+            check_private(f"{self.entries}{number:02x}", what="cache")
         tag = f"{self.top}/{TAG_NAME}"
         if not os.path.exists(tag):  # noqa: PTH110
-            fd = os.open(tag, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_private(tag, os.O_WRONLY | os.O_CREAT)
             try:
                 os.write(fd, TAG)
             finally:
@@ -145,7 +154,10 @@ class Folder:
         try:
             stored_count = self._keep(entries)
         except FileNotFoundError:  # somebody removed the directory
-            self._make()
+            try:
+                self._make()
+            except ConfigError as error:  # and somebody else put one in its place
+                raise PermissionError(errno.EPERM, error.what) from error
             stored_count = self._keep(entries)
         if stored_count is None and len(entries) > 1:
             return sum(map(self._keep_where_it_fits, ([entry] for entry in entries)))
@@ -197,9 +209,9 @@ class Folder:
             if self._writes_directly and is_aligned(data) and takes_direct_writes(len(data))
             else None
         )
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | (os.O_DIRECT if page is not None else 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if page is not None else 0)
         try:
-            fd = os.open(path, flags, 0o600)
+            fd = open_private(path, flags)
             try:
                 _write_all(fd, page if page is not None else header, data)
             finally:

@@ -20,6 +20,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock import forks
+from penstock.private import open_private
 
 if TYPE_CHECKING:
     from penstock.cache.troubles import Troubles
@@ -86,7 +87,7 @@ class Leases:
             if self._fd >= 0 and os.fstat(self._fd).st_nlink > 0:
                 return True
             try:
-                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fd = open_private(self._path, os.O_RDWR | os.O_CREAT)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # the directory comes with the first write
                     self._troubles.note("lock", error)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock import forks
 from penstock.cache.entry import MISSING, PAGE, STAT, digest_of, encode, entry_name, header_bytes_of, identity_of
 from penstock.cache.folder import Entry
+from penstock.private import open_private
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Metadata:
         for kind in (STAT, MISSING):
             self._files.remove(entry_name(kind, identity))
         with suppress(OSError):
-            fd = os.open(self._generation_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = open_private(self._generation_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 os.write(fd, b".")
             finally:

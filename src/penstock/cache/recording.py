@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock import forks
+from penstock.private import open_private
 
 if TYPE_CHECKING:
     from penstock.cache.troubles import Troubles
@@ -57,7 +58,7 @@ class Recorder:
         if not lines:
             return
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            fd = open_private(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 os.write(fd, "".join(lines).encode())
             finally:

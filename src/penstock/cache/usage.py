@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.cache.entry import FOLDERS_COUNT
+from penstock.private import open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,11 +83,11 @@ class Usage:
                 os.close(self._fd)
                 self._fd = -1
             try:
-                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fd = open_private(self._path, os.O_RDWR | os.O_CREAT)
             except OSError as error:
                 if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                     raise
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 return
             if os.fstat(fd).st_size < _BYTES:
                 os.pwrite(fd, _NUMBER.pack(0 if empty else UNKNOWN) * FOLDERS_COUNT, 0)

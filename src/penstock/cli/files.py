@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError, StoreError
+from penstock.private import open_private
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Download:
     def _locked(self) -> int:
         """The temporary file, ours alone."""
         while True:
-            fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = open_private(self.temporary, os.O_WRONLY | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(fd), self.temporary.stat()):

@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreErr
 from penstock.index import dataset_index, passes, shard_index
 from penstock.index.asking import heads, read_at_once
 from penstock.index.dataset_index import DatasetIndex
+from penstock.private import check_private
 from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
 from penstock.types import ByteRange, Get
@@ -346,15 +347,17 @@ def in_directory(shards: Iterable[ShardLike], index_dir: str | os.PathLike[str] 
     """The place of `shards`'s index in `index_dir`; default ``$XDG_CACHE_HOME/penstock/index``.
 
     Raises:
-        ConfigError: they have no folder in common.
+        ConfigError: they have no folder in common, or other users could have put an index there.
     """
     shards = list(shards)
     base = base_url(shards)
     identity = f"{_endpoint(shards[0].store)}\n{base}"
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", base.rstrip("/").rpartition("/")[2])[:40].strip("-")
-    folder = Path(index_dir) if index_dir is not None else default_directory()
-    return IndexPlace(LocalStore(folder / f"{name or 'data'}-{digest}"), "", base=base)
+    parent = Path(index_dir) if index_dir is not None else default_directory()
+    folder = (parent / f"{name or 'data'}-{digest}").absolute()
+    check_private(folder, what="index")
+    return IndexPlace(LocalStore(folder), "", base=base)
 
 
 def default_directory() -> Path:
