@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.errors import *  # noqa: F403 - __all__ there
     from penstock.loader import Loader as Loader
     from penstock.loader import LoaderStatistics as LoaderStatistics
+    from penstock.loader.describing import describe as describe
     from penstock.loader.explain import explain as explain
     from penstock.loader.indexing import build_index as build_index
     from penstock.loader.peek import peek as peek
@@ -81,6 +82,7 @@ _ORIGIN = {
     "Dataset": "penstock.access",
     **dict.fromkeys(("Loader", "LoaderStatistics"), "penstock.loader"),
     "build_index": "penstock.loader.indexing",
+    "describe": "penstock.loader.describing",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.peek",
     "warm_cache": "penstock.loader.warming",

@@ -32,6 +32,8 @@ _HELP = {
     "stall_s": "Seconds that the training loop waited for a batch.",
     "samples": "Samples handed out.",
     "bytes": "Bytes that arrived from the store.",
+    "cache_hit_bytes": "Bytes that were read from the cache on this node's disk.",
+    "cache_fetched_bytes": "Bytes that were asked of the store to fill what the cache lacked.",
 }
 
 
@@ -145,7 +147,18 @@ class LiveLine:
         self._overwrites = self._stream.isatty()
         self._drawn_s = time.monotonic()
         self._before: tuple[float, LoaderStatistics] | None = None
+        self._epoch_began: tuple[float, LoaderStatistics] | None = None
         self._is_open = False
+
+    def begin(self, statistics: LoaderStatistics, *, now_s: float) -> None:
+        """An epoch begins, or goes on; what came before is not counted."""
+        self._epoch_began = self._before = now_s, statistics
+
+    def summarise(self, statistics: LoaderStatistics, *, epoch: int, batches: int, now_s: float) -> None:
+        """Say how all of the epoch went, and end the line."""
+        self._before = self._epoch_began
+        self.draw(statistics, epoch=epoch, batch=batches, batches=batches, now_s=now_s)
+        self.end()
 
     def draw(self, statistics: LoaderStatistics, *, epoch: int, batch: int, batches: int | None, now_s: float) -> None:
         """Say how it goes since the last line."""
@@ -154,10 +167,13 @@ class LiveLine:
         samples = statistics.samples - (then.samples if then is not None else 0)
         size_bytes = statistics.bytes - (then.bytes if then is not None else 0)
         stall_s = statistics.stall_s - (then.stall_s if then is not None else 0.0)
+        hits = statistics.cache_hit_count - (then.cache_hit_count if then is not None else 0)
+        misses = statistics.cache_miss_count - (then.cache_miss_count if then is not None else 0)
+        cache = f"  cache {hits / (hits + misses):.0%}" if hits + misses else ""
         of = f"/{batches}" if batches is not None else ""
         text = (
             f"epoch {epoch}  batch {batch}{of}  {samples / spent_s:,.0f} samples/s  {size_bytes / spent_s / 1e6:,.1f} MB/s"
-            f"  stalled {min(stall_s / spent_s, 1):.0%}  {statistics.bottleneck}"
+            f"{cache}  stalled {min(stall_s / spent_s, 1):.0%}  {statistics.bottleneck}"
         )
         self._stream.write(f"\r{text}\x1b[K" if self._overwrites else f"{text}\n")
         self._stream.flush()

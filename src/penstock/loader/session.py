@@ -24,7 +24,7 @@ from penstock.loader.plan.planning import Plan, plan_of, threads_count
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.reporting import LiveLine
-from penstock.loader.statistics import LoaderStatistics, Meter
+from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
 from penstock.order import ORDER_VERSION
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
 
@@ -101,6 +101,8 @@ class Session:
     def _next(self) -> Any:
         asked_s, asked_cpu_s = time.perf_counter(), time.thread_time()
         if self._running is None:
+            if self._line is not None:
+                self._line.begin(self.statistics(), now_s=time.monotonic())
             self._running = self._started()
             if self._closed:  # by another thread meanwhile, which saw no epoch to close
                 self._close_epoch()
@@ -111,7 +113,7 @@ class Session:
         self.meter.stepped(left_s, asked_s, got_s, cpu_s=cpu_s)
         if found is None:
             if self._line is not None:
-                self._line.end()
+                self._draw(self._line, is_last=True)
             self.begin_at(self.epoch + 1)
             return None
         self._batches_count = found.number + 1
@@ -160,7 +162,7 @@ class Session:
             recording.close()
         if self._workers is not None:
             self._workers.close()
-        self._finder.close()
+        self._close_finder()
         if self._line is not None:
             self._line.end()
 
@@ -170,11 +172,18 @@ class Session:
         for steps in self.steps:
             for stage, count in steps.dropped.items():
                 dropped[stage] = dropped.get(stage, 0) + count
-        return self.meter.read(threads_count=threads_count(self.options), dropped=dropped)
+        cached = cache_sums(self._finder.stores)
+        return self.meter.read(threads_count=threads_count(self.options), dropped=dropped, cached=cached)
 
-    def _draw(self, line: LiveLine) -> None:
+    def _close_finder(self) -> None:
+        self.meter.add(cache_sums(self._finder.stores), {})
+        self._finder.close()
+
+    def _draw(self, line: LiveLine, *, is_last: bool = False) -> None:
         now_s = time.monotonic()
-        if line.is_due(now_s):
+        if is_last:
+            line.summarise(self.statistics(), epoch=self.epoch, batches=self._batches_count, now_s=now_s)
+        elif line.is_due(now_s):
             plan = self.planned()
             batches = None if plan.carries else plan.job.batches(self.epoch, batching=plan.batching)
             count = None if batches is None else len(batches)
@@ -328,7 +337,7 @@ class Session:
         else:
             self._changed = {"epoch": self.epoch, "statistics": said}
         if changed != self.pipeline:
-            self._finder.close()
+            self._close_finder()
             self._use(changed)
         if agreement is not None:
             self._agree_on_data(agreement)
@@ -341,7 +350,7 @@ class Session:
     def _asked(self, epoch: int, statistics: Mapping[str, Any]) -> Pipeline | None:
         """What ``on_epoch`` gives for an epoch."""
         assert self.options.on_epoch is not None
-        given = self.options.on_epoch(epoch, LoaderStatistics(**statistics))
+        given = self.options.on_epoch(epoch, LoaderStatistics.of(statistics))
         if given is None:
             return None
         if not isinstance(given, Pipeline) or (given.stage(Batch) or given.stage(BatchBySize)) is None:

@@ -142,6 +142,11 @@ class ShardFinder:
         is_prefix = url.endswith("/") or format_of_name(url) is None
         return EarlyIndex(self._store(url.rstrip("/") + "/")) if is_prefix and "{" not in url else None
 
+    @property
+    def stores(self) -> list[Store]:
+        """Those that are open."""
+        return list(self._stores.values())
+
     def close(self) -> None:
         """Close the stores; idempotent."""
         stores, self._stores = self._stores, {}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.stats import Recent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from penstock.formats import Parser, RangedReader
+    from penstock.store import Store
 
 _log = logging.getLogger("penstock.loader")
 STALLS_KEPT = 1024
@@ -26,7 +27,7 @@ THREADS_WAIT_RATIO_MIN = 1.0
 """Of the time that threads run: beside a loop of pure Python they wait 6 to 12 times as long as they run (docs/LOG.md)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderStatistics:
     """What a loader did since it was made. Time between epochs, and from ``break`` to the next ``iter``, is left out.
 
@@ -79,6 +80,35 @@ class LoaderStatistics:
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Samples that ``max_errors=`` and ``join(missing="drop")`` left out, by stage."""
 
+    cache_hit_count: int = 0
+    """Blocks that were read from the cache of ``Loader(cache=)``."""
+    cache_hit_bytes: int = 0
+    """Bytes that were read from it."""
+    cache_miss_count: int = 0
+    """Blocks that were not in it, and were fetched."""
+    cache_fetched_bytes: int = 0
+    """Bytes that were asked of the store to fill what was missing."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """A record from its fields as a state holds them; fields of another version are left out."""
+        return cls(**{entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{entry.name}={value:.3g}" if isinstance(value, float) else f"{entry.name}={value}"
+            for entry in fields(self)
+            if (value := getattr(self, entry.name))
+        ]
+        head = f"{self.samples_per_s:,.0f} samples/s, stalled {self.stall_ratio:.0%}, bottleneck {self.bottleneck}"
+        return f"<LoaderStatistics: {'; '.join([head, ', '.join(shown)])}>"
+
+    @property
+    def cache_hit_ratio(self) -> float:
+        """Share of the blocks asked for that were in the cache, in [0, 1]; 0 without a cache."""
+        asked_count = self.cache_hit_count + self.cache_miss_count
+        return self.cache_hit_count / asked_count if asked_count else 0.0
+
     @property
     def samples_per_s(self) -> float:
         """Samples handed out per second of iterating; 0 before the first."""
@@ -120,6 +150,18 @@ class LoaderStatistics:
 
 
 _OF_WORKERS = ("bytes", "decode_s", "parse_s", "saved_bytes", "skipped_bytes", "skipped_samples", "store_s")
+_OF_CACHE = ("hit_count", "hit_bytes", "miss_count", "fetched_bytes")
+
+
+def cache_sums(stores: Iterable[Store]) -> dict[str, int]:
+    """What the caches around some stores counted in this process, by the name that ``LoaderStatistics`` has for it."""
+    sums = {f"cache_{name}": 0 for name in _OF_CACHE}
+    for store in stores:
+        counts = getattr(store, "counts", None)  # of a ``Cached``
+        if counts is not None:
+            for name in _OF_CACHE:
+                sums[f"cache_{name}"] += getattr(counts, name)
+    return sums
 
 
 class Meter:
@@ -128,6 +170,10 @@ class Meter:
     __slots__ = (
         "batches",
         "bytes",
+        "cache_fetched_bytes",
+        "cache_hit_bytes",
+        "cache_hit_count",
+        "cache_miss_count",
         "decode_s",
         "elapsed_s",
         "oversize_count",
@@ -165,6 +211,8 @@ class Meter:
         self.stalls = Recent(STALLS_KEPT)
         self.skipped_samples = 0
         self.skipped_bytes = 0
+        self.cache_hit_count = self.cache_hit_bytes = 0  # of worker processes, and of stores that were closed
+        self.cache_miss_count = self.cache_fetched_bytes = 0
 
     def sums(self) -> dict[str, float]:
         """What a worker process counts for its loader."""
@@ -194,9 +242,19 @@ class Meter:
             parser.skipped_error,
         )
 
-    def read(self, *, threads_count: int, dropped: Mapping[str, int]) -> LoaderStatistics:
-        """The sums as they are now."""
+    def read(
+        self, *, threads_count: int, dropped: Mapping[str, int], cached: Mapping[str, int] | None = None
+    ) -> LoaderStatistics:
+        """The sums as they are now.
+
+        Args:
+            threads_count: Decode threads.
+            dropped: Samples that were left out, by stage.
+            cached: What caches counted that are still open: ``cache_sums``.
+        """
         sums = {name: getattr(self, name) for name in self.__slots__ if name != "stalls"}
+        for name, count in (cached or {}).items():
+            sums[name] += count
         return LoaderStatistics(
             **sums,
             stall_p50_s=self.stalls.quantile(0.5) if len(self.stalls) else 0.0,

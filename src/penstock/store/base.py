@@ -53,6 +53,9 @@ class Store(ABC):
     def close(self) -> None:  # noqa: B027 - most stores hold nothing of their own
         """End this store's use; idempotent."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe('')!r}>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -241,6 +244,9 @@ class Wrapper(Store):
     def statistics(self) -> Any:
         """As the store inside, where the wrapper keeps none."""
         return self.inner.statistics()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
 
     def close(self) -> None:
         """Close the store inside."""

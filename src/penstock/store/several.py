@@ -30,6 +30,9 @@ class Several(Store):
         self.stores = tuple(stores)
         self.fetch_config = self.stores[0].fetch_config
 
+    def __repr__(self) -> str:
+        return f"Several({', '.join(map(repr, self.stores))})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Several, (self.stores,)
 

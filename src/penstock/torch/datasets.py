@@ -66,6 +66,10 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self._is_strided = False
         Loader(pipeline, **options).close()  # refuses bad arguments here, not at the first batch
 
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        return f"{type(self).__name__}({self.pipeline!r}{options})"
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         _check_collation(sys._getframe(1).f_locals.get("self"))
         self._leave_parent()

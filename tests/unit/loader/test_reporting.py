@@ -3,14 +3,16 @@ from __future__ import annotations
 import io
 import re
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from loading import pipeline, write_counted
 from penstock.loader.reporting import LiveLine, bottleneck_of, prometheus
-from penstock.loader.statistics import Meter
+from penstock.loader.statistics import LoaderStatistics, Meter
 
 
 class Terminal(io.StringIO):
@@ -136,3 +138,56 @@ def test_progress_draws_while_iterating(
     with ps.Loader(pipeline(tmp_path, batch=10), progress=True) as loader:
         list(loader)
     assert "epoch 0  batch 2  " in capsys.readouterr().err
+
+
+def test_progress_ends_with_the_whole_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However short it was, the last line of each epoch has all its batches, and its rates are of the whole epoch."""
+    write_counted(tmp_path, (50,))
+    with ps.Loader(pipeline(tmp_path, batch=10), progress=True) as loader:
+        for epoch in loader.epochs(2):
+            for _ in loader:
+                pass
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"epoch {epoch}  batch 5/5  ")
+            assert not line.startswith(f"epoch {epoch}  batch 5/5  0 samples/s")
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_cache_hits_are_counted(tmp_path: Path, processes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first epoch misses, the next one hits: in the statistics, also after close, the live line and the metrics."""
+    write_counted(tmp_path / "data", (20, 30))
+    made = pipeline(tmp_path / "data", batch=10)
+    options: dict[str, Any] = {
+        "cache": f"{tmp_path}/cache:100MB",
+        "processes": processes,
+        "index": "stream",
+        "lanes": 2,
+    }
+    with ps.Loader(made, progress=True, **options) as loader:
+        assert loader.statistics().cache_hit_ratio == 0
+        list(loader)
+        first = loader.statistics()
+        assert (first.cache_hit_count, first.cache_miss_count) == (0, 2)
+        assert first.cache_fetched_bytes == first.bytes
+        list(loader)
+    done = loader.statistics()
+    assert (done.cache_hit_count, done.cache_miss_count, done.cache_hit_ratio) == (2, 2, 0.5)
+    assert done.cache_hit_bytes == first.bytes
+    assert [" cache 0% " in line for line in capsys.readouterr().err.splitlines()] == [True, False]
+    assert f"penstock_loader_cache_hit_bytes_total {first.bytes}" in loader.metrics()
+
+
+def test_statistics_say_first_what_matters(loader: ps.Loader) -> None:
+    """Rate, stall and bottleneck; then what is not 0."""
+    said = repr(loader.statistics())
+    assert re.match(
+        r"<LoaderStatistics: [\d,]+ samples/s, stalled \d+%, bottleneck \w+; samples=50, batches=5, bytes=", said
+    )
+    assert "skipped" not in said
+
+
+def test_statistics_of_another_version_are_read() -> None:
+    """A state that on_epoch left keeps the fields that both versions have."""
+    said = {**asdict(Meter().read(threads_count=3, dropped={})), "new_in_the_next": 1}
+    del said["cache_hit_count"]
+    assert LoaderStatistics.of(said) == Meter().read(threads_count=3, dropped={})

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.index import EarlyIndex, IndexPlace, Lookup, ShardRow
     from penstock.loader.shards import Shard
     from penstock.pipeline import Pipeline
+    from penstock.store import Store
 
 
 class FoundSource(NamedTuple):
@@ -112,6 +113,11 @@ class Finder:
         if index != "auto":
             raise ConfigError(f"{said}, and this loader reads with one", hint="run `penstock index URL`")
         return Found(self._pipeline, sources, False, f"reading {total} shards without an index: {said}")
+
+    @property
+    def stores(self) -> list[Store]:
+        """Those that are open."""
+        return [store for _, finder in self._sources for store in finder.stores]
 
     def close(self) -> None:
         """Close the stores; idempotent."""

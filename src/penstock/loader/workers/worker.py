@@ -29,6 +29,7 @@ from penstock.loader.batches.tolerance import Tolerance
 from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
 from penstock.loader.plan.planning import is_plain
+from penstock.loader.statistics import cache_sums
 from penstock.loader.workers.carried import OUTS, OutSteps
 from penstock.loader.workers.shared import INLINE_BYTES_MAX, Heaps, packed, pickled
 from penstock.loader.workers.slots import SlotPlan, mapped
@@ -302,6 +303,8 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
     set_process_budget(told.budget_bytes)
     share_machine(told.workers_count)
     begun = told.meter.sums()  # what the loader counted before
+    stores = {id(shard.store): shard.store for source in told.job.sources for shard in source.shards}.values()
+    cached = cache_sums(stores)
     dropped: deque[tuple[Any, ...]] = deque()
     steps: list[Any] = []
     for source, leaf in enumerate(told.pipeline.flat().leaves):
@@ -314,6 +317,7 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
     def send(delivery: Delivery) -> None:
         events = [dropped.popleft() for _ in range(len(dropped))]
         sums = {name: value - begun[name] for name, value in told.meter.sums().items()}
+        sums |= {name: value - cached[name] for name, value in cache_sums(stores).items()}
         cursor = told.job.cursor(delivery.mark) if not told.global_size else None
         _send_done(inbox, heaps, next(numbers), delivery, cursor, (sums, events))
 
