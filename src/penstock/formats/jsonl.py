@@ -1,9 +1,10 @@
 """JSON lines: one JSON object per line, each a sample with the one field ``json``, the line's bytes.
 
-Why not a field per name: most values would have to be encoded again to be bytes, and the pipeline's ``Json`` decodes the
-line in one call. A line is decoded here too, for its key and to notice garbage where its offset is known; that costs
-about 3 us for 1 KB. The key is the object's ``__key__``, ``key`` or ``id``, the first of them that is a text or a whole
-number; else where the line begins, twelve digits, which does not depend on where reading began, as a line number would.
+Why not a field per name by default: most values would have to be encoded again to be bytes, and the pipeline's ``Json``
+decodes the line in one call. ``jsonl_columns.py`` gives fields. A line is decoded here too, for its key and to notice
+garbage where its offset is known; that costs about 3 us for 1 KB. The key is the object's ``__key__``, ``key`` or ``id``,
+the first of them that is a text or a whole number; else where the line begins, twelve digits, which does not depend on
+where reading began, as a line number would.
 
 Blank lines are passed over. A last line without a newline counts.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.formats.magic import look
 from penstock.formats.parsing import OnCorrupt, ShardParser
@@ -112,7 +113,16 @@ class JsonLinesParser(ShardParser):
             self._skip_sample(what, offset_bytes, size_bytes)
             return
         key = key_of_object(value) or f"{offset_bytes:012d}"
-        samples.append(Sample(key, {"json": line}, offset_bytes, size_bytes))
+        try:
+            fields = self._fields(line, value)
+        except (ValueError, RecursionError) as error:
+            self._skip_sample(f"JSON lines: {error}", offset_bytes, size_bytes)
+            return
+        samples.append(Sample(key, fields, offset_bytes, size_bytes))
+
+    def _fields(self, line: memoryview, value: dict[str, Any]) -> dict[str, memoryview]:
+        """What a line is as a sample; `value` is the line decoded."""
+        return {"json": line}
 
     def _drop(self) -> int | None:
         begin_bytes = None if self._tail is None else self._tail_offset_bytes

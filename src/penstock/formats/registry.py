@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from penstock.errors import ConfigError, CorruptShardError, DataError
 from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
 from penstock.formats.jsonl import JsonLinesParser, is_jsonl
+from penstock.formats.jsonl_columns import JsonColumnsParser
 from penstock.formats.magic import look
 from penstock.formats.mds import MdsParser, is_mds, look_head
 from penstock.formats.parquet import ParquetReader, is_parquet
@@ -179,6 +180,7 @@ _STREAMED = (
     Format(name="recordio-raw", unit="sample", parser=partial(RecordIOParser, content="record")),
     Format(name="recordio-mxnet", unit="sample", parser=partial(RecordIOParser, content="mxnet")),
     Format(name="tfrecord-raw", unit="sample", parser=partial(TFRecordParser, content="record")),
+    Format(name="jsonl-columns", unit="sample", parser=JsonColumnsParser),
     Format(name="tfrecord-example", unit="sample", parser=partial(TFRecordParser, content="example")),
 )
 
