@@ -28,34 +28,48 @@ class TestS3Store(StoreContract):
         return len(self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", []))
 
 
-class OnFaulty(StoreContract):
-    """The same store on a server that writes ETags in its own way, with small pages."""
+class OddServer(StoreContract):
+    """The same store on a server that answers in another way than S3 does, and says the same; with small pages."""
 
     keys_many = 120
 
     @pytest.fixture
-    def store(self, etags):
-        with FaultyServer(etags=etags, page_keys_max=50) as self.server:
-            with ps.connect(self.server.url, endpoint_url=self.server.endpoint_url, anonymous=True) as store:
+    def store(self, odd):
+        with FaultyServer(etags=odd.get("etags", "quoted"), tls=odd.get("tls", False), page_keys_max=50) as self.server:
+            if "fault" in odd:
+                self.server.fail(odd["fault"], times=None)
+            place = {"endpoint_url": self.server.endpoint_url, "anonymous": True}
+            transport = ps.TransportConfig(ca_bundle=self.server.ca_bundle)
+            with ps.connect(self.server.url, transport=transport, **place) as store:
                 yield store
 
     def uploads_left(self, store):
         return len(self.server.uploads)
 
 
-class TestUnquoted(OnFaulty):
+class TestUnquoted(OddServer):
     """ETags have no quotes, everywhere or in listings alone."""
 
     @pytest.fixture(params=["unquoted", "unquoted in listings"])
-    def etags(self, request):
-        return request.param
+    def odd(self, request):
+        return {"etags": request.param}
 
 
-class TestWithoutETags(OnFaulty):
+class TestWithoutETags(OddServer):
     """Reading tells no ETag, or only weak ones, which pin nothing; listings may know strong ones."""
 
     has_etags = False
 
     @pytest.fixture(params=["none", "weak", "weak in headers"])
-    def etags(self, request):
-        return request.param
+    def odd(self, request):
+        return {"etags": request.param}
+
+
+class TestChunked(OddServer):
+    """Bodies come without their lengths, over plain HTTP and TLS."""
+
+    tells_lengths = False
+
+    @pytest.fixture(params=[False, True], ids=["plain", "tls"])
+    def odd(self, request):
+        return {"tls": request.param, "fault": "chunked"}

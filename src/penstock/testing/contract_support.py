@@ -60,6 +60,8 @@ class Capabilities:
         prefixes_vanish: A prefix is gone with the last object below it.
         has_etags: What it says of an object names the version by a strong ETag. Where it does not, versions are told
             apart by size and modification time, and ``if_match`` has nothing to hold on to.
+        tells_lengths: The answer to a ``Get`` of a whole object tells its length before the body; else the sink hears
+            ``UNKNOWN_BYTES``.
     """
 
     keys_are_paths = False
@@ -68,6 +70,7 @@ class Capabilities:
     keys_many = 1200
     prefixes_vanish = True
     has_etags = True
+    tells_lengths = True
 
     def seed(self, store: Store, objects: Mapping[Key, bytes]) -> None:
         """Have `store` hold `objects`."""
