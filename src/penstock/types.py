@@ -183,10 +183,14 @@ class Put(NamedTuple):
 
 
 class CreateMultipart(NamedTuple):
-    """Begin an object in parts; ``Completion.value`` is its upload id. `claim`: as of ``Put``."""
+    """Begin an object in parts; ``Completion.value`` is its upload id. `claim`: as of ``Put``.
+
+    With `checksum`, a store that can is asked to keep a checksum of the whole object.
+    """
 
     key: Key
     claim: str = ""
+    checksum: bool = True
 
 
 class PutPart(NamedTuple):
@@ -199,12 +203,16 @@ class PutPart(NamedTuple):
 
 
 class CompleteMultipart(NamedTuple):
-    """Commit: the object becomes visible, whole."""
+    """Commit: the object becomes visible, whole. `checksum`: as the upload was begun.
+
+    ``Completion.info`` has the checksums that the store now keeps, where it tells them.
+    """
 
     key: Key
     upload_id: str
     parts: tuple[Part, ...]
     if_absent: bool = False
+    checksum: bool = True
 
 
 class AbortMultipart(NamedTuple):

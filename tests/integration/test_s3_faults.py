@@ -407,6 +407,40 @@ def test_wrong_checksums_are_retried_then_told(faulty: FaultyServer, store: ps.S
     assert caught.value.attempts_count == 5
 
 
+def test_a_store_that_keeps_another_checksum_is_found_at_the_commit(
+    faulty: FaultyServer, connect_faulty: Connect
+) -> None:
+    """A kept checksum that is not that of the bytes sent is an error of the upload, and later ones ask for none."""
+
+    def spoil(request: Any) -> bool:
+        if request.method == "HEAD":
+            faulty.objects.versions["new"] = faulty.objects.versions["new"]._replace(crc32c="AAAAAA==")
+        return False
+
+    def written() -> None:
+        with store.writer("new", part_bytes=100_000) as file:
+            file.write(DATA[:300_000])
+
+    def asked() -> list[bool]:
+        return ["x-amz-checksum-type" in request.headers for request in faulty.requests if "uploads" in request.query]
+
+    store = connect_faulty()
+    written()
+    written()
+    assert [request.method for request in faulty.requests].count(
+        "HEAD"
+    ) == 1  # it keeps the right one, once and for all
+    assert asked() == [True, True]
+    store = connect_faulty()
+    faulty.fail("500", match=spoil)
+    with pytest.raises(ChecksumError, match="keeps the crc32c AAAAAA== of it"):
+        written()
+    assert not faulty.uploads
+    written()
+    assert asked() == [True, True, True, False]
+    assert bytes(store.read("new").data) == DATA[:300_000]
+
+
 def test_a_corrupt_part_is_caught_by_the_whole(faulty: FaultyServer, store: ps.Store) -> None:
     """A byte flipped in one part of many is found by the checksum of the whole: read again, or told, never handed out."""
 

@@ -37,6 +37,8 @@ class Store(ABC):
     fetch_config: FetchConfig | None = None
     pages_anywhere: bool = True
     """Whether a page that begins at any key costs no more than a request, so that a listing may guess where to begin."""
+    keeps_checksums: bool = False
+    """Whether the store is asked to keep a checksum of every object that is written in parts."""
 
     @abstractmethod
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
@@ -236,6 +238,7 @@ class Wrapper(Store):
         self.inner = inner
         self.fetch_config = inner.fetch_config
         self.pages_anywhere = inner.pages_anywhere
+        self.keeps_checksums = inner.keeps_checksums
 
     def describe(self, key: Key) -> str:
         """As the store inside."""

@@ -119,7 +119,7 @@ def check(name: str, computed: Hasher, expected: str) -> None:
     Raises:
         ChecksumError: they differ.
     """
-    value = base64.b64encode(computed.digest()).decode()
+    value = text(computed)
     if value != expected:
         raise ChecksumError(f"{name} of the bytes received is {value}, the store keeps {expected}")
 
@@ -130,4 +130,9 @@ def encode(name: str, data: Buffer) -> str:
     if fresh is None:
         raise ChecksumError(f"{name} cannot be computed here", hint="pip install 'penstock[crt]'")
     fresh.update(data)
-    return base64.b64encode(fresh.digest()).decode()
+    return text(fresh)
+
+
+def text(computed: Hasher) -> str:
+    """A finished checksum as S3 writes it: base64, big-endian."""
+    return base64.b64encode(computed.digest()).decode()

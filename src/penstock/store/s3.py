@@ -78,6 +78,7 @@ class S3Store(Store):
         self.provider = provider
         self.transport = transport or TransportConfig()
         self.options = options or S3Options()
+        self.keeps_checksums = self.options.upload_checksums
         self._signing: tuple[tuple[Credentials, str, float], Signing] | None = None  # one value: threads share it
         self._closed = False
 
@@ -289,9 +290,8 @@ def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, pref
         completion.value = value
         if not isinstance(operation, CopyPart):
             key = operation.key if isinstance(operation, CompleteMultipart) else operation.target
-            completion.info = ObjectInfo(
-                key, 0, value.etag or None
-            )  # whoever asked knows the size; the answer does not tell
+            # whoever asked knows the size; the answer does not tell
+            completion.info = ObjectInfo(key, 0, value.etag or None, checksums=value.checksums)
     elif isinstance(operation, AbortMultipart) or len(operation.keys) == 1:
         if answer.status != 204 and b"x-amz-request-id" not in headers:
             raise ProtocolError(f"status {answer.status} without a request id says nothing", retryable=True)

@@ -188,7 +188,7 @@ def _claim_headers(claim: str) -> list[str]:
 
 def _create(_site: Site, options: S3Options, operation: CreateMultipart) -> _Built:
     headers = options.key_headers() + _claim_headers(operation.claim)
-    if options.upload_checksums:
+    if options.upload_checksums and operation.checksum:
         headers += ["x-amz-checksum-algorithm: CRC32C", "x-amz-checksum-type: FULL_OBJECT"]
     return "CREATE", operation.key, "POST", "?uploads=", headers, b""
 
@@ -202,7 +202,7 @@ def _put_part(_site: Site, options: S3Options, operation: PutPart) -> _Built:
 def _complete(_site: Site, options: S3Options, operation: CompleteMultipart) -> _Built:
     query = f"?uploadId={quote(operation.upload_id, safe='')}"
     headers = ["Content-Type: application/xml", *options.key_headers()]
-    if options.upload_checksums:
+    if options.upload_checksums and operation.checksum:
         headers.append("x-amz-checksum-type: FULL_OBJECT")
     if operation.if_absent:
         headers.append("If-None-Match: *")

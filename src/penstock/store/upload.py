@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.buffers import bytes_buffer
 from penstock.config import MIB
-from penstock.errors import ConfigError, ObjectExistsError, PenstockError, StoreError
+from penstock.errors import ChecksumError, ConfigError, ObjectExistsError, PenstockError, StoreError
+from penstock.store import checksums
 from penstock.store.base import perform
 from penstock.store.inflight import InFlight
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
 
 if TYPE_CHECKING:
+    from penstock.store.checksums import Hasher
     from penstock.types import Buffer, Completion, Core, Key
 
 PART_BYTES = 8 * MIB
@@ -161,6 +163,12 @@ def _is_etag_of(etag: str, parts: tuple[Part, ...]) -> bool:
 # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_held: weakref.WeakSet[Core] = weakref.WeakSet()
+"""Stores whose checksum of an object in parts was compared once with that of the bytes sent, or that keep none."""
+_wrong: weakref.WeakSet[Core] = weakref.WeakSet()
+"""Stores that kept another one: they are asked for none any more, for nothing that has it could be read again."""
+
+
 class Upload:
     """One multipart upload. It knows nothing of its writer, and outlives it. For one thread at a time.
 
@@ -174,6 +182,8 @@ class Upload:
         self._key = key
         self._if_absent = if_absent
         self._claim = _claim(if_absent=if_absent)
+        self._checksum = getattr(core, "keeps_checksums", False) and core not in _wrong
+        self._hasher = checksums.hasher("crc32c") if self._checksum else None
         self._in_flight: InFlight[int] = InFlight(core)
         self._upload_id: str | None = None
         self.begun = False
@@ -214,7 +224,7 @@ class Upload:
             raise ConfigError(f"{self._key!r} needs more than {PARTS_MAX} parts", hint="begin with a larger part_bytes")
         if self._upload_id is None:
             self.begun = True
-            self._in_flight.submit(CreateMultipart(self._key, self._claim), 0)
+            self._in_flight.submit(CreateMultipart(self._key, self._claim, self._checksum), 0)
             self._collect()
             _watch(self)
         length = len(body)
@@ -222,6 +232,8 @@ class Upload:
             self._collect()
         assert self._upload_id is not None
         self._lengths.append(length)
+        if self._hasher is not None:
+            self._hasher.update(body)
         self._pending_bytes += length
         number = len(self._lengths)
         if memory is not None:
@@ -254,17 +266,45 @@ class Upload:
         """Wait for the parts, then make the object visible.
 
         Raises:
+            ChecksumError: the object is visible, but the store keeps another checksum of it than that of the bytes sent.
             StoreError: of any part, or of the commit; the caller then aborts.
+
+        Cost: one request; one more where the store does not tell the checksum, once for each store.
         """
         while self._in_flight:
             self._spare.clear()
             self._collect()
         assert self._upload_id is not None
         parts = tuple(self._parts[number] for number in sorted(self._parts))
-        operation = CompleteMultipart(self._key, self._upload_id, parts, self._if_absent)
+        operation = CompleteMultipart(self._key, self._upload_id, parts, self._if_absent, self._checksum)
         info = complete(self._core, operation, sum(self._lengths), claim=self._claim)
         self._ending = self._committed_or_dropped = True
+        if self._hasher is not None:
+            self._check_kept(info, self._hasher)
         return info
+
+    def _check_kept(self, info: ObjectInfo, sent: Hasher) -> None:
+        """Compare the checksum that the store keeps of the object with that of what was sent."""
+        core = self._core
+        if "crc32c" not in info.checksums and core not in _held:
+            with suppress(StoreError):  # who may write need not be allowed to look
+                found = perform(core, Head(self._key)).info
+                if found is not None and found.etag == info.etag:
+                    info = found
+        _held.add(core)
+        if "crc32c" not in info.checksums:
+            return
+        try:
+            checksums.check("crc32c", sent, info.checksums["crc32c"])
+        except ChecksumError:
+            _wrong.add(core)
+            raise ChecksumError(
+                f"{core.describe(self._key)} was written, but the store keeps the crc32c {info.checksums['crc32c']} of it, "
+                f"and that of the bytes sent is {checksums.text(sent)}",
+                hint="write it again: this process asks this store for no checksums any more; upload_checksums=False "
+                "is for stores that compute them wrongly",
+                retryable=False,
+            ) from None
 
     @property
     def finished(self) -> bool:

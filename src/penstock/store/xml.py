@@ -231,7 +231,9 @@ def _result(body: bytes | bytearray | memoryview, part_number: int, *, etagless:
     etag = strong_etag(root.findtext("ETag"))
     if etag is None and root.tag != etagless:
         raise ProtocolError(f"the answer, a <{root.tag[:80]}>, has no ETag")
-    checksums = {name: text.strip() for tag, name in _CHECKSUMS.items() if (text := root.findtext(tag))}
+    told = {name: (root.findtext(tag) or "").strip() for tag, name in _CHECKSUMS.items()}
+    composite = (root.findtext("ChecksumType") or "FULL_OBJECT") != "FULL_OBJECT"
+    checksums = {name: text for name, text in told.items() if text and "-" not in text and not composite}
     return Part(part_number, etag or "", checksums)
 
 

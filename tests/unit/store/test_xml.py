@@ -98,6 +98,10 @@ def test_uploads_and_copies():
     body = "<ETag>&quot;e-2&quot;</ETag><ChecksumCRC32C>abc=</ChecksumCRC32C>"
     body = f"<CompleteMultipartUploadResult {NS}>{body}</CompleteMultipartUploadResult>"
     assert xml.parse_complete(body.encode()) == Part(0, '"e-2"', {"crc32c": "abc="})
+    kept = body.replace("<ETag>", "<ChecksumType>FULL_OBJECT</ChecksumType><ETag>")
+    assert xml.parse_complete(kept.encode()) == Part(0, '"e-2"', {"crc32c": "abc="})
+    for composite in (kept.replace("FULL_OBJECT", "COMPOSITE"), body.replace("abc=", "abc=-2")):
+        assert xml.parse_complete(composite.encode()) == Part(0, '"e-2"')
     assert xml.parse_complete(b"<Error><Code>InternalError</Code></Error>").code == "InternalError"
     assert xml.parse_complete(b"<CompleteMultipartUploadResult><ETag/></CompleteMultipartUploadResult>") == Part(0, "")
     assert xml.parse_copy(b"<CopyPartResult><ETag>e</ETag></CopyPartResult>", 7) == Part(7, '"e"')
