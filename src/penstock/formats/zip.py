@@ -2,8 +2,12 @@
 
 Members are grouped to samples by WebDataset's rules (see ``sample.py``), over the whole archive: the directory names
 them all, so ``images/7.jpg`` and, a gigabyte later, ``images/7.txt`` are one sample, of two spans. Samples come in the
-order of their first members' bytes. Stored members are slices; deflated and zstd ones are decompressed to the length that
-the directory says, not further. The CRC-32 of every member is verified.
+order of their first members' bytes. Stored members are slices; those by deflate, bzip2, LZMA and zstd are decompressed to
+the length that the directory says, not further. The CRC-32 of every member is verified. What is encrypted, compressed in
+another way, or spread over several files is an ``UnsupportedFormatError``.
+
+An archive ends with a record that says where its directory is. Its mark may also be part of the comment behind it, so the
+record is the one whose comment ends with the archive and whose directory is there, with as many entries as it says.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt
 from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit, merged
@@ -20,7 +24,7 @@ from penstock.formats.sample import RESERVED_FIELDS, Sample, split_name
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 
     from penstock.types import Buffer
 
@@ -37,10 +41,17 @@ _ENTRY = struct.Struct("<4s6H3I5H2I")
 _ENTRY_SIGNATURE = b"PK\x01\x02"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
-_STORED, _DEFLATED, _ZSTD = 0, 8, 93
+_ENDS_MAX = 64  # marks of the end that are looked at: a comment may hold thousands
+_STORED, _DEFLATED, _BZIP2, _LZMA, _ZSTD = 0, 8, 12, 14, 93
+_LZMA_HEAD_BYTES = 9  # version, length of the properties, properties
+_LZMA_DICTIONARY_BYTES_MIN = 4096
+_ENCRYPTED, _ENDS_BY_MARK = 1, 2  # flags
 _NAMES_SHOWN = 20
 _GROWTH_MAX = 1032
 """Of deflate; a directory that promises more is not believed."""
+
+_GROWTH_BYTES = 64 << 20
+"""What other methods may grow beyond that: they store constants in next to nothing."""
 
 
 class Member(NamedTuple):
@@ -89,22 +100,32 @@ class ZipReader(ShardReader):
         yield Piece([Sample(key, fields, offset_bytes, spans[0].length_bytes if is_one else None)], size_bytes)
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
+        if self._size_bytes < _END.size:
+            raise self._corrupt(f"no zip: it has {self._size_bytes} bytes", 0)
         start = max(0, self._size_bytes - TAIL_BYTES - _END.size)
         tail = bytes((yield ByteRange(start, self._size_bytes)))
-        at = tail.rfind(_END_SIGNATURE)
-        if at < 0 or len(tail) - at < _END.size:
-            raise self._corrupt("no zip: it has no end of a central directory", start)
-        _, _, _, _, _, directory_bytes, offset_bytes, _ = _END.unpack_from(tail, at)
-        end_bytes = start + at
+        refusal, ends = None, _ends(tail)
+        for at in ends:
+            try:
+                members = yield from self._directory(tail, start, at)
+            except CorruptShardError as error:
+                refusal = refusal or error
+            else:
+                self._group(members)
+                return
+        if refusal is not None and any(_END.unpack_from(tail, ends[0])[1:3]):  # the numbers of its disks
+            raise self._unsupported("the zip archive is spread over several files", self._size_bytes - _END.size)
+        raise refusal or self._corrupt("no zip: it has no end of a central directory", start)
+
+    def _directory(self, tail: bytes, start: int, at: int) -> Generator[ByteRange, Buffer, list[Member]]:
+        """The members that the record at byte `at` of `tail`, which begins at byte `start` of the shard, leads to."""
+        *_, count, directory_bytes, offset_bytes, _ = _END.unpack_from(tail, at)
+        end_bytes, count_bits = start + at, 16
         if at >= _LOCATOR.size and tail.startswith(_LOCATOR_SIGNATURE, at - _LOCATOR.size):
-            _, _, end64_bytes, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
-            if not end64_bytes <= self._size_bytes - _END64.size:
-                raise self._corrupt("no zip: its zip64 record lies after its end", end_bytes)
-            record = bytes((yield ByteRange(end64_bytes, end64_bytes + _END64.size)))
-            if not record.startswith(_END64_SIGNATURE) or len(record) < _END64.size:
-                raise self._corrupt("no zip: it has no zip64 record where it says", end64_bytes)
-            *_, directory_bytes, offset_bytes = _END64.unpack(record)
-            end_bytes = end64_bytes
+            _, _, told_bytes, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+            end_bytes, record = yield from self._zip64_record(told_bytes, end_bytes - _LOCATOR.size)
+            *_, count, directory_bytes, offset_bytes = _END64.unpack(record)
+            count_bits = 64
         shift_bytes = end_bytes - directory_bytes - offset_bytes  # of an archive behind something else, a program
         if shift_bytes < 0 or directory_bytes > DIRECTORY_BYTES_MAX:
             what = f"no zip: a central directory of {directory_bytes} bytes at byte {offset_bytes}"
@@ -114,7 +135,21 @@ class ZipReader(ShardReader):
             directory = tail[begin_bytes - start : end_bytes - start]
         else:
             directory = bytes((yield ByteRange(begin_bytes, end_bytes)))
-        self._group(self._members(directory, begin_bytes, shift_bytes))
+        members = self._members(directory, begin_bytes, shift_bytes)
+        if len(members) % (1 << count_bits) != count:  # some writers leave the upper bits away, and no zip64
+            what = f"the central directory has {len(members)} entries, and its end says {count}"
+            raise self._corrupt(what, begin_bytes)
+        return members
+
+    def _zip64_record(self, told_bytes: int, locator_bytes: int) -> Generator[ByteRange, Buffer, tuple[int, bytes]]:
+        """Where the record is, and the record: where the locator says, or, behind a prefix, in front of the locator."""
+        for begin_bytes in (told_bytes, locator_bytes - _END64.size):
+            if not 0 <= begin_bytes <= locator_bytes - _END64.size:
+                continue
+            record = bytes((yield ByteRange(begin_bytes, begin_bytes + _END64.size)))
+            if record.startswith(_END64_SIGNATURE):
+                return begin_bytes, record
+        raise self._corrupt("no zip: it has no zip64 record where it says", locator_bytes)
 
     def _members(self, directory: bytes, begin_bytes: int, shift_bytes: int) -> list[Member]:
         """In the order of their bytes."""
@@ -172,6 +207,21 @@ class ZipReader(ShardReader):
         self.units = tuple(units)
 
 
+def _ends(tail: bytes) -> list[int]:
+    """Where in `tail` the record at the archive's end may begin, the most probable first."""
+    found: list[int] = []
+    at = tail.rfind(_END_SIGNATURE)
+    while at >= 0 and len(found) < _ENDS_MAX:
+        if len(tail) - at >= _END.size:
+            found.append(at)
+        at = tail.rfind(_END_SIGNATURE, 0, at)
+    ends = {at: _END.unpack_from(tail, at) for at in found}
+    exact = [at for at in found if at + _END.size + ends[at][-1] == len(tail)]
+    if not exact:
+        return found[:1]  # something lies behind the archive, or the end of its comment is missing
+    return sorted(exact, key=lambda at: (ends[at][4] == 0, -at))  # one without entries lies anywhere
+
+
 def _read_entry(directory: bytes, at: int) -> tuple[Member, int]:
     """The directory's entry at `at`, and where the next begins."""
     (_, _, _, flags, method, _, _, crc, stored, size, name_bytes, extra_bytes, comment_bytes, _, _, _, offset) = (
@@ -205,15 +255,23 @@ def _value(member: Member, spans: Sequence[ByteRange], views: Sequence[memoryvie
     """The member's bytes, decompressed and verified.
 
     Raises:
+        UnsupportedFormatError: They are encrypted, or compressed by a method that is not read here.
         ValueError: They are not what the directory says.
     """
     span, view = next(pair for pair in zip(spans, views, strict=True) if pair[0].end > member.offset_bytes)
     local = view[member.offset_bytes - span.start : member.end_bytes - span.start]
     if len(local) < _LOCAL.size or bytes(local[:4]) != _LOCAL_SIGNATURE:
         raise ValueError(f"no member begins at byte {member.offset_bytes}, where {member.name!r} should")
-    if member.flags & 1:
-        raise ValueError(f"{member.name!r} is encrypted")
-    name_bytes, extra_bytes = _LOCAL.unpack_from(local)[-2:]
+    _, _, flags, method, _, _, _, _, _, name_bytes, extra_bytes = _LOCAL.unpack_from(local)
+    if method != member.method or (flags ^ member.flags) & _ENCRYPTED:
+        raise ValueError(f"{member.name!r} is stored in another way than the directory says")
+    if flags & _ENCRYPTED or method not in _METHODS:
+        what = "encrypted" if flags & _ENCRYPTED else f"compressed by method {method}"
+        raise UnsupportedFormatError(
+            f"{member.name!r} is {what}",
+            hint="stored, deflate, bzip2, LZMA and zstd are read, not encrypted",
+            offset_bytes=member.offset_bytes,
+        )
     start = _LOCAL.size + name_bytes + extra_bytes
     data = local[start : start + member.stored_bytes]
     if len(data) != member.stored_bytes:
@@ -225,20 +283,52 @@ def _value(member: Member, spans: Sequence[ByteRange], views: Sequence[memoryvie
 
 
 def _decompress(member: Member, data: memoryview) -> memoryview:
-    if member.method == _STORED:
-        return data
-    if member.size_bytes > min(RECORD_BYTES_MAX, _GROWTH_MAX * member.stored_bytes + 64):
+    slack_bytes = _GROWTH_BYTES if member.method in {_BZIP2, _LZMA, _ZSTD} else 64
+    if member.size_bytes > min(RECORD_BYTES_MAX, _GROWTH_MAX * member.stored_bytes + slack_bytes):
         raise ValueError(f"{member.name!r} claims to grow from {member.stored_bytes} to {member.size_bytes} bytes")
-    if member.method == _DEFLATED:
-        try:
-            return memoryview(zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size_bytes + 1))
-        except zlib.error as error:
-            raise ValueError(f"{member.name!r} does not decompress: {error}") from None
-    if member.method != _ZSTD:
-        raise ValueError(f"{member.name!r} is compressed by method {member.method}; stored, deflate and zstd are read")
+    try:
+        return memoryview(_METHODS[member.method](member, data))
+    except (zlib.error, OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{member.name!r} does not decompress: {error}") from None
+
+
+def _inflate(member: Member, data: memoryview) -> bytes:
+    return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size_bytes + 1)
+
+
+def _bunzip2(member: Member, data: memoryview) -> bytes:
+    import bz2
+
+    return bz2.BZ2Decompressor().decompress(data, member.size_bytes + 1)
+
+
+def _unlzma(member: Member, data: memoryview) -> bytes:
+    """LZMA as in zip: its properties and the stream, which liblzma reads with the properties and the length in front."""
+    import lzma
+
+    if len(data) < _LZMA_HEAD_BYTES or data[2] != 5:
+        raise ValueError("it has no properties of LZMA")
+    dictionary_bytes = int.from_bytes(data[5:9], "little")
+    dictionary_bytes = min(dictionary_bytes, max(_LZMA_DICTIONARY_BYTES_MIN, member.size_bytes))  # more is never used
+    length = (1 << 64) - 1 if member.flags & _ENDS_BY_MARK else member.size_bytes
+    head = bytes(data[4:5]) + dictionary_bytes.to_bytes(4, "little") + length.to_bytes(8, "little")
+    try:
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
+        value = decompressor.decompress(head, 1)
+        return value + decompressor.decompress(data[_LZMA_HEAD_BYTES:], member.size_bytes + 1)
+    except lzma.LZMAError as error:
+        raise ValueError(str(error)) from None
+
+
+def _unzstd(member: Member, data: memoryview) -> bytearray:
     value = bytearray()
     for piece in Unzstd().pieces(data):
         value += piece
         if len(value) > member.size_bytes:
             break
-    return memoryview(value)
+    return value
+
+
+_METHODS: dict[int, Callable[[Member, memoryview], bytes | bytearray | memoryview]] = {
+    _STORED: lambda _, data: data, _DEFLATED: _inflate, _BZIP2: _bunzip2, _LZMA: _unlzma, _ZSTD: _unzstd,
+}  # fmt: skip

@@ -7,7 +7,8 @@ import zipfile
 
 import pytest
 
-from penstock.errors import ConfigError, CorruptShardError, DataError
+from bounded import run_bounded
+from penstock.errors import ConfigError, CorruptShardError, DataError, UnsupportedFormatError
 from penstock.formats import detect, group_objects, parser_of, ranged_of, samples_of
 
 
@@ -135,6 +136,48 @@ def test_a_bomb_is_not_believed():
         struct.pack_into("<I", data, at + 24, claim)
         with pytest.raises(CorruptShardError, match=text):
             read(data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_bomb_takes_no_memory(method, tmp_path):
+    """What a kilobyte of bzip2 or LZMA may grow to is bounded, and what it grows to beyond its claim is not held."""
+    data = bytearray(archive([("a.x", bytes(60 << 20))], method=method))
+    at = data.index(b"PK\x01\x02")
+    for claim, text in ((1 << 31, "claims to grow"), (5, "of 6 bytes does not have")):
+        struct.pack_into("<I", data, at + 24, claim)
+        (tmp_path / "s.zip").write_bytes(data)
+        code = f"""
+            import bz2, lzma
+            from penstock.errors import CorruptShardError
+            from penstock.formats import ranged_of, samples_of
+            data = open({str(tmp_path / "s.zip")!r}, "rb").read()
+            reader = ranged_of("zip", shard="s", size_bytes=len(data))
+            begin()
+            try:
+                list(samples_of(reader, lambda span: data[span.start : span.end]))
+            except CorruptShardError as error:
+                print(error)
+        """
+        assert text in run_bounded(code, memory_bytes_max=32 << 20)
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip_sample", "skip_shard"])
+@pytest.mark.parametrize(("place", "value", "text"), [(6, 1, "encrypted"), (8, 9, "compressed by method 9")])
+def test_what_is_valid_but_not_read_is_an_error_under_every_policy(place, value, text, on_corrupt):
+    """Encrypted members, and those of other methods, are not damaged: they are never skipped."""
+    data = bytearray(archive([("a.x", b"abc"), ("b.x", b"")]))
+    struct.pack_into("<H", data, data.index(b"PK\x03\x04") + place, value)
+    struct.pack_into("<H", data, data.index(b"PK\x01\x02") + place + 2, value)
+    with pytest.raises(UnsupportedFormatError, match=rf"'a\.x' is {text}.*s\.zip"):
+        read(data, on_corrupt=on_corrupt)
+
+
+def test_parts_of_a_split_archive_are_not_corrupt():
+    """An archive that is spread over several files is refused as such."""
+    data = bytearray(archive([("a.x", b"abc")]))
+    struct.pack_into("<4H2I", data, len(data) - 18, 2, 1, 1, 4, 300, 5000)
+    with pytest.raises(UnsupportedFormatError, match="several files"):
+        read(data, on_corrupt="skip_shard")
 
 
 def test_every_damage_is_an_answer_or_an_error():
