@@ -17,13 +17,13 @@ import penstock as ps
 from penstock.formats import JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
 
 
-def shard(samples: Iterable[Mapping[str, Any]]) -> bytes:
-    """A tar shard as our own writer makes it."""
+def shard(samples: Iterable[Mapping[str, Any]], writer_type: Any = TarWriter) -> bytes:
+    """A shard as our own writer makes it."""
     out = bytearray()
-    tar = TarWriter(out.extend)
+    writer = writer_type(out.extend)
     for sample in samples:
-        tar.add(sample)
-    tar.finish()
+        writer.add(sample)
+    writer.finish()
     return bytes(out)
 
 
@@ -124,12 +124,7 @@ def formatted(format_name: str, samples: list[dict[str, Any]], *, rows_per_group
 
 def _by_writer(writer_of: Any, as_written: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., bytes]:
     def written(samples: list[dict[str, Any]], _: int) -> bytes:
-        out = bytearray()
-        writer = writer_of(out.extend)
-        for sample in samples:
-            writer.add(as_written(sample))
-        writer.finish()
-        return bytes(out)
+        return shard(map(as_written, samples), writer_of)
 
     return written
 

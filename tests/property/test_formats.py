@@ -161,6 +161,7 @@ def test_damage_is_an_answer_or_an_error(name, values, spot, flip, end, cuts):
     damaged = bytearray(data)
     damaged[spot % len(data)] ^= flip
     damaged = bytes(damaged[: end % (len(data) + 1)] if end % 3 == 0 else damaged)
+    assume(not name.endswith("zst") or spot % len(data) > 14)  # the first frame's head may say that it is not supported
     outcomes = []
     for pieces in ([], cuts):
         outcomes.append(outcome(name, damaged, pieces))
@@ -170,9 +171,10 @@ def test_damage_is_an_answer_or_an_error(name, values, spot, flip, end, cuts):
         whole, same = parse(name, damaged, [], on_corrupt=policy)
         assert (parser.skipped_samples > 0) == (outcomes[0] is None)
         assert (parser.skipped_error is None) == (outcomes[0] is not None)
-        if "." not in name:  # what comes out before a broken place in a compressed stream depends on the cuts
-            assert told(samples) == told(same)
-            assert (parser.skipped_samples, parser.skipped_bytes) == (whole.skipped_samples, whole.skipped_bytes)
+        assert told(samples) == told(same)
+        assert parser.skipped_samples == whole.skipped_samples
+        if "." not in name:  # of a broken stream nobody knows how long it would be
+            assert parser.skipped_bytes == whole.skipped_bytes
         if outcomes[0] is not None:
             assert told(samples) == outcomes[0]
 

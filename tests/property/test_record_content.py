@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from loading import Record, as_one_field, fields_of, forget_content, index
+from loading import Record, as_one_field, fields_of, forget_content, index, shard
 from penstock.errors import CorruptShardError
 from penstock.formats import RecordIOWriter, TFRecordWriter, narrowed, parser_of
 from penstock.formats.record_writers import encode_example
@@ -43,12 +43,8 @@ KINDS = {suffix: list(records) for suffix, records in RECORDS.items()}
 
 def shard_of(suffix: str, kinds: list[str]) -> bytes:
     """A shard of these records."""
-    out = bytearray()
-    writer = {"tfrecord": TFRecordWriter, "rec": RecordIOWriter}[suffix](out.extend)
-    for kind in kinds:
-        writer.add({"record": RECORDS[suffix][kind]})
-    writer.finish()
-    return bytes(out)
+    writer_type = {"tfrecord": TFRecordWriter, "rec": RecordIOWriter}[suffix]
+    return shard([{"record": RECORDS[suffix][kind]} for kind in kinds], writer_type)
 
 
 def in_order(folder: Path) -> dict[tuple[str, str], Record]:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from loading import as_one_field, forget_content, index, numbers, pipeline, write_counted
+from loading import as_one_field, forget_content, index, numbers, pipeline, shard, write_counted
 from penstock.formats import TFRecordWriter
 from penstock.formats.record_writers import encode_example
 from penstock.pipeline import Pipeline
@@ -120,10 +120,9 @@ def test_workers_read_records_as_their_shards_first_record_is(tmp_path: Path, fi
     """Workers that read ranges of their own give the fields that reading in order gives, also by an older index."""
     (tmp_path / "data").mkdir()
     for number in range(2):
-        with (tmp_path / f"data/s{number}.tfrecord").open("wb") as file:
-            writer = TFRecordWriter(file.write)
-            for record in [first, *(encode_example({"x": b"%d" % each}) for each in range(20))]:
-                writer.add({"record": record})
+        records = [first, *(encode_example({"x": b"%d" % each}) for each in range(20))]
+        data = shard([{"record": record} for record in records], TFRecordWriter)
+        (tmp_path / f"data/s{number}.tfrecord").write_bytes(data)
     made = ps.shards(f"{tmp_path}/data/").shuffle(window=8, seed=1).map(as_one_field).batch(2)
     place = index(made, tmp_path / "index")
     if old:

@@ -8,7 +8,12 @@ lies in memory whole, while what people store, which grows 2 to 10 times, comes 
 There is no entry but the head: offsets of samples are those of the decompressed bytes, and say nothing of the object's.
 
 zstd decompresses without a bound on what comes out, in the package that Python 3.11 has to use, but its blocks are at
-most 128 KiB each, and say in three bytes how long they are; so frames are cut at blocks (`_ZstdCutter`), eight at a time.
+most 128 KiB each, and say in three bytes how long they are; so frames are cut at blocks (`_ZstdCutter`). One block at a
+time is no slower than eight at a time, and gives all blocks before a damaged one; of gzip the same is had by going back
+to a copy of the state and on in smaller steps (`_before_damage`). So what comes out of a damaged shard depends on its
+bytes and not on where chunks are cut.
+
+A sample can be as long as its shard decompressed, so there is a bound on that too, ``HELD_BYTES_MAX``.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import ConfigError, CorruptShardError
+from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.parsing import OnCorrupt, ShardParser
 
 if TYPE_CHECKING:
@@ -37,11 +42,19 @@ ZSTD_WINDOW_BYTES_MAX = 128 << 20
 """Of memory that a frame may ask for: what ``zstd --long`` takes, and readers must be ready for without being asked."""
 
 _ZSTD_MAGIC = 0xFD2FB528
-_ZSTD_BLOCKS = 8  # of at most 128 KiB, decompressed at a time
+_ZSTD_BLOCKS = 8  # of at most 128 KiB, handed on as one piece
+
+HELD_BYTES_MAX = 256 << 20
+"""Decompressed bytes that an incomplete sample may hold, unless what was fed of the shard is a 64th of them or more."""
+
+HELD_GROWTH_MAX = 64
 
 
 class Decompressor(Protocol):
-    """Compressed bytes in, decompressed pieces of bounded size out. Raises ``ValueError`` with a sentence."""
+    """Compressed bytes in, decompressed pieces of bounded size out.
+
+    Raises ``ValueError`` with a sentence where they are corrupt, ``UnsupportedFormatError`` where they are not supported.
+    """
 
     def pieces(self, data: memoryview) -> Iterator[bytes]:
         """What `data`, the next bytes of the object, decompresses to."""
@@ -68,9 +81,12 @@ class Gunzip:
                     if not rest:
                         break
                     self._member = zlib.decompressobj(_GZIP)
+                before = self._member.copy()
                 try:
                     piece = self._member.decompress(rest, PIECE_BYTES)
                 except zlib.error as error:
+                    if good := _before_damage(before, rest):
+                        yield good
                     raise ValueError(f"the gzip stream is corrupt: {error}") from None
                 if piece:
                     yield piece
@@ -88,6 +104,23 @@ class Gunzip:
             raise ValueError("the gzip stream is cut off")
 
 
+def _before_damage(member: Any, data: bytes | memoryview) -> bytes:
+    """What `data`, which holds an error within the next ``PIECE_BYTES`` of output, decompresses to before that."""
+    pieces = []
+    while len(data):
+        half = data[: (len(data) + 1) // 2]
+        trial = member.copy()
+        try:
+            pieces.append(trial.decompress(half))
+        except zlib.error:
+            if len(half) == 1:
+                break
+            data = half
+        else:
+            member, data = trial, data[len(half) :]
+    return b"".join(pieces)
+
+
 class _ZstdCutter:
     """Where in a run of zstd frames one may stop: after each block. Holds the few bytes of a head that is cut."""
 
@@ -97,6 +130,7 @@ class _ZstdCutter:
         self._state = "frame"
         self._checked = False  # whether the frame ends with a checksum
         self.content_bytes: int | None = None  # that the last frame says it decompresses to
+        self._is_first_frame = True
 
     @property
     def inside(self) -> bool:
@@ -163,6 +197,9 @@ class _ZstdCutter:
                 return "skip"
             if int.from_bytes(head[:4], "little") != _ZSTD_MAGIC:
                 raise ValueError(f"the zstd stream is corrupt: no frame begins with {head[:4]!r}")
+            if self._is_first_frame:  # in a later one it is more likely to be damage: heads have no checksum
+                _check_frame(head)
+                self._is_first_frame = False
             self._checked = bool(head[4] & 4)
             size = self._content_size_bytes(head)
             self.content_bytes = int.from_bytes(head[-size:], "little") + 256 * (size == 2) if size else None
@@ -175,6 +212,25 @@ class _ZstdCutter:
         self._state = "last" if word & 1 else "block"
         self._rest_bytes = 1 if kind == 1 else size_bytes
         return "" if self._rest_bytes else self._completed()
+
+
+def _check_frame(head: bytes) -> None:
+    """Refuse a frame, by its head, that asks for more than is given.
+
+    Raises:
+        UnsupportedFormatError: It does.
+    """
+    is_single = head[4] >> 5 & 1
+    if not is_single:
+        base_bytes = 1 << 10 + (head[5] >> 3)
+        window_bytes = base_bytes + base_bytes // 8 * (head[5] & 7)
+        if window_bytes > ZSTD_WINDOW_BYTES_MAX:
+            raise UnsupportedFormatError(
+                f"a zstd frame asks for a window of {window_bytes} bytes, more than {ZSTD_WINDOW_BYTES_MAX}"
+            )
+    at = 5 + (not is_single)
+    if any(head[at : at + (0, 1, 2, 4)[head[4] & 3]]):
+        raise UnsupportedFormatError("a zstd frame needs a dictionary")
 
 
 class Unzstd:
@@ -197,31 +253,43 @@ class Unzstd:
 
     def pieces(self, data: memoryview) -> Iterator[bytes]:
         """See ``Decompressor``."""
+        blocks: list[bytes] = []
+        try:
+            for block in self._blocks(data):
+                blocks.append(block)
+                if len(blocks) == _ZSTD_BLOCKS:
+                    yield b"".join(blocks)
+                    blocks = []
+        except ValueError:
+            if blocks:
+                yield b"".join(blocks)
+            raise
+        if blocks:
+            yield b"".join(blocks)
+
+    def _blocks(self, data: memoryview) -> Iterator[bytes]:
         waiting: list[memoryview | bytes] = []
-        blocks_count = 0
         for piece, completes in self._cutter.cut(data):
             if completes == "skip":
                 continue
             waiting.append(piece)
-            blocks_count += completes == "block"
-            if blocks_count == _ZSTD_BLOCKS or completes == "frame":
-                yield from self._decompress(waiting)
-                waiting, blocks_count = [], 0
+            if completes:
+                yield self._decompress(waiting)
+                waiting = []
             if completes == "frame":
                 self._end_frame()
         if waiting:
-            yield from self._decompress(waiting)
+            yield self._decompress(waiting)
 
-    def _decompress(self, waiting: list[memoryview | bytes]) -> Iterator[bytes]:
+    def _decompress(self, waiting: list[memoryview | bytes]) -> bytes:
         if self._frame is None:
             self._frame = self._context.decompressobj()
         try:
-            piece = self._frame.decompress(b"".join(waiting))
+            block: bytes = self._frame.decompress(b"".join(waiting))
         except self._error as error:
             raise ValueError(f"the zstd stream is corrupt: {error}") from None
-        if piece:
-            self._frame_bytes += len(piece)
-            yield piece
+        self._frame_bytes += len(block)
+        return block
 
     def _end_frame(self) -> None:
         promised_bytes = self._cutter.content_bytes  # libzstd does not always compare it when it is fed by pieces
@@ -245,6 +313,10 @@ class CompressedParser(ShardParser):
         start_offset_bytes: 0; there is no other entry.
         on_corrupt: See ``parsing.py``. A corrupt stream is the end of the shard under every policy that does not raise.
 
+    Raises:
+        UnsupportedFormatError: A frame of zstd needs a dictionary or a larger window than is given, or a sample is
+            larger than ``HELD_BYTES_MAX`` and takes ``HELD_GROWTH_MAX`` times its compressed bytes; under every policy.
+
     Cost: holds a piece of 1 MiB, what ``inner`` holds, and the chunk that is pending.
     """
 
@@ -267,6 +339,8 @@ class CompressedParser(ShardParser):
         self._decompressor = decompressor()
         self._waiting: deque[memoryview] = deque()
         self._pieces: Iterator[bytes] | None = None
+        self._chunk_bytes = 0  # of the last chunk
+        self._taken_bytes = 0  # of the chunks since a sample was complete, those in which that was included
 
     @property
     def inner(self) -> Parser:
@@ -281,6 +355,8 @@ class CompressedParser(ShardParser):
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         if len(view):
             self._waiting.append(view)
+            self._chunk_bytes = len(view)
+            self._taken_bytes += len(view)
         left_bytes = GROWTH_MAX * len(view) + PIECE_BYTES
         while self.pending and left_bytes > 0:
             left_bytes -= self._step(samples)
@@ -291,12 +367,25 @@ class CompressedParser(ShardParser):
             self._pieces = self._decompressor.pieces(self._waiting.popleft())
         try:
             piece = next(self._pieces, None)
+        except UnsupportedFormatError as error:
+            raise self._unsupported(error.what, self._offset_bytes, hint="decompress the shard") from None
         except ValueError as error:
             raise self._corrupt(f"{error}, after {self._inner.offset_bytes} decompressed bytes", None) from None
         if piece is None:
             self._pieces = None
             return 0
+        count = len(samples)
         self._hand_on(self._inner.feed, piece, samples)
+        if len(samples) > count:
+            self._taken_bytes = self._chunk_bytes
+        held_bytes = self._inner.held_bytes
+        if held_bytes > max(HELD_BYTES_MAX, HELD_GROWTH_MAX * self._taken_bytes):
+            raise self._unsupported(
+                f"a sample takes more than {held_bytes} bytes decompressed, from {self._taken_bytes} bytes of the shard: the "
+                f"most is {HELD_BYTES_MAX} bytes, or {HELD_GROWTH_MAX} times the compressed ones",
+                self._offset_bytes,
+                hint="decompress the shard: plain ones have no such bound",
+            )
         return len(piece)
 
     def _end(self, samples: list[Sample]) -> None:
@@ -311,7 +400,7 @@ class CompressedParser(ShardParser):
     def _hand_on(self, call: Callable[[bytes], list[Sample]], piece: bytes, samples: list[Sample]) -> None:
         try:
             samples += call(piece)
-        except CorruptShardError as error:
+        except (CorruptShardError, UnsupportedFormatError) as error:
             error.what += " (offset in the decompressed bytes)"
             raise
         finally:

@@ -4,7 +4,7 @@ Why not a field per name by default: most values would have to be encoded again 
 decodes the line in one call. ``jsonl_columns.py`` gives fields. A line is decoded here too, for its key and to notice
 garbage where its offset is known; that costs about 3 us for 1 KB. The key is the object's ``__key__``, ``key`` or ``id``,
 the first of them that is a text or a whole number; else where the line begins, twelve digits, which does not depend on
-where reading began, as a line number would.
+where reading began, as a line number would. A string with a lone surrogate is no text: UTF-8 has no bytes for it.
 
 Blank lines are passed over. A last line without a newline counts.
 """
@@ -48,11 +48,20 @@ def key_of_object(value: Mapping[str, object]) -> str | None:
     """The key that an object gives itself, if any."""
     for name in KEY_NAMES:
         key = value.get(name)
-        if isinstance(key, str) and key:
+        if isinstance(key, str) and key and is_text(key):
             return key
         if isinstance(key, int) and not isinstance(key, bool):
             return str(key)
     return None
+
+
+def is_text(value: str) -> bool:
+    """Whether it is text in Unicode: without surrogates, for which UTF-8 has no bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class JsonLinesParser(ShardParser):
@@ -66,10 +75,17 @@ class JsonLinesParser(ShardParser):
     Cost: holds one incomplete line; slices of a chunk keep that chunk alive.
     """
 
+    MAY_BE_EMPTY = True
+
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._tail: bytearray | None = None  # of a line that is not whole yet
         self._tail_offset_bytes = 0  # in the shard
+
+    @property
+    def held_bytes(self) -> int:
+        """See ``Parser``."""
+        return 0 if self._tail is None else len(self._tail)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         at = 0

@@ -21,6 +21,9 @@ _MAGIC = (
     (b"\x0a\x23\xd7\xce", "RecordIO"),
 )
 
+CONTAINERS = frozenset({"bzip2", "xz", "lz4", "HDF5"})
+"""Those that may well hold what the object's name says, in a way that is not supported."""
+
 
 def look(head: Buffer) -> str | None:
     """What `head`, the first bytes of an object, seems to be; None where nobody knows."""

@@ -16,7 +16,7 @@ What is valid but not supported is an ``UnsupportedFormatError`` under every pol
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 from penstock.errors import ClosedError, ConfigError, CorruptShardError, PenstockError, UnsupportedFormatError
 
@@ -106,6 +106,9 @@ class ShardParser(Skipping, ABC):
         on_corrupt: See the module.
     """
 
+    MAY_BE_EMPTY: ClassVar[bool] = False
+    """Whether a shard without samples has 0 bytes in this format; else 0 bytes are a shard that was cut off."""
+
     decided_format: str | None = None  # see ``Parser``
 
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
@@ -120,6 +123,11 @@ class ShardParser(Skipping, ABC):
     def offset_bytes(self) -> int:
         """Bytes of the shard that were fed, those before the start included."""
         return self._offset_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a sample that is not complete, which are held until it is."""
+        return 0
 
     @property
     def pending(self) -> bool:
@@ -174,6 +182,8 @@ class ShardParser(Skipping, ABC):
         samples: list[Sample] = []
         if not self._passing:
             try:
+                if not self._offset_bytes and not self.MAY_BE_EMPTY:
+                    raise self._corrupt("the object has 0 bytes, too few for its format: was its upload cut off?", 0)
                 self._end(samples)
             except CorruptShardError as error:
                 self._give_up(error, self._offset_bytes)
@@ -234,6 +244,11 @@ class FramedParser(ShardParser):
             Where the first incomplete record begins, or len(view), and how many bytes of it (more than are there) the
             next look needs.
         """
+
+    @property
+    def held_bytes(self) -> int:
+        """See ``Parser``."""
+        return 0 if self._tail is None else len(self._tail)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         at = 0

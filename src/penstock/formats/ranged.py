@@ -233,6 +233,11 @@ class WholeShardParser(ShardParser):
         if start_offset_bytes:
             raise ConfigError(f"{shard} is not streamed from byte {start_offset_bytes}", hint="use ranged_of()")
 
+    @property
+    def held_bytes(self) -> int:
+        """See ``Parser``: the shard."""
+        return len(self._whole)
+
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         del samples
         if len(self._whole) + len(view) > WHOLE_BYTES_MAX:
@@ -241,8 +246,6 @@ class WholeShardParser(ShardParser):
         self._whole += view
 
     def _end(self, samples: list[Sample]) -> None:
-        if not self._whole:
-            return
         whole = memoryview(self._whole)
         reader = self._reader(self._shard, size_bytes=len(whole), on_corrupt=self._on_corrupt)
         try:

@@ -63,6 +63,8 @@ class RecordIOParser(FramedParser):
     Cost: holds one incomplete record; slices of a chunk keep that chunk alive. Records of several parts are copied.
     """
 
+    MAY_BE_EMPTY = True
+
     def __init__(
         self,
         shard: str,
@@ -78,6 +80,11 @@ class RecordIOParser(FramedParser):
         self._parts: bytearray | None = None  # of a record that is not whole yet
         self._record_offset_bytes = 0  # where its first part begins
         self._lost_offset_bytes: int | None = None  # from where on no head was found yet
+
+    @property
+    def held_bytes(self) -> int:
+        """See ``Parser``."""
+        return super().held_bytes + (0 if self._parts is None else len(self._parts))
 
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
         base, length = self._view_offset_bytes, len(view)

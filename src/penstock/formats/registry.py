@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from penstock.errors import ConfigError, CorruptShardError, DataError
+from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
 from penstock.formats.jsonl import JsonLinesParser, is_jsonl
 from penstock.formats.jsonl_columns import JsonColumnsParser
-from penstock.formats.magic import look
+from penstock.formats.magic import CONTAINERS, look
 from penstock.formats.mds import MdsParser, is_mds, look_head
 from penstock.formats.parquet import ParquetReader, is_parquet
 from penstock.formats.ranged import WholeShardParser
@@ -233,7 +233,7 @@ def detect(name: str, head: Buffer = b"") -> str:
 
     Raises:
         CorruptShardError: It is called a shard of one, but does not begin as any.
-        DataError: It is of no supported format; says what it seems to be.
+        UnsupportedFormatError: It is of no supported format; says what it seems to be.
     """
     start = bytes(head[:HEAD_BYTES])
     found = _of_head(name, start) if start else format_of_name(name)
@@ -244,9 +244,10 @@ def detect(name: str, head: Buffer = b"") -> str:
     what = f"it seems to be {seems}, which is not supported" if seems else "its format is not known"
     if seems in {"gzip", "zstd"}:
         what = f"it is {seems}, and neither its name nor its first bytes say of what"
-    if format_of_name(name) is not None:
+    if format_of_name(name) is not None and seems not in CONTAINERS:
         raise CorruptShardError(what, hint=f"{hint}; is its name right?", shard=name, offset_bytes=0)
-    raise DataError(what, hint=f"{hint}; give it the suffix of one, or say shards(url, format='tar')", shard=name)
+    hint = f"{hint}; give it the suffix of one, or say shards(url, format='tar')"
+    raise UnsupportedFormatError(what, hint=hint, shard=name)
 
 
 def _of_head(name: str, start: bytes) -> str | None:

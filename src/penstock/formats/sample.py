@@ -89,6 +89,10 @@ class Parser(Protocol):
         """Whether bytes of the last chunk wait for ``feed(b"")``: compressed shards grow a bounded piece at a time."""
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of a sample that is not complete, which are held until it is."""
+
+    @property
     def offset_bytes(self) -> int:
         """Bytes of the shard that were fed, those before the start included."""
 

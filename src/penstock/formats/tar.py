@@ -10,8 +10,9 @@ What spans two chunks: a header (the tail is kept, under 512 bytes), a value (it
 pinning chunks would deadlock a reader whose budget is smaller than the value), or bytes to pass over (counted).
 
 Errors rather than silence: a nonzero byte after the end-of-archive mark is an error, since ``cat a.tar b.tar`` would
-otherwise lose b, as it does with ``tarfile``; so are sparse members, and a global PAX header that names or sizes every
-later member. An end without the mark, at a member's boundary, is accepted as all tar readers do.
+otherwise lose b, as it does with ``tarfile``. Sparse members, members of several volumes and a global PAX header that
+names or sizes every later member are valid, but not supported: an error under every policy. An end without the mark, at
+a member's boundary, is accepted as all tar readers do; so 0 bytes are an archive without members.
 """
 
 from __future__ import annotations
@@ -38,11 +39,18 @@ from penstock.formats.tar_header import (
 from penstock.formats.tar_recovery import RecoveringParser
 
 if TYPE_CHECKING:
-    from penstock.errors import CorruptShardError
+    from penstock.errors import CorruptShardError, UnsupportedFormatError
     from penstock.formats.parsing import OnCorrupt
 
 META_BYTES_MAX = 1 << 20
 """Bytes of one long-name or PAX header; paths end at 4 KiB, so this is generous, and bounds what garbage can claim."""
+
+SIZE_DIGITS_MAX = 19
+"""Of a size in a PAX header: so many hold every 63-bit number."""
+
+SPARSE = "a sparse member, whose bytes are stored without their zeros, is not supported"
+KINDS_UNSUPPORTED = {b"S": SPARSE, b"M": "a member that another volume of the archive begins is not supported"}
+HINT_UNSUPPORTED = "unpack the archive, and pack it again with plain members"
 
 FIELDS_KNOWN_MAX = 4096  # decoded names; a shard has a handful, one with numbered fields must not grow the table
 SUMS_KNOWN_MAX = 16384  # parsed checksums; those of a shard lie in a few hundred numbers
@@ -58,6 +66,8 @@ class TarParser(RecoveringParser):
 
     Cost: holds one incomplete sample; slices of a chunk keep that chunk alive.
     """
+
+    MAY_BE_EMPTY = True
 
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
@@ -83,6 +93,13 @@ class TarParser(RecoveringParser):
         self._long_name: bytes | None = None
         self._pax: dict[bytes, bytes] | None = None
         self._member_offset_bytes: int | None = None  # of the first of them
+
+    @property
+    def held_bytes(self) -> int:
+        """See ``Parser``; of the sample's members and what lies between them."""
+        if self._sample is not None:
+            return self._offset_bytes - self._sample.offset_bytes
+        return 0 if self._joined is None else len(self._joined)
 
     def _go_on(self, view: memoryview, at: int, samples: list[Sample]) -> None:
         if not at:
@@ -173,14 +190,14 @@ class TarParser(RecoveringParser):
                 name = head[: head.find(0)] if not head[99] else head[:100].split(b"\0", 1)[0]
                 if name.startswith(prefix) and (field := known.get(name[prefix_length:])) is not None:
                     if field in fields:
-                        raise self._duplicate(field, self._offset_bytes + at)
+                        raise self._duplicate(field, self._offset_bytes + origin, self._offset_bytes + start)
                     fields[field] = view[start:end]
-                elif (field := self._place(name, self._offset_bytes + origin, samples)) is not None:
+                elif (field := self._place(name, origin, start, samples)) is not None:
                     fields, prefix, prefix_length = self._fields, self._prefix, len(self._prefix)
                     fields[field] = view[start:end]
                 at = origin = end + (start - end) % BLOCK_BYTES
                 continue
-            elif is_harmless(bytes(view[start:end])):
+            elif end - start <= META_BYTES_MAX and is_harmless(bytes(view[start:end])):
                 at = end + (start - end) % BLOCK_BYTES
                 continue
             if origin != at:
@@ -225,8 +242,15 @@ class TarParser(RecoveringParser):
             if self._member_offset_bytes is None:
                 return at
 
-    def _place(self, name: bytes, offset_bytes: int, samples: list[Sample]) -> str | None:
-        """Open or continue the sample that the member belongs to; its field there, None where it belongs to none."""
+    def _place(self, name: bytes, origin: int, start: int, samples: list[Sample]) -> str | None:
+        """Open or continue the sample that the member belongs to; its field there, None where it belongs to none.
+
+        Args:
+            name: The member's, as stored.
+            origin: Where in the chunk the first of its headers begins; negative where that was before the chunk.
+            start: Where in the chunk the last of them ends.
+            samples: Takes the sample before it, where it belongs to another one.
+        """
         slash = name.rfind(b"/") + 1
         dot = name.find(b".", slash)
         if dot <= slash or (name.startswith(b"__") and is_metadata(name)):
@@ -234,13 +258,14 @@ class TarParser(RecoveringParser):
         key = name[:dot]
         suffix = name[dot + 1 :]
         field = self._fields_known.get(suffix)
+        offset_bytes = self._offset_bytes + origin
         if field is None:
-            field = self._read_field(suffix, offset_bytes)
+            field = self._read_field(suffix, offset_bytes, self._offset_bytes + start)
         if self._sample is None:
             pass
         elif key == self._key:
             if field in self._fields:
-                raise self._duplicate(field, offset_bytes)
+                raise self._duplicate(field, offset_bytes, self._offset_bytes + start)
             return field
         else:
             self._sample.size_bytes = offset_bytes - self._sample.offset_bytes
@@ -252,10 +277,11 @@ class TarParser(RecoveringParser):
         self._prefix = b"\0" if key.startswith(b"__") else key + b"."
         return field
 
-    def _read_field(self, suffix: bytes, offset_bytes: int) -> str:
+    def _read_field(self, suffix: bytes, offset_bytes: int, after_bytes: int) -> str:
         field = decode_name(suffix).lower()
         if field in RESERVED_FIELDS:
-            raise self._corrupt(f"a member's field is {field!r}, a name that penstock adds itself", offset_bytes)
+            what = f"a member's field is {field!r}, a name that penstock adds itself"
+            raise self._corrupt_until(after_bytes, what, offset_bytes)
         if len(self._fields_known) < FIELDS_KNOWN_MAX:
             self._fields_known[suffix] = field
         return field
@@ -269,29 +295,32 @@ class TarParser(RecoveringParser):
 
     def _unusual(self, block: bytes, view: memoryview, start: int, samples: list[Sample]) -> int:
         """Any header at all, its data from view[start] on; where the next begins, maybe past the end of view."""
-        offset_bytes = self._offset_bytes + start - BLOCK_BYTES
+        after_bytes = self._offset_bytes + start
+        offset_bytes = after_bytes - BLOCK_BYTES
         if block == ZERO_BLOCK:
             if self._member_offset_bytes is not None:
-                raise self._corrupt("the archive ends where a described member should begin", offset_bytes)
+                what = "the archive ends where a described member should begin"
+                raise self._corrupt_until(after_bytes, what, offset_bytes)
             self._ended = True
             self._close_sample(samples, offset_bytes)
             return start
         try:
             header = read_header(block)
         except ValueError as error:
-            raise self._corrupt(str(error), offset_bytes, hint=self._hint(block, offset_bytes)) from None
+            hint = self._hint(block, offset_bytes)
+            raise self._corrupt_until(after_bytes, str(error), offset_bytes, hint=hint) from None
         if self._member_offset_bytes is None:
             self._member_offset_bytes = offset_bytes
         if header.kind in KINDS_META:
             if header.size_bytes > META_BYTES_MAX:
                 what = f"a long-name or PAX header claims {header.size_bytes} bytes, more than {META_BYTES_MAX}"
-                raise self._corrupt(what, offset_bytes)
+                raise self._corrupt_until(after_bytes, what, offset_bytes)
             self._meta_kind = header.kind
             return self._value(view, start, header.size_bytes)
         header = self._described(header, offset_bytes)
         field = None
         if header.kind in KINDS_REGULAR:
-            field = self._place(header.name, self._member_offset_bytes, samples)
+            field = self._place(header.name, self._member_offset_bytes - self._offset_bytes, start, samples)
         self._member_offset_bytes = self._long_name = self._pax = None
         if field is None:
             return start + (header.size_bytes + 511 & -512)
@@ -300,16 +329,17 @@ class TarParser(RecoveringParser):
 
     def _described(self, header: Header, offset_bytes: int) -> Header:
         """`header` with what long-name and PAX headers before it said; PAX wins."""
-        if header.kind == b"S":
-            raise self._corrupt("a sparse member", offset_bytes, hint="write the shard without --sparse")
+        if header.kind in KINDS_UNSUPPORTED:
+            raise self._unsupported_member(KINDS_UNSUPPORTED[header.kind])
         name = self._long_name if self._long_name is not None else header.name
         size_bytes = header.size_bytes
         if self._pax:
             name = self._pax.get(b"path") or name
             size = self._pax.get(b"size")
             if size is not None and header.kind not in KINDS_WITHOUT_DATA:
-                if not size.isdigit():
-                    raise self._corrupt(f"a PAX header gives a size of {size!r}", offset_bytes)
+                if not size.isdigit() or len(size) > SIZE_DIGITS_MAX:
+                    what = f"a PAX header gives a size of {size[:40]!r}, which is no number of up to {SIZE_DIGITS_MAX} digits"
+                    raise self._corrupt_until(offset_bytes + BLOCK_BYTES, what, offset_bytes)
                 size_bytes = int(size)
         return Header(name, header.kind, size_bytes)
 
@@ -317,14 +347,14 @@ class TarParser(RecoveringParser):
         """Take the value at view[start:], or as much as is there; where the next header begins."""
         end = start + size_bytes
         if end <= len(view):
-            self._take(view[start:end])
+            self._take(view[start:end], self._offset_bytes + end)
             return start + (size_bytes + 511 & -512)
         self._joined = bytearray(view[start:])
         self._missing_bytes = end - len(view)
         return len(view)
 
-    def _take(self, value: memoryview) -> None:
-        """The value that was waited for: of a field, or of a header that describes the next member."""
+    def _take(self, value: memoryview, after_bytes: int) -> None:
+        """The value that was waited for: of a field, or of a header that describes the next member; it ends there."""
         kind, self._meta_kind = self._meta_kind, b""
         if not kind:
             self._fields[self._field] = value
@@ -334,18 +364,16 @@ class TarParser(RecoveringParser):
             try:
                 records = pax_records(bytes(value))
             except ValueError as error:
-                raise self._corrupt(str(error), self._member_offset_bytes) from None
+                raise self._corrupt_until(after_bytes, str(error), self._member_offset_bytes) from None
             self._apply_pax(kind, records)
 
     def _apply_pax(self, kind: bytes, records: dict[bytes, bytes]) -> None:
         if any(keyword.startswith(b"GNU.sparse.") for keyword in records):
-            raise self._corrupt("a sparse member", self._member_offset_bytes, hint="write the shard without --sparse")
+            raise self._unsupported_member(SPARSE)
         if kind != b"g":
             self._pax = records
         elif b"path" in records or b"size" in records:
-            raise self._corrupt(
-                "a global PAX header sets path or size for every later member", self._member_offset_bytes
-            )
+            raise self._unsupported_member("a global PAX header sets path or size for every later member")
         elif self._pax is None and self._long_name is None:
             self._member_offset_bytes = None  # a global header describes no member in particular
 
@@ -358,7 +386,7 @@ class TarParser(RecoveringParser):
             if self._missing_bytes:
                 return len(view)
             value, self._joined = self._joined, None
-            self._take(memoryview(value))
+            self._take(memoryview(value), self._offset_bytes + len(piece))
             return len(piece) + -len(value) % BLOCK_BYTES
         if self._tail:
             start = BLOCK_BYTES - len(self._tail)
@@ -375,9 +403,11 @@ class TarParser(RecoveringParser):
         rest = bytes(view[at:])
         zeros_bytes = len(rest) - len(rest.lstrip(b"\0"))
         if zeros_bytes < len(rest):
-            raise self._corrupt(
+            found_bytes = self._offset_bytes + at + zeros_bytes
+            raise self._corrupt_until(
+                found_bytes + 1,
                 "data after the end-of-archive mark",
-                self._offset_bytes + at + zeros_bytes,
+                found_bytes,
                 hint="tar archives cannot be joined by cat; repack them, or join them with tar --concatenate",
             )
 
@@ -389,8 +419,13 @@ class TarParser(RecoveringParser):
         seems = look(block)
         return f"the object seems to be {seems}" if seems else None
 
-    def _duplicate(self, field: str, offset_bytes: int) -> CorruptShardError:
-        return self._corrupt(f"a second field {field!r} in one sample (names in lower case)", offset_bytes)
+    def _duplicate(self, field: str, offset_bytes: int, after_bytes: int) -> CorruptShardError:
+        what = f"a second field {field!r} in one sample (names in lower case)"
+        return self._corrupt_until(after_bytes, what, offset_bytes)
+
+    def _unsupported_member(self, what: str) -> UnsupportedFormatError:
+        key = self._sample.key if self._sample is not None else None
+        return self._unsupported(what, self._member_offset_bytes, hint=HINT_UNSUPPORTED, sample_key=key)
 
     def _corrupt(self, what: str, offset_bytes: int | None, *, hint: str | None = None) -> CorruptShardError:
         error = super()._corrupt(what, offset_bytes, hint=hint)

@@ -28,6 +28,7 @@ class RecoveringParser(ShardParser):
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._lost_offset_bytes: int | None = None  # from where on no header was found yet
         self._partial = False  # the sample that comes next may lack a member
+        self._after_bytes = 0  # in the shard: where the headers end that are to blame for the last error
 
     @abstractmethod
     def _go_on(self, view: memoryview, at: int, samples: list[Sample]) -> None:
@@ -65,13 +66,16 @@ class RecoveringParser(ShardParser):
             self.skipped_bytes += sample.size_bytes or 0
 
     def _lose(self, error: CorruptShardError, offset_bytes: int) -> int:
-        """Note the error; where in the chunk to look for a header: the first block after the corrupt one."""
+        """Note the error; where in the chunk to look for a header: the first block after the corrupt ones.
+
+        Not the first after the error's offset: that may lie in a chunk that is gone, and then the answer would depend on
+        where chunks are cut.
+        """
         begin_bytes = self._forget()
         self._note(error, 0)
         self._lost_offset_bytes = offset_bytes if begin_bytes is None else min(begin_bytes, offset_bytes)
         self._partial = True
-        block_bytes = offset_bytes - (offset_bytes - self._start_offset_bytes) % BLOCK_BYTES + BLOCK_BYTES
-        return max(0, block_bytes - self._offset_bytes)
+        return self._after_bytes - self._offset_bytes
 
     def _seek(self, view: memoryview, at: int) -> int:
         """The next header in view[at:]; while there is none, all of it is passed over."""
@@ -102,6 +106,13 @@ class RecoveringParser(ShardParser):
 
     def _drop(self) -> int | None:
         return self._forget()
+
+    def _corrupt_until(
+        self, after_bytes: int, what: str, offset_bytes: int | None, *, hint: str | None = None
+    ) -> CorruptShardError:
+        """As ``_corrupt``, for an error behind which parsing may go on: at the first block from `after_bytes` on."""
+        self._after_bytes = after_bytes
+        return self._corrupt(what, offset_bytes, hint=hint)
 
 
 def _is_header(block: bytes) -> bool:

@@ -69,6 +69,8 @@ class TFRecordParser(FramedParser):
     Cost: holds one incomplete record; slices of a chunk keep that chunk alive.
     """
 
+    MAY_BE_EMPTY = True
+
     def __init__(
         self,
         shard: str,

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import struct
 import tracemalloc
+from typing import get_args
 
 import numpy as np
 import pytest
+import zstandard
 
-from penstock.errors import ConfigError, CorruptShardError
-from penstock.formats import JsonLinesWriter, RecordIOWriter, TarWriter, parser_of
+from loading import shard
+from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
+from penstock.formats import (
+    JsonLinesWriter,
+    OnCorrupt,
+    RecordIOWriter,
+    TarWriter,
+    TFRecordWriter,
+    compression,
+    feed_in_pieces,
+    parser_of,
+)
 from penstock.formats.compression import CompressedParser, Unzstd
 from penstock.formats.jsonl import LINE_BYTES_MAX, JsonLinesParser
 from penstock.formats.mds import DESCRIPTION_BYTES_MAX
@@ -273,16 +286,13 @@ def test_gzip_that_is_damaged():
 
 
 def test_zstd_that_is_damaged():
-    """Cut off, no frame, a bad block, a wrong checksum, a window beyond the bound: named."""
-    zstandard = pytest.importorskip("zstandard")
+    """Cut off, no frame, a bad block, a wrong checksum: named."""
     good = zstandard.ZstdCompressor(write_checksum=True).compress(b'{"id": 1}\n' * 50)
     assert len(read("jsonl.zst", good * 3)[1]) == 150
-    window = b"\x28\xb5\x2f\xfd\x00" + bytes([(28 - 10) << 3]) + b"\x01\x00\x00"
     for data, text in (
         (good[:-1], "cut off"),
         (good + b"garbage behind", "no frame begins"),
         (good[:-1] + bytes([good[-1] ^ 1]), "the zstd stream is corrupt"),
-        (window, "corrupt"),
         (b"\x28\xb5\x2f\xfd\x00\x00\x07\x00\x00", "a block of kind 3"),
     ):
         with pytest.raises(CorruptShardError, match=text):
@@ -342,3 +352,75 @@ def test_a_joined_tar_can_be_skipped_into():
     parser, samples = read("tar", out, on_corrupt="skip_sample")
     assert [sample.key for sample in samples] == ["a0", "a1", "a2", "b2"]
     assert parser.skipped_samples == 2
+
+
+@pytest.mark.parametrize("wrapping", ["gz", "zst"])
+@pytest.mark.parametrize("cut", [100, 1 << 20])
+def test_samples_before_the_damage_of_a_stream_are_given(wrapping, cut):
+    """Of a damaged gzip or zstd stream no whole block before the damage is lost, wherever the chunks are cut."""
+    lines = [json.dumps({"id": number, "text": f"{number * 7919 % 65521:x}" * 9}).encode() for number in range(20_000)]
+    data = b"\n".join(lines)
+    packed = bytearray(gzip.compress(data, mtime=0) if wrapping == "gz" else zstandard.ZstdCompressor().compress(data))
+    spot = len(packed) * 9 // 10
+    packed[spot : spot + 8] = bytes(8)
+    parser = parser_of(f"jsonl.{wrapping}", shard="s", on_corrupt="skip_sample")
+    chunks = [packed[start : start + cut] for start in range(0, len(packed), cut)]
+    samples = [
+        sample for chunk in chunks for some in feed_in_pieces(parser, chunk) for sample in some
+    ] + parser.finish()
+    assert parser.skipped_error is not None
+    good_count = int(
+        len(lines) * (0.89 if wrapping == "gz" else 0.8)
+    )  # gzip has no blocks, and is damaged from there on
+    assert [bytes(sample.fields["json"]) for sample in samples][:good_count] == lines[:good_count]
+
+
+def test_a_bomb_in_one_sample_is_refused(monkeypatch):
+    """A sample that takes far more memory than the bytes it comes from is an error under every policy, before it is whole."""
+    monkeypatch.setattr(compression, "HELD_BYTES_MAX", 4 << 20)
+    bombs = {
+        "tar": shard([{"__key__": "k", "x": bytes(64 << 20)}], TarWriter),
+        "tfrecord": shard([{"record": bytes(64 << 20)}], TFRecordWriter),
+        "jsonl": b'{"x": "' + b"x" * (64 << 20) + b'"}',
+    }
+    for name, data in bombs.items():
+        for wrapping, pack in (("gz", gzip.compress), ("zst", zstandard.ZstdCompressor().compress)):
+            packed = pack(data)
+            for policy in get_args(OnCorrupt):
+                parser = parser_of(f"{name}.{wrapping}", shard="s", on_corrupt=policy)
+                chunks = [packed[start : start + (1 << 20)] for start in range(0, len(packed), 1 << 20)]
+                with pytest.raises(UnsupportedFormatError, match="a sample takes more than"):
+                    held_most(parser, chunks)
+
+
+def held_most(parser, chunks):
+    """Feed all; the most that was held of a sample."""
+    return max(parser.inner.held_bytes for chunk in chunks for _ in feed_in_pieces(parser, chunk))
+
+
+def test_large_samples_that_hardly_shrink_are_read(monkeypatch):
+    """The bound on a sample is for what grows a thousand times; a large one of a plain ratio has none."""
+    monkeypatch.setattr(compression, "HELD_BYTES_MAX", 1 << 10)
+    value = random.Random(1).randbytes(1 << 18)
+    for wrapping, pack in (("gz", gzip.compress), ("zst", zstandard.ZstdCompressor().compress)):
+        packed = pack(shard([{"record": bytes([index]) + value} for index in range(4)], TFRecordWriter))
+        _, samples = read(f"tfrecord.{wrapping}", packed)
+        assert [len(sample.fields["record"]) for sample in samples] == [len(value) + 1] * 4
+
+
+def test_zstd_that_asks_for_more_than_is_given_is_not_supported():
+    """A window beyond the bound and a dictionary are no damage: an error under every policy."""
+    window = b"\x28\xb5\x2f\xfd\x00" + bytes([(28 - 10) << 3]) + b"\x01\x00\x00"
+    trained = zstandard.train_dictionary(2048, [b'{"id": %d, "text": "abc"}' % number for number in range(2000)])
+    packed = zstandard.ZstdCompressor(dict_data=trained).compress(b'{"id": 1, "text": "abc"}\n')
+    for data, text in ((window, "a window of 268435456 bytes"), (packed, "needs a dictionary")):
+        for policy in get_args(OnCorrupt):
+            with pytest.raises(UnsupportedFormatError, match=text):
+                read("jsonl.zst", data, on_corrupt=policy)
+
+
+def test_a_key_that_is_no_text_is_none():
+    """JSON can say a lone surrogate, which nothing can store as UTF-8: the next name counts, or the place."""
+    lines = b'{"key": "\\ud800", "id": 7}\n{"key": "a\\udc80"}\n{"key": "\\ud83d\\ude00"}\n'
+    _, samples = read("jsonl", lines)
+    assert [sample.key for sample in samples] == ["7", "000000000027", "\U0001f600"]

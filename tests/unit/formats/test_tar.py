@@ -3,11 +3,12 @@ from __future__ import annotations
 import io
 import pickle
 import tarfile
+from typing import get_args
 
 import pytest
 
-from penstock.errors import ClosedError, CorruptShardError
-from penstock.formats import Sample, TarParser, TarWriter
+from penstock.errors import ClosedError, CorruptShardError, UnsupportedFormatError
+from penstock.formats import OnCorrupt, Sample, TarParser, TarWriter
 from penstock.formats.tar import FIELDS_KNOWN_MAX, META_BYTES_MAX
 
 
@@ -310,13 +311,10 @@ def test_every_truncation_inside_a_member_is_an_error():
         (header(size=b"-0000000001\0"), 0, "no octal number"),
         (header(size=b"0000000x001\0"), 0, "no octal number"),
         (header(size=b"\xff" * 12), 0, "no octal number"),
-        (header(kind=b"S"), 0, "sparse"),
         (header(kind=b"L", size=b"%011o\0" % (META_BYTES_MAX + 1)), 0, "more than 1048576"),
         (header(kind=b"x", size=b"%011o\0" % 11) + block(b"99 path=bc\n") + header(), 0, "PAX record"),
         (header(kind=b"x", size=b"%011o\0" % 7) + block(b"path=x\n") + header(), 0, "PAX record"),
         (header(kind=b"x", size=b"%011o\0" % 10) + block(b"10 size=x\n") + header(), 1024, "size of b'x'"),
-        (header(kind=b"x", size=b"%011o\0" % 22) + block(b"22 GNU.sparse.size=12\n") + header(), 0, "sparse"),
-        (header(kind=b"g", size=b"%011o\0" % 11) + block(b"11 path=ab\n") + header(), 0, "global"),
         (header(kind=b"L", size=b"%011o\0" % 3) + block(b"a.x") + bytes(1024), 1024, "archive ends"),
     ],
 )
@@ -326,6 +324,24 @@ def test_garbage_is_an_error_with_shard_and_offset(data, offset, match):
         with pytest.raises(CorruptShardError, match=match) as caught:
             parse(data, cut)
         assert (caught.value.shard, caught.value.offset_bytes) == ("s.tar", offset)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (header(kind=b"S"), "sparse"),
+        (header(kind=b"M"), "another volume"),
+        (header(kind=b"x", size=b"%011o\0" % 22) + block(b"22 GNU.sparse.size=12\n") + header(), "sparse"),
+        (header(kind=b"g", size=b"%011o\0" % 11) + block(b"11 path=ab\n") + header(), "global"),
+    ],
+)
+@pytest.mark.parametrize("on_corrupt", get_args(OnCorrupt))
+def test_what_is_valid_and_not_supported_is_never_skipped(data, match, on_corrupt):
+    """It is an error of its own under every policy, wherever the bytes are cut, and says so again when asked again."""
+    for cut in (None, 1, 200):
+        with pytest.raises(UnsupportedFormatError, match=match) as caught:
+            parse(data, cut, on_corrupt=on_corrupt)
+        assert (caught.value.shard, caught.value.offset_bytes) == ("s.tar", 0)
 
 
 @pytest.mark.parametrize("spot", [0, 50, 99, 124, 130, 147, 156, 257, 300, 344, 500, 511])

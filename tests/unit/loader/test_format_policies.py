@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from counting import Counted, counted_stores
 from loading import FORMATS_WRITTEN, formatted, index, shard
-from penstock.errors import CorruptShardError, DecodeError, ObjectChangedError
+from penstock.errors import CorruptShardError, DecodeError, ObjectChangedError, UnsupportedFormatError
 
 KIB = 1024
 ROWS = 12
@@ -141,3 +141,46 @@ def test_other_tools_indexes(tmp_path: Path, counted: Counted, kind: str) -> Non
     assert counted.bytes < 10 * KIB
     with ps.Loader(made.shuffle(window=8).batch(3), index="require", index_dir=place, lanes=3) as loader:
         assert sorted(value for batch in loader for value in batch["n"]) == sorted(want)
+
+
+@pytest.mark.parametrize("name", FORMATS_WRITTEN)
+def test_an_object_of_no_bytes(tmp_path: Path, name: str) -> None:
+    """It has no samples where the format needs no head and no footer; else it is cut off, and named or counted."""
+    paths = write(tmp_path / "data", name)
+    paths[0].write_bytes(b"")
+    may_be_empty = name in {"tar", "tfrecord", "recordio", "jsonl"}
+    options: dict[str, Any] = {"index_dir": tmp_path / "index", "index": "stream"}
+    count, statistics = read(tmp_path / "data", "skip_sample", **options)
+    assert (count, statistics.skipped_samples) == (ROWS, 0 if may_be_empty else 1)
+    if may_be_empty:
+        index(ps.shards(f"{tmp_path}/data/"), tmp_path / "index")
+        assert read(tmp_path / "data", **options | {"index": "require"})[0] == ROWS
+        return
+    with pytest.raises(CorruptShardError, match=r"0 bytes|no zip|no Parquet|too short"):
+        read(tmp_path / "data", **options)
+
+
+def test_a_key_with_a_lone_surrogate(tmp_path: Path) -> None:
+    """Such a line is read, indexed and opened like any other; its key is where it begins."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/s.jsonl").write_bytes(b'{"key": "\\ud800", "n": 1}\n{"key": "b", "n": 2}\n')
+    made = ps.shards(f"{tmp_path}/data/").decode(ps.Json("json"))
+    index(made, tmp_path / "index")
+    with made.open(index_dir=tmp_path / "index") as dataset:
+        assert dataset["000000000000"]["json"] == {"key": "\ud800", "n": 1}
+        assert dataset["b"]["json"]["n"] == 2
+    with ps.Loader(ps.shards(f"{tmp_path}/data/").batch(2), index_dir=tmp_path / "index", processes=1) as loader:
+        assert [list(batch["__key__"]) for batch in loader] == [["000000000000", "b"]]
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip_sample", "skip_shard"])
+def test_what_is_not_supported_is_never_skipped(tmp_path: Path, policy: str) -> None:
+    """A sparse member stops a job that skips what is corrupt, and an object of another format that its name hides."""
+    sparse = bytearray(shard([{"__key__": "a", "x": b"1"}]))
+    sparse[156:157] = b"S"
+    sparse[148:156] = b"%06o\0 " % (sum(sparse[:148]) + sum(sparse[156:512]) + 8 * 32)
+    for data in (bytes(sparse), b"BZh91AY&SY" + bytes(600)):
+        (tmp_path / "s.tar").write_bytes(data)
+        with pytest.raises(UnsupportedFormatError, match=r"sparse|bzip2") as caught:
+            read(tmp_path, policy)
+        assert str(caught.value.shard).endswith("s.tar")

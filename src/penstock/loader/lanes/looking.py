@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from penstock.errors import PenstockError
 from penstock.fetch import PlanItem
-from penstock.formats import format_of_name, ranged_of
+from penstock.formats import format_of_name, look_into, ranged_of
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Head
 
@@ -110,7 +110,7 @@ class Contents:
             self._open()
 
     def reader(self) -> RangedReader | None:
-        """A reader that knows its units, and counts for itself; None where the shard holds nothing. Blocks once.
+        """A reader that knows its units, and counts for itself. Blocks once.
 
         Raises:
             StoreError: as the store says.
@@ -145,8 +145,11 @@ class Contents:
     def _finish(self) -> None:
         if self._sizing is not None:
             self._learn_size(self._sizing)
-        if self._look is not None and self._reader is not None:
-            self._look.finish()
+        if self._reader is not None:
+            if self._look is not None:
+                self._look.finish()
+            else:
+                look_into(self._reader, lambda _: b"")  # of no bytes: it says what that is
             self.ends = list(accumulate(unit.samples_count for unit in self._reader.units))
 
     def _learn_size(self, sizing: InFlight[None]) -> None:
@@ -161,8 +164,7 @@ class Contents:
 
     def _open(self) -> None:
         segment, shard = self._segment, self.shard
-        if not shard.size_bytes:
-            return  # it holds nothing
+        assert shard.size_bytes is not None
         name = segment.format or format_of_name(shard.key)
         assert name is not None
         self._reader = ranged_of(
@@ -172,7 +174,8 @@ class Contents:
             fields=self._fields,
             on_corrupt=self._reading.on_corrupt[segment.source],
         )
-        self._look = Look(shard, self._reader.look(), meter=self._reading.meter)
+        if shard.size_bytes:
+            self._look = Look(shard, self._reader.look(), meter=self._reading.meter)
 
 
 _contents: WeakValueDictionary[Any, Contents] = WeakValueDictionary()  # by shard: each holds its own, so ids are theirs
