@@ -40,7 +40,7 @@ from __future__ import annotations
 import errno
 from typing import Any, ClassVar
 
-from penstock.redaction import public_text, public_url
+from penstock.redaction import printable, public_text, public_url
 
 __all__ = [
     "AccessDeniedError",
@@ -110,7 +110,7 @@ class PenstockError(Exception):
 
     def __str__(self) -> str:
         text = self._context()
-        return f"{text}. Hint: {self.hint}" if self.hint else text
+        return printable(f"{text}. Hint: {self.hint}" if self.hint else text, lines=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in self.FIELDS}

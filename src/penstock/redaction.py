@@ -21,6 +21,13 @@ _PORT = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(?:[0-9]*|\{[^}]*\}))?")
 _LOGIN_SCHEMES = frozenset({"abfs", "abfss", "adl", "ftp", "ftps", "hdfs", "sftp", "smb", "ssh", "wasb", "wasbs"})
 """Here the name before the ``@`` is a container or an account, without which the URL means another place."""
 
+_CONTROL_IN_LINES = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+"""Control characters, marks that reverse the direction of text, and halves of characters, which cannot be printed."""
+
+_CONTROL = re.compile(f"[\\t\\n]|{_CONTROL_IN_LINES.pattern}")
+
 _CLOSING = "'\")]}>,.;:!"
 """What follows a URL in a sentence and is no part of it."""
 
@@ -86,6 +93,20 @@ def url_parts(url: str) -> SplitResult | None:
     except ValueError:
         return None
     return parts
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """`text` with control characters escaped, as Python writes them in literals: names in a store must not command a terminal.
+
+    Args:
+        text: One line, or with `lines` several.
+        lines: Keep line breaks and tabs as they are.
+    """
+    return (_CONTROL_IN_LINES if lines else _CONTROL).sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 def showable(error: BaseException) -> bool:

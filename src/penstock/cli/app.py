@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from penstock.cli.ls import ls
 from penstock.cli.manifest import manifest
 from penstock.cli.pack import pack
 from penstock.cli.peek import peek
+from penstock.cli.saying import PrintableFormatter, show, tell
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError
 
@@ -44,7 +46,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"penstock {penstock.__version__}")
+        show(f"penstock {penstock.__version__}")
         raise typer.Exit
 
 
@@ -73,6 +75,8 @@ def run(arguments: Sequence[str]) -> int:
         interrupted.append(number)
         raise KeyboardInterrupt
 
+    if logging.lastResort is not None:  # what prints warnings where nobody set up logging
+        logging.lastResort.setFormatter(PrintableFormatter())
     before = signal.signal(signal.SIGTERM, on_terminate)
     try:
         code = _run(arguments)
@@ -107,7 +111,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _say(text: str, *, hint: str | None = None) -> None:
-    print(f"penstock: {text}" + (f" (see {hint})" if hint else ""), file=sys.stderr)
+    tell(f"penstock: {text}" + (f" (see {hint})" if hint else ""))
 
 
 def _end_by_sigpipe() -> NoReturn:

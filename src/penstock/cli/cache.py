@@ -14,6 +14,8 @@ import typer
 
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.cli.saying import show, tell
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,12 +54,12 @@ def stats(path: Directory, *, as_json: AsJson = False) -> None:
         print(json.dumps({"path": path, **asdict(found)}))
         return
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.counts.items()))
-    print(f"{path}: {human_bytes(found.size_bytes)} in {found.entries_count} entries ({kinds or 'empty'})")
-    print(f"least recently used {_age(found.oldest_s)} ago; {human_bytes(found.free_bytes)} free on the disk")
+    show(f"{path}: {human_bytes(found.size_bytes)} in {found.entries_count} entries ({kinds or 'empty'})")
+    show(f"least recently used {_age(found.oldest_s)} ago; {human_bytes(found.free_bytes)} free on the disk")
     for origin in found.origins:
         where = " ".join(part for part in (origin.namespace, origin.endpoint, origin.name) if part)
         text = f"{human_bytes(origin.size_bytes):>10}  {origin.objects_count} objects, {origin.blocks_count} blocks"
-        print(f"{text}  {where}")
+        show(f"{text}  {where}")
 
 
 @cache.command()
@@ -115,17 +117,21 @@ def warm(
         done = _warmed(url, config, options, accesses, bar)
     seconds = time.monotonic() - begun_s
     if as_json:
-        print(json.dumps({"url": url, "cache": str(config.path), **done._asdict(), "seconds": round(seconds, 3)}))
+        print(
+            json.dumps(
+                {"url": public_url(url), "cache": str(config.path), **done._asdict(), "seconds": round(seconds, 3)}
+            )
+        )
     else:
         there = f", {human_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
-        print(f"{done.requests_count} objects, {human_bytes(done.size_bytes)}{there}: {config.path}")
+        show(f"{done.requests_count} objects, {human_bytes(done.size_bytes)}{there}: {config.path}")
     if done.refused_count:
-        print(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full", file=sys.stderr)
+        tell(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full")
     if done.evicted_bytes:
         gone = (
             f"{human_bytes(done.evicted_bytes)} of it is gone again: the cache or its disk is too small for all of it"
         )
-        print(f"penstock: {gone}", file=sys.stderr)
+        tell(f"penstock: {gone}")
     if done.refused_count or done.evicted_bytes:
         raise typer.Exit(1)
 
@@ -145,7 +151,7 @@ def verify(path: Directory, *, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({"path": path, "entries_count": entries_count, "corrupt_count": corrupt_count}))
     else:
-        print(f"{path}: {entries_count} entries, {corrupt_count} corrupt" + (" and removed" if corrupt_count else ""))
+        show(f"{path}: {entries_count} entries, {corrupt_count} corrupt" + (" and removed" if corrupt_count else ""))
     if corrupt_count:
         raise typer.Exit(1)
 
@@ -188,7 +194,7 @@ def trim(
     if as_json:
         print(json.dumps({"path": path, "removed_count": removed_count, "removed_bytes": removed_bytes}))
     else:
-        print(f"{removed_count} entries, {human_bytes(removed_bytes)} removed")
+        show(f"{removed_count} entries, {human_bytes(removed_bytes)} removed")
 
 
 def _warmed(url: str, config: CacheConfig, options: dict[str, Any], accesses: str | None, bar: Bar) -> Warmed:

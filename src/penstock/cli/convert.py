@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -25,6 +24,7 @@ from penstock.cli.pack import (
     how_of,
     print_plan,
 )
+from penstock.cli.saying import tell
 
 
 def _print_table(wanted: bool) -> None:
@@ -99,7 +99,7 @@ def convert(
     how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)
     shard_bytes = None if bytes_max is None else bytes_of(bytes_max, "--bytes-max")
     if shard_bytes is not None and (said := advice(shard_bytes)) is not None:
-        print(f"penstock: {said}", file=sys.stderr)
+        tell(f"penstock: {said}")
     options = ConvertOptions(
         to=to,
         bytes_max=shard_bytes,

@@ -13,8 +13,10 @@ import typer
 from penstock.cli.files import is_there, one_line
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, Cache, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.saying import show, tell
 from penstock.cli.transfer import Files, Item, Objects, copy_inside, stream
 from penstock.errors import ConfigError, ObjectMissingError, StoreError
+from penstock.redaction import printable
 from penstock.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -317,13 +319,13 @@ class Report:
             named = isinstance(error, StoreError) and error.url
             self._say(f"penstock: {'' if named else f'{source}: '}{one_line(error)}")
         elif action == "would copy":
-            print(f"{source} -> {target}")
+            show(f"{source} -> {target}")
 
     def _say(self, text: str) -> None:
         if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False)
+            self._progress.console.print(printable(text), markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr)
+            tell(text)
 
     def end(self) -> None:
         """The last line."""

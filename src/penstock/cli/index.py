@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +9,8 @@ import typer
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 from penstock.cli.progress import Report
+from penstock.cli.saying import tell
+from penstock.redaction import printable
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
@@ -108,9 +109,9 @@ class IndexReport(Report):
         if self.as_json:
             self.say("failed", shard=url, error=type(error).__name__, message=str(error))
         elif self.bar is not None:
-            self.bar.console.print(f"penstock: {url}: {error}", markup=False, highlight=False)
+            self.bar.console.print(printable(f"penstock: {url}: {error}"), markup=False, highlight=False)
         else:
-            print(f"penstock: {url}: {error}", file=sys.stderr)
+            tell(f"penstock: {url}: {error}")
 
     # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +138,7 @@ class IndexReport(Report):
         if built.skipped:
             skipped = sum(count for _, count in built.skipped)
             failed += f", {skipped} corrupt samples in {len(built.skipped)} shards left out"
-        print(f"{text}{failed}, {seconds:.1f} s{rate}: {built.url}", file=sys.stderr)
+        tell(f"{text}{failed}, {seconds:.1f} s{rate}: {built.url}")
 
 
 _WORDS = {"known": "known already", "footer": "by their footers", "idx": "by their .idx", "read": "read"}

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ import typer
 import penstock
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.saying import show
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
 from penstock.store.base import Wrapper, perform
@@ -171,7 +171,7 @@ def _print(facts: dict[str, Any]) -> None:
     for group, values in facts.items():
         for name, value in values.items():
             label = name.removesuffix("_bytes_per_s").removesuffix("_s")  # the value says its unit
-            sys.stdout.write(f"{group:>8}  {label:28}  {_shown(name, value)}\n")
+            show(f"{group:>8}  {label:28}  {_shown(name, value)}")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.saying import show
 from penstock.errors import ObjectMissingError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def ls(
         place = connection.place(url)
         for info in _entries(place, recursive=recursive):
             line = _as_json(place, info) if as_json else _as_text(info, human=human)
-            sys.stdout.write(line + "\n")
+            show(line)
 
 
 def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 import typer
 
 from penstock.cli.options import Anonymous, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.saying import tell
 from penstock.errors import ConfigError, ObjectMissingError
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +55,7 @@ def manifest(
             raise ConfigError(f"{output!r} is a folder", hint="-o takes the name of a file")
         with target.store.writer(target.key) as writer:
             count = write_manifest(infos, cast("BinaryIO", writer), base_url=base_url, format=kind)
-    print(f"{count} objects: {output}", file=sys.stderr)
+    tell(f"{count} objects: {public_url(output)}")
 
 
 def _infos(place: Place) -> Iterator[ObjectInfo]:

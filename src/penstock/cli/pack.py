@@ -13,6 +13,7 @@ import typer
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 from penstock.cli.progress import Report
+from penstock.cli.saying import show, tell
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def pack(
         transform_version=transform_version,
     )
     if (said := advice(shard_bytes)) is not None:
-        print(f"penstock: {said}", file=sys.stderr)
+        tell(f"penstock: {said}")
     connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     with Packing(source, folder, options, connection=connection) as packing:
         plan = packing.plan(append=append, overwrite=overwrite, memory_bytes_max=how.memory_bytes_max)
@@ -241,7 +242,7 @@ def print_plan(plan: Plan, url: str, *, as_json: bool) -> None:
             print(json.dumps(row))
         else:
             what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
-            print(f"{what} {human_bytes(size_bytes):>10}  {shard.name}")
+            show(f"{what} {human_bytes(size_bytes):>10}  {shard.name}")
     summary = {
         "action": "plan",
         "destination": url,
@@ -255,7 +256,7 @@ def print_plan(plan: Plan, url: str, *, as_json: bool) -> None:
         print(json.dumps(summary))
     else:
         samples = f"{plan.samples_count} samples" if counted else human_bytes(plan.source_bytes)
-        print(f"{samples} in {len(plan.shards)} {plan.format} shards: {url}", file=sys.stderr)
+        tell(f"{samples} in {len(plan.shards)} {plan.format} shards: {url}")
 
 
 class PackReport(Report):
@@ -325,8 +326,7 @@ class PackReport(Report):
         words += f", {self._verified} verified" if self._verified else ""
         words += f", {packed.passed_over} files passed over" if packed.passed_over else ""
         rate = f", {human_bytes(self._bytes / max(seconds, 1e-9))}/s" if self._bytes else ""
-        print(
+        tell(
             f"{packed.samples_count} samples in {len(packed.rows)} shards{words}, "
             f"{human_bytes(packed.size_bytes)}, {seconds:.1f} s{rate}: {packed.url}",
-            file=sys.stderr,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import io
 import json
-import sys
 from base64 import b64encode
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.cli.saying import tell
 from penstock.errors import ConfigError
+from penstock.redaction import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ def peek(
                 f"none of {len(samples)} samples has an image", hint=f"fields called {', '.join(_IMAGES)}"
             )
         _write(output, sheet(images))
-        print(f"{len(images)} images of {len(samples)} samples: {output}", file=sys.stderr)
+        tell(f"{len(images)} images of {len(samples)} samples: {output}")
     elif as_json:
         for sample in samples:
             print(json.dumps(_record(sample)))
@@ -133,7 +134,9 @@ def _print_table(samples: list[dict[str, Any]]) -> None:
         for number, (name, value) in enumerate(_fields(sample).items()):
             size = human_bytes(_size_bytes(value))
             key = "" if number else str(sample["__key__"])
-            table.add_row(Text(key), Text(name), size, Text(_shown(value)))  # markup in data is text
+            table.add_row(
+                Text(printable(key)), Text(printable(name)), size, Text(_shown(value))
+            )  # markup in data is text
     Console().print(table)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 from penstock.cli import EXIT_UNCHECKED
 from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.cli.saying import tell
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
@@ -54,7 +54,7 @@ def verify(
             line |= {} if error is None else {"error": type(error).__name__, "message": str(error)}
             print(json.dumps(line), flush=True)
         elif error is not None and not isinstance(error, UncheckedError):  # those are counted in one line
-            print(f"penstock: {shard_url}: {error}", file=sys.stderr)
+            tell(f"penstock: {shard_url}: {error}")
 
     found = verify_url(
         url,
@@ -82,14 +82,13 @@ def verify(
         failed = f", {len(found.failed)} failed" if found.failed else ""
         failed += f", {len(found.unchecked)} not verified" if found.unchecked else ""
         rate = human_bytes(found.size_bytes / max(seconds, 1e-9))
-        print(
+        tell(
             f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
             f"{seconds:.1f} s, {rate}/s: {found.url}",
-            file=sys.stderr,
         )
         if found.unchecked:
             url, error = found.unchecked[0]
-            print(f"penstock: {len(found.unchecked)} shards, the first {url}: {error.what}", file=sys.stderr)
-            print(f"penstock: {error.hint}", file=sys.stderr)
+            tell(f"penstock: {len(found.unchecked)} shards, the first {url}: {error.what}")
+            tell(f"penstock: {error.hint}")
     if found.problems:
         raise typer.Exit(1 if found.failed else EXIT_UNCHECKED)
