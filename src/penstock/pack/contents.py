@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_SHORT_BYTES = 64  # values up to this size are not hashed by themselves: a list may have millions
 _METHODS = (MethodType, BuiltinFunctionType, staticmethod, classmethod, property, functools.cached_property)
 _DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
 _UNSTABLE_ATTRIBUTES = ("_abc_impl",)  # of a class: what Python keeps there for itself
@@ -47,10 +48,8 @@ class _Global(NamedTuple):
 
 def digest_of(*parts: bytes) -> bytes:
     """16 bytes, other ones for any other `parts`."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.digest()
+    pieces = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
+    return hashlib.blake2b(b"".join(pieces), digest_size=16).digest()
 
 
 def function_digest(function: Callable[..., Any], *, version: str | None) -> str:
@@ -124,8 +123,11 @@ class _Walk:
         return digest_of(*parts, *sorted(reached))
 
     def _of(self, value: Any) -> bytes:
-        if type(value) in _SCALARS:
-            return digest_of(type(value).__name__.encode(), repr(value).encode("utf-8", "surrogatepass"))
+        kind = type(value)
+        if kind in _SCALARS:
+            data = value if kind is bytes else repr(value).encode("utf-8", "surrogatepass")
+            short = kind.__name__.encode() + b" " + data if len(data) <= _SHORT_BYTES else None
+            return short or digest_of(kind.__name__.encode(), data)
         if id(value) in self._open:
             return digest_of(b"inside", str(len(self._open) - self._open.index(id(value))).encode())
         self._open.append(id(value))
@@ -159,7 +161,7 @@ class _Walk:
         return self._object(value)
 
     def _pairs(self, items: Iterable[tuple[Any, Any]]) -> list[bytes]:
-        return sorted(self._of(key) + self._of(value) for key, value in items)
+        return sorted(digest_of(self._of(key), self._of(value)) for key, value in items)
 
     def _method(self, value: Any) -> bytes:
         """Of a function that is bound to an object or a class, or is an attribute of one."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pack.contents import function_digest, value_digest
+from penstock.pack.contents import function_digest, modules_of, value_digest
 
 HELPERS = """
 STRENGTH = 3
@@ -272,3 +272,19 @@ def test_values_count_by_what_they_hold() -> None:
     itself.append(itself)
     assert value_digest(itself) is not None
     assert value_digest(threading.Lock()) is None
+
+
+def test_the_modules_of_a_transform_are_found(tmp_path: Path) -> None:
+    """Also behind a partial, a method or an object: these travel to the machines of a cluster."""
+    sys.path.insert(0, str(written(tmp_path)))
+    importlib.invalidate_caches()
+    try:
+        user, helpers = importlib.import_module("user"), importlib.import_module("helpers")
+        assert modules_of(user.with_helper) == [helpers, user]
+        for transform in (user.partial, user.bound, user.instance, functools.partial(user.with_constant)):
+            assert modules_of(transform) == [user]
+        assert modules_of(len) == []
+    finally:
+        sys.path.remove(str(tmp_path))
+        for name in ("helpers", "user"):
+            del sys.modules[name]
