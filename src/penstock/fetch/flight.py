@@ -105,6 +105,12 @@ class Flight:
         """Whether half of the requests that may be in flight are not, and something could be sent."""
         return len(self.sent) <= self.window.limit // 2 and bool(self.planned or self._unsent)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more to deliver. What is planned may wait for requests of items that failed to end."""
+        with self.lock:
+            return bool(self.items or self.planned)
+
     def close(self, taken: Iterable[Item]) -> None:
         """Cancel what is in flight, and give the bytes of everything back: also of the items that the consumer took."""
         with self.lock:
@@ -139,12 +145,22 @@ class Flight:
             slot = self._unsent[0][2]
             if self._is_far_ahead(slot, ahead_max):
                 return
-            force = self.waiting and not self.sent and slot.item is self.items[0]
-            estimate_bytes = max(int(self._estimate_bytes), slot.grown_bytes)
-            if not self.places.prepare(slot, estimate_bytes, force=force):
-                return
             heapq.heappop(self._unsent)
+            if not self._prepared(slot):
+                return
             self._send(slot)
+
+    def _prepared(self, slot: Slot) -> bool:
+        """Find memory for a slot that was taken out of the unsent ones; else it is put back."""
+        force = self.waiting and not self.sent and slot.item is self.items[0]
+        prepared = self.places.prepare(slot, max(int(self._estimate_bytes), slot.grown_bytes), force=force)
+        if self.closed:  # by a finaliser that ran where memory was made, and dropped the iterator
+            self.places.release(slot)
+            slot.landing = slot.buffer = None
+            return False
+        if not prepared:
+            heapq.heappush(self._unsent, (slot.item.sequence, slot.start, slot))
+        return prepared
 
     def _is_far_ahead(self, slot: Slot, ahead_max: int) -> bool:
         """Whether a part has to wait until others were delivered; never the one that the consumer needs next."""

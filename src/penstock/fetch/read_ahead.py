@@ -88,7 +88,7 @@ class ReadAhead:
                 self._take_finished(ordered=ordered)
             if self._taken:
                 self._keep_full()
-            elif self._refill() or self._flight.items:
+            elif self._refill() or self._flight.has_more:
                 self._wait(lambda: self._finished(ordered=ordered) is not None)
             else:
                 return None
@@ -117,7 +117,7 @@ class ReadAhead:
             if found is not None:
                 self._keep_full()
                 return found
-            if not self._refill() and not self._flight.items:
+            if not self._refill() and not self._flight.has_more:
                 return None
             self._wait(lambda: bool(self._flight.items) and self._part_ready())
 

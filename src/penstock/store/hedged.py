@@ -121,7 +121,8 @@ class Hedged(Wrapper):
             return
         now_s = time.monotonic()
         next_s: float | None = None
-        for entry, submitted_s in list(self._outstanding.items()):
+        # a copy of the dict, which nothing interrupts: a list of pairs may run finalisers, and other threads, on the way
+        for entry, submitted_s in self._outstanding.copy().items():
             if now_s - submitted_s < self._wait_s:
                 next_s = self._wait_s - (now_s - submitted_s)
                 break
