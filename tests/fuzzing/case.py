@@ -53,6 +53,7 @@ class Case:
         in_order: Of the loader.
         stride: Into how many loaders the batches are divided, as among the workers of a DataLoader.
         stopped: Batches of each rank before the stop; 0: the job is not stopped.
+        paused: Batches of each rank behind which its loop breaks, and is begun again; 0: it does not.
         killed: Batch of rank 0 behind which one of its worker processes is killed; 0: none is.
         gap_bytes: Of ``FetchConfig``.
         leads: Whether all runs are led by single samples, however short they are.
@@ -78,6 +79,7 @@ class Case:
     in_order: bool = True
     stride: int = 1
     stopped: int = 0
+    paused: int = 0
     killed: int = 0
     gap_bytes: int = 0
     leads: bool = False
@@ -150,10 +152,12 @@ def drawn_case(number: int, *, with_processes: bool = False) -> Case:
         worlds=worlds if is_indexed and not case.carries else (world_size, world_size),
         agrees=rng.random() < 0.5 or case.carries or not is_indexed,
         stopped=stopped,
+        paused=rng.choice([0, 0, rng.randint(1, 6)]),
     )
     if with_processes:
         killed = rng.choice([0, rng.randint(1, 6)])
-        return replace(case, processes=(rng.randint(1, 2), rng.randint(0, 2)), killed=killed)
+        processes = rng.choice([(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1), (2, 2)])
+        return replace(case, processes=processes, killed=killed, stopped=stopped if processes[0] else max(1, stopped))
     kind = rng.choice(["as it is", "as it is", "divided", "in any order"])
     if kind == "divided" and worlds == (1, 1):
         return replace(case, stride=rng.randint(2, 4), stopped=0)

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from fuzzing.case import EPOCHS, KEPT, Case
-from fuzzing.model import Batch, Kept, NothingToPadError, rest_of_job, weight, whole_job
+from fuzzing.model import Batch, Kept, NothingToPadError, batches_count, rest_of_job, weight, whole_job
 from loading import formatted, index, number_of
 from penstock.errors import ConfigError, DataError
 from penstock.loader.plan import indexed
@@ -115,6 +115,8 @@ def _run(
         with loader:
             if states is not None:
                 loader.load_state_dict(states[rank % len(states)])
+            if case.is_indexed and not case.carries and states is None:
+                assert len(loader) == len(range(stride[0], batches_count(case), stride[1]))
             for epoch in loader.epochs(EPOCHS):
                 for batch in loader:
                     found.append(_seen(case, batch, epoch))
@@ -122,6 +124,8 @@ def _run(
                         _kill_one()
                     if len(found) == stop:
                         return found, json.loads(json.dumps(loader.state_dict()))
+                    if len(found) == case.paused:
+                        break
             return found, None
 
     ranks = together(train, world_size)

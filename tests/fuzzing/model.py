@@ -55,6 +55,13 @@ def whole_job(case: Case) -> list[list[Batch]]:
     return ranks
 
 
+def batches_count(case: Case) -> int:
+    """Batches of a whole epoch, where an index tells: those included that are not given, because nothing of them is left."""
+    count, size = len(_indexed(case, 0)), case.global_size(case.worlds[0])
+    count = count if case.take is None else min(count, case.take)
+    return count // size if case.drop_last and not case.evaluates else -(-count // size)
+
+
 def rest_of_job(case: Case, whole: list[list[Batch]]) -> list[list[Batch]]:
     """By rank of the second world, what is left behind the stop."""
     if not case.is_indexed or case.carries or not case.in_order:

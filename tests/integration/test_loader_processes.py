@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
@@ -172,48 +170,6 @@ def test_the_batches_are_those_of_threads(folder: Path, place: Path, kind: str, 
         assert len(found) == len(expected)
         for left, right in zip(expected, found, strict=True):
             assert_same_batch(left, right)
-
-
-@settings(
-    max_examples=5,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any),
-    lanes=st.integers(1, 6),
-    processes=st.integers(1, 4),
-    batch=st.integers(1, 9),
-    window=st.none() | st.integers(1, 40),
-    drop_last=st.booleans(),
-    mode=st.sampled_from(["require", "stream"]),
-    broken_off=st.integers(0, 3),
-)
-def test_any_job_comes_as_without_processes(
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[int],
-    lanes: int,
-    processes: int,
-    batch: int,
-    window: int | None,
-    drop_last: bool,
-    mode: Any,
-    broken_off: int,
-) -> None:
-    """Shards, lanes, window, batch and processes of any number, gone on after a break: the sequence is the same."""
-    folder = tmp_path_factory.mktemp("any")
-    write_counted(folder / "data", sizes)
-    made = pipeline(folder / "data", window=window, batch=batch, drop_last=drop_last)
-    options: dict[str, Any] = {"lanes": lanes, "index": mode, "index_dir": index(made, folder / "index")}
-    with ps.Loader(made, **options) as loader:
-        expected = [batch for _ in range(2) for batch in loader]
-    with ps.Loader(made, processes=processes, **options) as loader:
-        found = [batch for _, batch in zip(range(broken_off), loader, strict=False)]
-        while len(found) < len(expected) and loader.epoch < 2:
-            found += list(loader)
-    for left, right in zip(expected, found, strict=True):
-        assert_same(left, right)
 
 
 @pytest.mark.parametrize("mode", ["require", "stream"])

@@ -116,6 +116,7 @@ class Session:
                 self._draw(self._line, is_last=True)
             self.begin_at(self.epoch + 1)
             return None
+        self.meter.batches += 1
         self._batches_count = found.number + 1
         self._mark = found.mark
         if self._line is not None:

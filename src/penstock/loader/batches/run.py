@@ -201,7 +201,6 @@ class EpochRun:
                     head.discharge()
                     self.changed.notify_all()
                     self.meter.samples += head.rows - len(head.dropped)
-                    self.meter.batches += 1
                     return Delivery(head.values, head.rows, sorted(head.dropped), head.mark, head.layout, head.number)
                 if not self._batches and self._finished:
                     if self._failure is not None:

@@ -54,8 +54,8 @@ class ProcessRun:
         told: What each worker is to do.
         workers: Where they come from, and wait between epochs.
         restarts: Whether a worker that dies is replaced.
-        meter: Told of bytes and seconds, and of samples and batches.
-        counts: Whether its batches are the loader's, to be counted.
+        meter: Told of bytes and seconds, and of samples.
+        counts: Whether its samples are those that are handed out, to be counted.
     """
 
     def __init__(
@@ -372,7 +372,6 @@ class ProcessRun:
         dropped = [int(rows[row]) for number, rows in enumerate(dealt.rows) for row in pending.parts[number].dropped]
         if self._counts:
             self._meter.samples += dealt.rows_count - len(dropped)
-            self._meter.batches += 1
         mark = self._deal.mark_of(dealt.mark, {number: part.cursor for number, part in pending.parts.items()})
         return Delivery(values, dealt.rows_count, sorted(dropped), mark, self._layout)
 

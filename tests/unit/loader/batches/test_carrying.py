@@ -1,24 +1,16 @@
-"""Stages that change how many samples there are, against plain Python over the loader's own order."""
+"""Stages that change how many samples there are: what they refuse, how they fail, and what they count."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ConfigError, DecodeError
-from resuming import assert_resumes_everywhere, in_step, valid_rows
-
-slow = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-sizes = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
-windows = st.one_of(st.none(), st.integers(1, 40))
 
 
 def repeated(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -26,96 +18,9 @@ def repeated(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str,
     return [{"cls": sample["cls"], "again": again, "noise": rng.random()} for again in range(sample["cls"] % 3)]
 
 
-def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return {**sample, "later": rng.random()}
-
-
 def decoded(folder: Path, window: int | None) -> Any:
     made = ps.shards(f"{folder}/")
     return (made if window is None else made.shuffle(window=window)).decode(ps.Integer("cls"))
-
-
-@slow
-@given(
-    lengths=sizes,
-    window=windows,
-    batch=st.integers(1, 9),
-    drop_last=st.booleans(),
-    how=st.sampled_from(["stream", "require"]),
-    kind=st.sampled_from(["filter", "refill", "flat_map", "by_size"]),
-)
-def test_what_comes_out_is_what_plain_python_gives(
-    lengths: list[int], window: int | None, batch: int, drop_last: bool, how: Any, kind: str
-) -> None:
-    """Filtered, refilled, multiplied or batched by size: the sequence is right, and resumes behind every batch."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "data"
-        write_counted(folder, lengths)
-        place = index(decoded(folder, window), Path(name) / "index")
-        options = {"lanes": 3, "threads": 2, "index": how, "index_dir": place}
-        with ps.Loader(decoded(folder, window).batch(1), **options) as loader:
-            every = numbers(loader)
-        made = decoded(folder, window)
-        kept = [number for number in every if number % 3]
-        if kind == "filter":
-            made = made.filter(lambda sample: sample["cls"] % 3).map(noisy).batch(batch, drop_last=drop_last)
-            whole = len(every) // batch * batch if drop_last else len(every)
-            groups = [[n for n in every[at : at + batch] if n % 3] for at in range(0, whole, batch)]
-            expected = [group for group in groups if group]
-        elif kind == "refill":
-            made = (
-                made.filter(lambda sample: sample["cls"] % 3, refill=True).map(noisy).batch(batch, drop_last=drop_last)
-            )
-            expected = [kept[at : at + batch] for at in range(0, len(kept), batch)]
-        elif kind == "flat_map":
-            made = made.flat_map(repeated).map(noisy).batch(batch, drop_last=drop_last)
-            out = [number for number in every for _ in range(number % 3)]
-            expected = [out[at : at + batch] for at in range(0, len(out), batch)]
-        else:
-            made = made.batch_by_size(80, size=lambda sample: sample["cls"], oversize="alone", drop_last=drop_last)
-            expected = [[]]
-            for number in every:
-                if expected[-1] and sum(expected[-1]) + number > 80:
-                    expected.append([])
-                expected[-1].append(number)
-        if drop_last and kind in ("refill", "flat_map"):
-            expected = [group for group in expected if len(group) == batch]
-        if drop_last and kind == "by_size":
-            expected = expected[:-1]
-        with ps.Loader(made, **options) as loader:
-            assert [each["cls"].tolist() for each in loader] == expected
-            if kind != "filter":
-                with pytest.raises(TypeError):
-                    len(loader)
-        assert_resumes_everywhere(lambda: ps.Loader(made, **options), every=3)
-
-
-@slow
-@given(
-    lengths=st.lists(st.integers(3, 12), min_size=3, max_size=6),  # something comes out on every rank
-    kind=st.sampled_from(["refill", "flat_map", "by_size", "filter"]),
-    how=st.sampled_from(["stream", "require"]),
-)
-def test_ranks_end_together(lengths: list[int], kind: str, how: Any) -> None:
-    """Whatever the stages leave of each rank's samples, ranks have equally many batches and every sample counts once."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "data"
-        total = write_counted(folder, lengths)
-        made = decoded(folder, 20)
-        place = index(made, Path(name) / "index")
-        expected = [number for number in range(total) if number % 3]
-        if kind == "flat_map":
-            made = made.flat_map(repeated).batch(4)
-            expected = [number for number in range(total) for _ in range(number % 3)]
-        elif kind == "by_size":
-            made = made.batch_by_size(40, size=lambda sample: sample["cls"], oversize="alone")
-            expected = list(range(total))
-        else:
-            made = made.filter(lambda sample: sample["cls"] % 3, refill=kind == "refill").batch(4)
-        options = {"lanes": 6, "threads": 1, "index": how, "index_dir": place}
-        ranks = in_step(lambda **job: ps.Loader(made, **options, **job), 3)
-    assert len({len(batches) for batches in ranks}) == 1
-    assert sorted(n for batches in ranks for n in valid_rows(batches, "cls")) == expected
 
 
 def test_several_ranks_must_agree(tmp_path: Path) -> None:
