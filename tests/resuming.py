@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,15 @@ def in_step(make: Callable[..., ps.Loader], size: int, *, epochs: int = 1) -> li
             return [batch for _ in loader.epochs(epochs) for batch in loader]
 
     return together(train, size)
+
+
+def children() -> set[int]:
+    """Processes that this one started and that live."""
+    out = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            out |= set(map(int, (task / "children").read_text().split()))
+    return out
 
 
 def valid_rows(batches: list[dict[str, Any]], field: str) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from loading import formatted, index, number_of
 from penstock.errors import ConfigError, DataError
 from penstock.loader.plan import indexed
 from penstock.pipeline import mix, objects
-from resuming import together
+from resuming import children, together
 
 Got = list[tuple[Batch, int]]  # batches, and how many rows each has of which nothing is said
 
@@ -146,10 +147,10 @@ def _seen(case: Case, batch: dict[str, Any], epoch: int) -> Batch:
 
 def _kill_one() -> None:
     """Kill a worker process of this one, if there is any."""
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
+    for child in children():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             if b"penstock.loader.workers.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
-                os.kill(int(child), signal.SIGKILL)
+                os.kill(child, signal.SIGKILL)
                 return
 
 

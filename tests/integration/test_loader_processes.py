@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import logging
@@ -24,7 +23,7 @@ import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ClosedError, ConfigError, DecodeError, PenstockError, WorkerDiedError
 from penstock.loader.workers.worker import NICENESS
-from resuming import assert_same
+from resuming import assert_same, children
 
 pytestmark = pytest.mark.server
 
@@ -42,15 +41,6 @@ def folder(tmp_path: Path) -> Path:
 def place(folder: Path, tmp_path: Path) -> Path:
     """An index of the shards."""
     return index(pipeline(folder), tmp_path / "index")
-
-
-def children() -> set[int]:
-    """Processes that this one started and that live."""
-    out = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-            out |= set(map(int, (task / "children").read_text().split()))
-    return out
 
 
 def held() -> tuple[int, int, int, int]:
