@@ -284,12 +284,21 @@ class Destination(Shelf):
                 self.present[info.key] = info
                 wrong = None if self._is_here(row) else "is not what this run wrote there"
             else:
-                wrong = "is there, and this run did not write it" if _is_of(plan, info.key) else None
+                wrong = "is there, and this run did not write it" if self._is_of(plan, info.key) else None
             if wrong is not None:
                 raise DataError(
                     f"{self.store.describe(info.key)} {wrong}",
                     hint="something else writes here; when it has ended, run this again, or with --overwrite",
                 )
+
+    def _is_of(self, plan: Plan, key: str) -> bool:
+        """Whether `key` is a name that only shards of `plan` have, and none that was appended behind them."""
+        for split, pattern in plan.patterns.items():
+            number, start = number_in(pattern, key), plan.starts[split]
+            if number is not None and number >= start:
+                later = (other.starts[split] for other in self._plans.values() if other.patterns.get(split) == pattern)
+                return not any(start < first <= number for first in later)
+        return False
 
     def _write_index_json(self, index: DatasetIndex) -> None:
         folders: dict[str, list[str]] = {}
@@ -317,12 +326,6 @@ class Destination(Shelf):
                 {"key": key, "size_bytes": row.size_bytes, "etag": row.etag, "samples_count": row.samples_count}
             )
         return "".join(json.dumps(line) + "\n" for line in lines).encode()
-
-
-def _is_of(plan: Plan, key: str) -> bool:
-    """Whether `key` is a name that only shards of `plan` have."""
-    numbers = [(number_in(pattern, key), plan.starts[split]) for split, pattern in plan.patterns.items()]
-    return any(number is not None and number >= start for number, start in numbers)
 
 
 def _versions(format_name: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ def unsigned_url(url: str) -> str:
 
     A URL that was signed again names the same object, so it is the same source; every other parameter counts.
     """
-    if "://" not in url:
+    if "://" not in url or url.startswith("file:"):
         return str(compose.local_path(url))
     if not url.startswith(("http://", "https://")):
         return url

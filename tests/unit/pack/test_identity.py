@@ -129,6 +129,21 @@ def test_every_url_of_a_list_counts(source: Path, tmp_path: Path, convert_them: 
     assert contents(tmp_path / "out") == before
 
 
+def test_every_packing_of_a_destination_can_be_run_again(source: Path, tmp_path: Path) -> None:
+    """Where others were appended behind a packing, it still does nothing, and writes a shard of its own that went away."""
+    parts = [source / f"part{number}" for number in range(3)]
+    for part in parts:
+        pack(part, tmp_path / "out", append=True, samples_max=1)
+    before = contents(tmp_path / "out")
+    assert len(before) == 6
+    for part in parts:
+        assert pack(part, tmp_path / "out", samples_max=1).shards_written == 0
+    (tmp_path / "out/shard-000002.tar").unlink()
+    assert [pack(part, tmp_path / "out", samples_max=1).shards_written for part in parts] == [0, 1, 0]
+    assert contents(tmp_path / "out") == before
+    assert not verify(f"{tmp_path}/out/").problems
+
+
 def test_a_finished_packing_of_what_changed_since(source: Path, tmp_path: Path) -> None:
     """Files that came, went or changed since are an error that counts them, not a packing that has nothing to do."""
     pack(source, tmp_path / "out")
@@ -184,6 +199,7 @@ def test_a_relative_path_is_where_it_was(source: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     pack("source", tmp_path / "out")
     assert pack(source, tmp_path / "out").shards_written == 0
+    assert pack(f"{source.as_uri()}/", tmp_path / "out").shards_written == 0
     monkeypatch.chdir(tmp_path / "other")
     with pytest.raises(ConfigError, match="another source"):
         pack("source", tmp_path / "out")
