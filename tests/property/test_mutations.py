@@ -190,15 +190,18 @@ def by_tarfile(data: bytes) -> list[tuple[str, bytes]]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(data=tars())
-def test_sound_tars_are_read_as_tarfile_reads_them(data: bytes) -> None:
+@given(drawn=st.data())
+def test_sound_tars_are_read_as_tarfile_reads_them(drawn: st.DataObject) -> None:
     """Where both give an answer it is the same, members that belong to no sample left out."""
+    data = drawn.draw(tars())
     said = read("tar", data, [0, len(data)], "raise")
     if isinstance(said[0], str) or not data.strip(b"\0"):
         return
     try:
         members = by_tarfile(data)
     except (tarfile.TarError, ValueError):
+        return
+    if "" in dict(members):  # an empty path in a PAX header: to POSIX as if it were not there, to tarfile the name
         return
     ours = {(f"{key}.{field}".lower(), value) for key, _, _, fields in said[0] for field, value in fields}
     theirs = {(name.lower(), value) for name, value in members if "." in name and not name.startswith("__e__")}
