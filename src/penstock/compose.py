@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 from urllib.parse import unquote
 
+from penstock.config import check_configs
 from penstock.errors import ConfigError
 from penstock.fetch import set_process_budget
 from penstock.redaction import url_parts
@@ -83,6 +84,12 @@ def connect(
         )
     if anonymous and (credentials is not None or profile is not None):
         raise ConfigError("anonymous=True excludes credentials= and profile=")
+    check_configs(transport=transport, retry=retry, hedge=hedge, fetch=fetch)
+    if credentials is not None and not hasattr(credentials, "access_key"):
+        raise ConfigError(
+            f"credentials= must be a Credentials, not {type(credentials).__name__}",
+            hint="ps.Credentials(access_key=..., secret_key=...)",
+        )
     if not isinstance(url, str | os.PathLike):
         raise ConfigError(f"connect({url!r}) must be given a URL or a path", hint="s3://bucket/prefix/, /data/")
     text = os.fspath(url)

@@ -32,6 +32,16 @@ def check_whole(name: str, value: object, low: int, high: int | None = None) -> 
         raise ConfigError(f"{name}={value!r} must be a whole number {bounds}")
 
 
+def check_path(name: str, value: object) -> None:
+    """Refuse what is no path; None is none given.
+
+    Raises:
+        ConfigError: It names the value.
+    """
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}={value!r} must be a path")
+
+
 def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse options that do not exist.
 
@@ -127,8 +137,7 @@ class RetryConfig:
     backoff_s_max: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.attempts_max < 1:
-            raise ConfigError(f"attempts_max={self.attempts_max!r} must be at least 1")
+        check_whole("attempts_max", self.attempts_max, 1)
         if min(self.total_s_max, self.backoff_s, self.backoff_s_max) < 0:
             raise ConfigError("total_s_max, backoff_s and backoff_s_max must not be negative")
 
@@ -182,6 +191,20 @@ class FetchConfig:
             check_whole("budget_bytes_max", self.budget_bytes_max, 1)
         if self.requests_min > self.requests_max:
             raise ConfigError(f"requests_min={self.requests_min!r} must lie in [1, requests_max={self.requests_max!r}]")
+
+
+def check_configs(
+    *, transport: object = None, retry: object = None, hedge: object = None, fetch: object = None
+) -> None:
+    """Refuse what is no record of its kind, before threads of the transport find out.
+
+    Raises:
+        ConfigError: It names the argument and the record.
+    """
+    kinds = {"transport": TransportConfig, "retry": RetryConfig, "hedge": HedgeConfig, "fetch": FetchConfig}
+    for (name, kind), value in zip(kinds.items(), (transport, retry, hedge, fetch), strict=True):
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name}={value!r} must be a {kind.__name__}", hint=f"{name}=ps.{kind.__name__}(...)")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock import index
+from penstock.config import check_path
 from penstock.errors import ConfigError
 from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Pipeline, Shards, shards
@@ -44,6 +45,7 @@ def build_index(
     """
     if beside and index_dir is not None:
         raise ConfigError("beside=True excludes index_dir=")
+    check_path("index_dir", index_dir)
     pipeline = source if isinstance(source, Pipeline) else shards(source)
     if not isinstance(pipeline.source, Shards):
         raise ConfigError(f"{pipeline.source!r} is not one set of shards", hint="index its sources one by one")

@@ -87,7 +87,7 @@ def _contended(statistics: LoaderStatistics) -> str:
 
 def prometheus(statistics: LoaderStatistics, *, epoch: int, labels: Mapping[str, str]) -> str:
     """All numbers in Prometheus' text format, version 0.0.4; names begin with ``penstock_loader_``."""
-    marks = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    marks = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
     lines = []
 
     def add(name: str, kind: str, value: float, *, described: str, more: str = "") -> None:

@@ -159,6 +159,10 @@ class ShardFinder:
         if url is None:
             return []
         root, key = compose.split(url)
+        if not key:
+            raise ConfigError(
+                f"manifest={url!r} is a directory, not a list of shards", hint="shards(url) lists a directory"
+            )
         entries = read_manifest(self._store(root).read(key).data, url=url)
         base = os.path.commonprefix([compose.folder_of(entry.url) for entry in entries])  # noqa: RUF071 - cut next
         base = base[: base.rfind("/") + 1]  # one store for all, also where a store is a directory

@@ -168,6 +168,8 @@ class Pipeline:
         """
         if isinstance(other, Pipeline):
             check_part(other, "join")
+        elif not isinstance(other, str):
+            raise ConfigError(f".join({other!r}) must be the URL of a table, or a pipeline")
         chosen = None if fields is None else names_of(fields, ".join(fields=)")
         return self._then(Join(other, on, chosen, missing, bytes_max))
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from penstock.config import check_configs
 from penstock.errors import ConfigError
 from penstock.pipeline.functions import function_name
 from penstock.redaction import HIDDEN, public_url
@@ -40,6 +41,9 @@ class Connection:
     requester_pays: bool = False
     sse_customer_key: bytes | None = None
     expected_bucket_owner: str | None = None
+
+    def __post_init__(self) -> None:
+        check_configs(transport=self.transport, retry=self.retry, hedge=self.hedge)
 
     def given(self) -> dict[str, Any]:
         """Options that differ from their default."""

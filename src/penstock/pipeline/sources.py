@@ -123,10 +123,19 @@ def mix(
             f"mix({weights!r}) must be given a dict of pipelines and their weights",
             hint="ps.mix({photos: 0.7, drawings: 0.3}), or {photos: 1, drawings: 1} for equal shares",
         )
+    if schedule is not None and not _is_schedule(schedule):
+        raise ConfigError(
+            f"mix(schedule={schedule!r}) must be a dict of positions and weights",
+            hint="schedule={1_000_000: {photos: 0.5, drawings: 0.5}}",
+        )
     parts, first, later = parts_of(weights, schedule)
     for part in parts:
         check_part(part, "mix")
     return Pipeline(Mix(parts, first, later, stop))
+
+
+def _is_schedule(schedule: object) -> bool:
+    return isinstance(schedule, Mapping) and all(isinstance(weights, Mapping) for weights in schedule.values())
 
 
 def _connection(what: str, options: ConnectionOptions) -> Connection:
@@ -137,7 +146,11 @@ def _connection(what: str, options: ConnectionOptions) -> Connection:
 def _paths(what: str, urls: Any, *, manifest: str | None) -> tuple[tuple[str, ...], bool]:
     if urls is None and manifest is not None:
         return (), True
-    if urls is None or isinstance(urls, bytes | Pipeline) or not isinstance(urls, str | os.PathLike | Iterable):
+    if (
+        urls is None
+        or isinstance(urls, bytes | Pipeline | Mapping)
+        or not isinstance(urls, str | os.PathLike | Iterable)
+    ):
         given = "" if urls is None else repr(urls)
         raise ConfigError(
             f"{what}({given}) must be given a URL, a pattern, or a list of URLs",

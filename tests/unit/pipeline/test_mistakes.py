@@ -41,6 +41,18 @@ def _said(call: Callable[[], Any], kind: type[PenstockError] = ConfigError) -> s
         (lambda: ANY.shards(b"s3://b/"), ["shards(b's3://b/')"]),
         (lambda: ANY.shards(P), ["must be given a URL"]),
         (lambda: ANY.shards("s3://b/", endpoint="http://x"), ["endpoint=...", "did you mean endpoint_url=?"]),
+        (lambda: ANY.connect("s3://bucket-x/", retry=3), ["retry=3 must be a RetryConfig", "ps.RetryConfig(...)"]),
+        (lambda: ANY.shards("s3://bucket-x/", retry=3), ["retry=3 must be a RetryConfig"]),
+        (lambda: ANY.shards("s3://bucket-x/", hedge=False), ["hedge=False must be a HedgeConfig"]),
+        (lambda: ANY.connect("s3://bucket-x/", transport={}), ["transport={} must be a TransportConfig"]),
+        (lambda: ANY.connect("s3://bucket-x/", credentials=("a", "b")), ["must be a Credentials, not tuple"]),
+        (lambda: ANY.RetryConfig(attempts_max="3"), ["attempts_max='3'"]),
+        (lambda: ANY.shards({"a": 1}), ["must be given a URL"]),
+        (lambda: ANY.mix({P: 1}, schedule=[1]), ["schedule=[1]", "must be a dict"]),
+        (lambda: ANY.mix({P: 1}, schedule={5: 1}), ["schedule={5: 1}", "must be a dict"]),
+        (lambda: P.join(5), [".join(5) must be the URL of a table, or a pipeline"]),
+        (lambda: ANY.Loader(P.batch(2), on_epoch=5), ["on_epoch=5 must be a function"]),
+        (lambda: ANY.build_index(P, index_dir=5), ["index_dir=5 must be a path"]),
         (lambda: ANY.connect(5), ["connect(5) must be given a URL or a path"]),
         (lambda: ANY.mix([P, P]), ["a dict of pipelines and their weights", "{photos: 1, drawings: 1}"]),
         (lambda: ANY.mix(P), ["a dict of pipelines"]),
@@ -134,6 +146,7 @@ def test_nothing_to_read_says_why(folder: Path) -> None:
     }
     for url, word in cases.items():
         assert word in _said(lambda url=url: _read(ps.shards(url)), PenstockError)  # type: ignore[misc]
+    assert "is a directory" in _said(lambda: _read(ps.shards(manifest=f"{folder}/data/")))
     said = _said(lambda: _read(ps.shards([f"{folder}/data"])))
     assert f"ends with a slash: {folder}/data/" in said
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from penstock.config import MIB, FetchConfig, check_whole
+from penstock.config import MIB, check_configs, check_path, check_whole
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from penstock.cache import CacheConfig
+    from penstock.config import FetchConfig
     from penstock.loader.statistics import LoaderStatistics
     from penstock.pipeline import Pipeline
 
@@ -96,6 +97,8 @@ class Options:
             raise ConfigError("stride= counts batches in their order: it does not go with in_order=False")
         if every > 1 and self.processes:
             raise ConfigError("stride= is for workers of a DataLoader, which need no processes= of their own")
+        if self.on_epoch is not None and not callable(self.on_epoch):
+            raise ConfigError(f"on_epoch={self.on_epoch!r} must be a function of an epoch and its statistics")
         if self.agree is not None and not callable(self.agree):
             raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
         if self.share is not None and not callable(self.share):
@@ -109,12 +112,8 @@ class Options:
         check_whole("processes", self.processes, 0, PROCESSES_MAX)
         if self.prefetch_batches is not None:
             check_whole("prefetch_batches", self.prefetch_batches, 1, PREFETCH_BATCHES_MAX)
-        if self.fetch is not None and not isinstance(self.fetch, FetchConfig):
-            raise ConfigError(
-                f"fetch={self.fetch!r} must be a FetchConfig", hint="fetch=ps.FetchConfig(part_bytes=...)"
-            )
-        if self.index_dir is not None and not isinstance(self.index_dir, str | os.PathLike):
-            raise ConfigError(f"index_dir={self.index_dir!r} must be a path")
+        check_configs(fetch=self.fetch)
+        check_path("index_dir", self.index_dir)
 
     @property
     def prefetch_count(self) -> int:
