@@ -120,13 +120,13 @@ class ParquetReader(ShardReader):
         self._chunks: list[list[tuple[ColumnChunk, ByteRange]]] = []  # of each row group, the wanted columns
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
-        if self._size_bytes < len(MAGIC) + _TRAILER_BYTES:
-            raise self._corrupt(f"no Parquet: it has {self._size_bytes} bytes", 0)
+        if not self._size_bytes:
+            raise self._corrupt("no Parquet: it has 0 bytes", 0)
         start = max(0, self._size_bytes - TAIL_BYTES)
         tail = bytes((yield ByteRange(start, self._size_bytes)))
         if tail[-4:] == b"PARE":
             raise self._unsupported("the Parquet shard is encrypted", self._size_bytes - 4)
-        if tail[-4:] != MAGIC:
+        if tail[-4:] != MAGIC or len(tail) < len(MAGIC) + _TRAILER_BYTES:
             raise self._corrupt(f"no Parquet: it does not end in {MAGIC!r}", max(0, self._size_bytes - 4))
         footer_bytes = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
         if footer_bytes > self._size_bytes - len(MAGIC):

@@ -75,7 +75,7 @@ class RangedReader(Protocol):
     skipped_error: CorruptShardError | None
 
     def look(self) -> Generator[ByteRange, Buffer, None]:
-        """Yields spans, is sent their bytes.
+        """Yields spans, at least one of a shard that is not empty, and is sent their bytes.
 
         Raises:
             CorruptShardError: The shard is not of the format; while skipping, it has no units instead.

@@ -100,8 +100,8 @@ class ZipReader(ShardReader):
         yield Piece([Sample(key, fields, offset_bytes, spans[0].length_bytes if is_one else None)], size_bytes)
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
-        if self._size_bytes < _END.size:
-            raise self._corrupt(f"no zip: it has {self._size_bytes} bytes", 0)
+        if not self._size_bytes:
+            raise self._corrupt("no zip: it has 0 bytes", 0)
         start = max(0, self._size_bytes - TAIL_BYTES - _END.size)
         tail = bytes((yield ByteRange(start, self._size_bytes)))
         refusal, ends = None, _ends(tail)
