@@ -286,7 +286,7 @@ def test_a_server_that_repeats_what_it_was_asked(witness: Witness, server: Fault
     server._faults.clear()
 
 
-def test_proxies(witness: Witness) -> None:
+def test_proxies(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that does not answer, or whose URL cannot be read, is not quoted with its password."""
     witness.fails(lambda: ps.TransportConfig(proxy=f"http://u:a {SECRET}@h:9"))
     proxies = ["http://user:{}@127.0.0.1:9", "user:{}@127.0.0.1:9", "http://user:{}/x@127.0.0.1:9"]
@@ -295,6 +295,9 @@ def test_proxies(witness: Witness) -> None:
         witness.see("config", config)
         with ps.connect("http://127.0.0.1:9/", transport=config, **HASTY) as store:
             witness.fails(lambda: store.read("x"), proxy)
+    monkeypatch.setenv("HTTP_PROXY", f"http://u:a {SECRET}@h:9")
+    with ps.connect("http://store.invalid/", **HASTY) as store:
+        witness.fails(lambda: store.read("x"), "proxy of the environment")
 
 
 def test_loaders(witness: Witness, signed: Callable[[str], str], tmp_path: Path) -> None:
