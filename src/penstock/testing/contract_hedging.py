@@ -70,8 +70,9 @@ class _First:
         except IndexError:
             return
         if (landing := sink.landing) is not None:
-            memoryview(landing.buffer)[landing.position : landing.end] = b"\xee" * (landing.end - landing.position)
-            landing.position = landing.end
+            view = memoryview(landing.buffer)[landing.position : landing.end]
+            view[:] = b"\xee" * len(view)
+            landing.position += len(view)
         sink.done(Completion(operation, error=CancelledOperationError("cancelled")))
 
 
