@@ -246,6 +246,16 @@ def split(url: str | os.PathLike[str]) -> tuple[str, str]:
     return f"{scheme}://{root}", key
 
 
+def key_below(root: str, url: str) -> str:
+    """Key of an object in the store of `root`, a URL or path that ends with a slash and that `url` begins with.
+
+    Percent-encoding is undone as by ``split``: in ``file:`` URLs, and in ``http(s)://`` URLs without a query.
+    """
+    key = url[len(root) :]
+    is_encoded = root.startswith("file:") or (root.startswith(("http://", "https://")) and "?" not in key)
+    return unquote(key) if is_encoded else key
+
+
 def folder_of(url: str) -> str:
     """URL of the folder that an object lies in, with a slash at its end; slashes in the query of a signed URL are none."""
     return split(url)[0] if url.startswith(("http://", "https://")) else url[: url.rfind("/") + 1]

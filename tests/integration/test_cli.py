@@ -121,6 +121,21 @@ def test_copy_inside_and_between_buckets(
         assert penstock("cat", url + "large", url + "one").stdout == LARGE + b"one"
 
 
+def test_a_key_that_cannot_be_asked_for_stops_no_copy(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]]
+) -> None:
+    """Within one store, a key with a ``..`` segment is named as failed; the others are copied, and the exit code says it."""
+    for key in ("a/1", "a/../b", "a/x/../y", "a/z"):
+        faulty.objects[key] = key.encode()
+    copied = at_faulty("cp", "s3://bucket/a/", "s3://bucket/to/")
+    assert copied.returncode == 1
+    assert b"'a/../b' has a '.' or '..' segment" in copied.stderr
+    assert {key: data for key, data in faulty.objects.items() if key.startswith("to/")} == {
+        "to/1": b"a/1",
+        "to/z": b"a/z",
+    }
+
+
 def test_copy_from_another_store(
     faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], tmp_path: Path
 ) -> None:

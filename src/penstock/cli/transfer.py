@@ -321,7 +321,7 @@ class _Landing:
 
 
 def copy_inside(store: Store, items: Iterator[Item], listener: Listener) -> None:
-    """Copy within one store, by the store: no bytes pass through here.
+    """Copy within one store, by the store: no bytes pass through here. What cannot be copied is reported.
 
     Raises:
         StoreError: listing failed, credentials or bucket are wrong.
@@ -329,11 +329,16 @@ def copy_inside(store: Store, items: Iterator[Item], listener: Listener) -> None
     flight = Flight(store, listener)
     try:
         for item in items:
-            if item.info.size_bytes <= COPY_BYTES_MAX:
-                flight.start(item, Copy(item.info.key, item.key, item.info.etag))
-            else:
-                store.copy(item.info.key, item.key)
-                listener.moved(item)
+            try:
+                if item.info.size_bytes <= COPY_BYTES_MAX:
+                    flight.start(item, Copy(item.info.key, item.key, item.info.etag))
+                else:
+                    store.copy(item.info.key, item.key)
+                    listener.moved(item)
+            except (StoreError, ConfigError) as error:  # a key that the store cannot be asked for, among others
+                if not _is_of_one_object(error):
+                    raise
+                listener.failed(item, error)
         flight.wait()
     except BaseException:
         flight.cancel()

@@ -140,7 +140,7 @@ class ShardFinder:
         if has_glob(url):
             return EarlyIndex(self._store(_glob_parts(url)[0]))
         is_prefix = url.endswith("/") or format_of_name(url) is None
-        return EarlyIndex(self._store(url.rstrip("/") + "/")) if is_prefix and "{" not in url else None
+        return EarlyIndex(self._store(_as_folder(url))) if is_prefix and "{" not in url else None
 
     @property
     def stores(self) -> list[Store]:
@@ -171,7 +171,7 @@ class ShardFinder:
             if base.startswith("s3://") or not base:
                 root, key = compose.split(entry.url)
             else:
-                root, key = base, entry.url[len(base) :]
+                root, key = base, compose.key_below(base, entry.url)
             shards.append(Shard(self._store(root), key, etag=entry.etag, size_bytes=entry.size_bytes))
         return shards
 
@@ -186,7 +186,7 @@ class ShardFinder:
             return self._listed(folder, url, matches)
         is_prefix = self._takes_all or format_of_name(url) is None
         if url.endswith("/") or (not self._source.is_list and is_prefix):
-            return self._listed(url.rstrip("/") + "/", url, None)
+            return self._listed(_as_folder(url), url, None)
         root, key = compose.split(url)
         if not key and not self._source.is_list:  # a directory that is called like a shard
             return self._listed(url + "/", url, None)
@@ -254,6 +254,11 @@ class ShardFinder:
                 expected_bucket_owner=connection.expected_bucket_owner,
             )
         return store
+
+
+def _as_folder(url: str) -> str:
+    """`url` with a slash at its end; where it has several, they are part of the keys: ``s3://b/a//`` is not ``s3://b/a/``."""
+    return url if url.endswith("/") else f"{url}/"
 
 
 def _glob_parts(url: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import penstock as ps
 from loading import write_counted
 from penstock.errors import ObjectMissingError
 from penstock.loader.shards import ShardFinder, _glob_parts, _glob_regex
+from servers.faulty import FaultyServer
 
 
 @pytest.fixture
@@ -89,3 +91,30 @@ def test_glob_folder() -> None:
     """What is listed is the folder above the first wildcard."""
     assert _glob_parts("s3://b/a/x-*/y.tar") == ("s3://b/a/", "x-*/y.tar")
     assert _glob_parts("*.tar") == ("./", "*.tar")
+
+
+@pytest.mark.server
+def test_slashes_at_the_end_of_a_prefix_count(faulty: FaultyServer) -> None:
+    """Keys below ``a//`` are other keys than those below ``a/``."""
+    for key in ("a/x.tar", "a//y.tar", "a/b/z.tar", "a///z.tar"):
+        faulty.objects[key] = bytes(1024)
+    source = ps.shards(f"{faulty.url}/a//", endpoint_url=faulty.endpoint_url, anonymous=True).source
+    finder = ShardFinder(source, fetch=None)  # type: ignore[arg-type]
+    try:
+        assert [shard.url for shard in finder.find()] == ["s3://bucket/a///z.tar", "s3://bucket/a//y.tar"]
+    finally:
+        finder.close()
+
+
+@pytest.mark.parametrize("scheme", ["http", "file", ""])
+def test_urls_of_a_manifest_are_decoded_once(tmp_path: Path, scheme: str) -> None:
+    """Percent-encoding in ``http`` and ``file`` URLs of a manifest is that of the URL; in a path it is part of a name."""
+    root = {"http": "http://127.0.0.1:1/d/", "file": f"file://{tmp_path}/d/", "": f"{tmp_path}/d/"}[scheme]
+    names = ["a%20b.tar", "100%25.tar", "sub/%C3%A9.tar"]
+    (tmp_path / "m.manifest.jsonl").write_text("".join(json.dumps({"url": root + name}) + "\n" for name in names))
+    finder = ShardFinder(ps.shards(manifest=str(tmp_path / "m.manifest.jsonl")).source, fetch=None)  # type: ignore[arg-type]
+    try:
+        shards = finder.find()
+    finally:
+        finder.close()
+    assert [shard.key for shard in shards] == (["a b.tar", "100%.tar", "sub/é.tar"] if scheme else names)
