@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite fuzz test-ceph test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
+.PHONY: help demo test lint unit suite fuzz test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -54,6 +54,12 @@ test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (i
 	@echo "== tests on Ceph RGW"
 	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py tests/integration/test_doors_s3.py \
 		tests/integration/test_cli.py tests/integration/test_bad_input.py tests/integration/test_claims.py -q -m server
+
+test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on rclone serve s3
+	for server in moto rclone; do \
+		echo "== tests on $$server"; \
+		PENSTOCK_TEST_S3=$$server $(BIN)/python -m pytest tests/contract/test_s3.py::TestS3Store tests/integration/test_claims.py -q -m server || exit 1; \
+	done
 
 # The suites of frameworks that are too heavy for `make test`, each in an environment of its own.
 FRAMEWORK_tensorflow := tensorflow-cpu

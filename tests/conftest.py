@@ -1,7 +1,7 @@
 """Servers and stores that the tests share.
 
-``s3_endpoint`` is ministack, or Ceph's RGW when ``PENSTOCK_TEST_S3=ceph`` (``make test-ceph``): suites written on
-``bucket`` or ``s3_store`` run on both.
+``s3_endpoint`` is ministack, or the server that ``PENSTOCK_TEST_S3`` names (``make test-ceph``, ``make test-servers``):
+suites written on ``bucket`` or ``s3_store`` run on all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
     from penstock.testing.ministack import Ministack
     from servers.ceph import Ceph
+    from servers.endpoint import Endpoint
     from servers.faulty import FaultyServer
 
 
@@ -30,6 +31,8 @@ with contextlib.suppress(ImportError):  # the environments of tests/doors do wit
 
     hypothesis.settings.register_profile("penstock", deadline=None)
     hypothesis.settings.load_profile("penstock")
+
+S3_SERVERS = ("ministack", "ceph", "moto", "rclone")
 
 # A shell that starts a job in the background has it ignore Ctrl-C, and children inherit that: tests that interrupt
 # children would wait for ever.
@@ -78,11 +81,29 @@ def ceph() -> Iterator[Ceph]:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint(request: pytest.FixtureRequest) -> Ministack | Ceph:
+def moto() -> Iterator[Endpoint]:
+    """moto's server."""
+    from servers.others import Moto
+
+    with Moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone() -> Iterator[Endpoint]:
+    """``rclone serve s3`` on a folder."""
+    from servers.others import Rclone
+
+    with Rclone() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(request: pytest.FixtureRequest) -> Ministack | Endpoint:
     """The S3 of this session: ``endpoint_url``, ``access_key``, ``secret_key``, ``region``, ``client()``."""
     name = os.environ.get("PENSTOCK_TEST_S3", "ministack")
-    if name not in ("ministack", "ceph"):
-        pytest.exit(f"PENSTOCK_TEST_S3={name!r} must be 'ministack' or 'ceph'", 4)
+    if name not in S3_SERVERS:
+        pytest.exit(f"PENSTOCK_TEST_S3={name!r} must be one of {', '.join(S3_SERVERS)}", 4)
     return request.getfixturevalue(name)  # type: ignore[no-any-return]
 
 

@@ -138,10 +138,12 @@ def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim
         if error.code != "NoSuchUpload" or (error.attempts_count or 0) < 2:
             raise
         try:
-            info = perform(core, Head(key)).info
+            found = perform(core, Head(key))
         except StoreError:
             raise error from None
-        if info is None or info.size_bytes != size_bytes or not _is_etag_of(info.etag or "", operation.parts):
+        info = found.info
+        ours = info is not None and ((claim and found.value == claim) or _is_etag_of(info.etag or "", operation.parts))
+        if info is None or info.size_bytes != size_bytes or not ours:
             raise
     return ObjectInfo(key, size_bytes) if info is None else info._replace(key=key, size_bytes=size_bytes)
 

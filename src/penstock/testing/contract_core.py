@@ -208,7 +208,8 @@ class CoreContract(Capabilities):
         raise_error(completion)
         assert store.read("m").data == first + second
         assert completion.info is not None
-        assert one_version(completion.info.etag, store.stat("m").etag)  # Ceph 16 does not tell the first
+        if self.commits_tell_etags:
+            assert one_version(completion.info.etag, store.stat("m").etag)  # Ceph 16 does not tell the first
         assert keys_of(store.list()) == ["m"]
 
     def test_an_aborted_upload_leaves_nothing(self, store: Store) -> None:
@@ -234,6 +235,8 @@ class CoreContract(Capabilities):
 
     def test_parts_can_be_copied_from_an_object(self, store: Store) -> None:
         """CopyPart takes a range of another object as a part."""
+        if not self.copies_parts:
+            pytest.skip("the server copies no parts, and says so")
         data = content(2 * max(self.part_bytes_min, 1000))
         self.seed(store, {"s": data})
         half = len(data) // 2

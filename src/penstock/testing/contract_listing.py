@@ -46,7 +46,7 @@ class ListingContract(Capabilities):
 
     def keys(self) -> list[str]:
         """``KEYS``, without those that a store of paths cannot hold together (a file and a directory of one name)."""
-        clash = {"a", "a/b"} if self.keys_are_paths else set()
+        clash = {"a", "a/b"} if self.keys_are_paths or self.keys_are_files else set()
         return [key for key in KEYS if key not in clash]
 
     @pytest.fixture

@@ -54,6 +54,11 @@ class Capabilities:
 
     Attributes:
         keys_are_paths: Refuses ``NOT_PATHS`` with ``ConfigError``.
+        keys_are_files: The server keeps objects as files: ``NOT_PATHS`` may become other names or be refused, and of
+            ``a`` and ``a/b`` it holds one.
+        knows_if_absent: ``if_absent`` refuses to replace an object; a server without it replaces it and says nothing.
+        copies_parts: It takes a part of an upload from an object (``CopyPart``).
+        commits_tell_etags: The answer to a commit has the ETag that the object then has.
         part_bytes_min: The smallest part of a multipart upload, but for the last.
         atomic_if_absent: Of two concurrent writes with ``if_absent`` one fails.
         keys_many: Keys written where a listing must take several pages; more than 1 000 shows real pages.
@@ -65,6 +70,10 @@ class Capabilities:
     """
 
     keys_are_paths = False
+    keys_are_files = False
+    knows_if_absent = True
+    copies_parts = True
+    commits_tell_etags = True
     part_bytes_min = 1
     atomic_if_absent = True
     keys_many = 1200
