@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_TERMINATED = 143
+_COMPLETE = "_PENSTOCK_COMPLETE"
+"""The variable by which the scripts of ``--install-completion`` ask; typer derives its name from the command's."""
+_HELP = ["-h", "--help"]
 
 app = typer.Typer(
     name="penstock",
     help="Object storage for training jobs: list it, read it, copy it, measure it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": _HELP},
     rich_markup_mode="markdown",
 )
 
@@ -50,10 +52,29 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _log_to_stderr(wanted: bool) -> None:
+    if wanted:
+        handler = logging.StreamHandler()
+        handler.setFormatter(PrintableFormatter("%(name)s: %(message)s"))
+        logger = logging.getLogger("penstock")
+        logger.handlers = [handler]  # one, however often the option is given
+        logger.setLevel(logging.DEBUG)
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            callback=_log_to_stderr,
+            expose_value=False,
+            help="Log requests, retries and which index is used, to stderr.",
+        ),
     ] = False,
 ) -> None:
     """Object storage for training jobs: list it, read it, copy it, measure it."""
@@ -62,6 +83,27 @@ def _root(
 for _command in (ls, cat, cp, index, manifest, pack, convert, verify, peek, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.add_typer(cache)
+
+
+def commands() -> Any:
+    """All commands as typer builds them; ``--verbose`` may stand before or behind the name of each."""
+    root: Any = typer.main.get_command(app)
+    verbose = next(parameter for parameter in root.params if parameter.name == "verbose")
+    waiting = list(root.commands.values())
+    _name_no_type(root)
+    for command in waiting:
+        command.params.append(verbose)
+        waiting.extend(getattr(command, "commands", {}).values())
+        _name_no_type(command)
+    return root
+
+
+def _name_no_type(command: Any) -> None:
+    """Keep ``--help`` from naming ``<bool>`` behind flags, which take no value."""
+    context = typer.Context(command, help_option_names=_HELP)
+    for parameter in command.get_params(context):  # with --help, which the command makes here, and keeps
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -94,7 +136,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    command: Any = typer.main.get_command(app)
+    command = commands()
+    if _COMPLETE in os.environ:  # a shell asks how a line may go on
+        command.main(prog_name="penstock")
     try:
         with command.make_context("penstock", list(arguments)) as context:
             command.invoke(context)

@@ -79,9 +79,11 @@ def warm(
             "--accesses", metavar="FILE", help='Only these: lines of JSON, {"key": ..., "start": ..., "end": ...}.'
         ),
     ] = None,
-    namespace: Annotated[str, typer.Option("--namespace", help="See CacheConfig(namespace=...).")] = "",
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="TEXT", help="As the job has it: CacheConfig(namespace=...).")
+    ] = "",
     block_bytes: Annotated[
-        int | None, typer.Option("--block-bytes", help="See CacheConfig; as the job has it.")
+        int | None, typer.Option("--block-bytes", metavar="N", help="As the job has it: CacheConfig(block_bytes=...).")
     ] = None,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,

@@ -43,7 +43,7 @@ def cp(
         str | None, typer.Option("--source-endpoint-url", metavar="URL", help="Of SRC, where it is another store's.")
     ] = None,
     source_profile: Annotated[
-        str | None, typer.Option("--source-profile", help="Of SRC, where others may read it.")
+        str | None, typer.Option("--source-profile", metavar="NAME", help="Of SRC, where others may read it.")
     ] = None,
     source_anonymous: Annotated[
         bool, typer.Option("--source-anonymous", help="Do not sign what is read: SRC is public.")

@@ -38,7 +38,9 @@ LOOK_COUNT = 1000
 def info(
     url: Annotated[str | None, typer.Argument(metavar="URL", help="An object, or a prefix, to measure.")] = None,
     *,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.01, help="The longest each measurement takes.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="NUMBER", min=0.01, help="The longest each measurement takes.")
+    ] = 3.0,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
     region: Region = None,

@@ -21,8 +21,12 @@ EndpointUrl = Annotated[
     str | None,
     typer.Option("--endpoint-url", metavar="URL", help="S3 endpoint; default: AWS_ENDPOINT_URL_S3, profile, Amazon."),
 ]
-Region = Annotated[str | None, typer.Option("--region", help="Region to sign for; default: AWS_REGION, profile.")]
-Profile = Annotated[str | None, typer.Option("--profile", help="Profile of ~/.aws/config; default: AWS_PROFILE.")]
+Region = Annotated[
+    str | None, typer.Option("--region", metavar="NAME", help="Region to sign for; default: AWS_REGION, profile.")
+]
+Profile = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="Profile of ~/.aws/config; default: AWS_PROFILE.")
+]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Do not sign: public data.")]
 Cache = Annotated[
     str | None,

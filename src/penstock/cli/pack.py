@@ -62,6 +62,7 @@ def pack(
         str | None,
         typer.Option(
             "--format",
+            metavar="NAME",
             help="tar, tfrecord, recordio, jsonl, mds, parquet, also tar.zst, ...; default: by the name, else tar.",
         ),
     ] = None,
@@ -73,7 +74,9 @@ def pack(
         int | None,
         typer.Option("--samples-max", "--shard-samples", metavar="N", help="At most so many samples in a shard."),
     ] = None,
-    group_by: Annotated[str, typer.Option("--group-by", help="stem: a.jpg and a.json are one sample; file.")] = "stem",
+    group_by: Annotated[
+        str, typer.Option("--group-by", metavar="stem|file", help="stem: a.jpg and a.json are one sample; file.")
+    ] = "stem",
     fields: Annotated[
         str | None, typer.Option("--fields", metavar="SPEC", help="image=png,label=cls:int: what is taken, as what.")
     ] = None,
@@ -85,7 +88,7 @@ def pack(
         str | None, typer.Option("--split", metavar="SHARES", help="train=0.9,val=0.1: by a hash of each key.")
     ] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Permute the samples first.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of --shuffle and --split.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of --shuffle and --split.")] = 0,
     transform: Annotated[
         str | None, typer.Option("--transform", metavar="MODULE:FUNCTION", help="fn(sample) -> sample, for each.")
     ] = None,

@@ -37,7 +37,8 @@ def peek(
         typer.Option("--output", "-o", metavar="FILE", help="A contact sheet of the images: x.png or x.html."),
     ] = None,
     source_format: Annotated[
-        str | None, typer.Option("--format", help="Of the shards, where names and first bytes do not say it.")
+        str | None,
+        typer.Option("--format", metavar="NAME", help="Of the shards, where names and first bytes do not say it."),
     ] = None,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
@@ -197,9 +198,10 @@ def _as_png(images: list[tuple[str, str, bytes]]) -> bytes:
     draw = draw_module.Draw(sheet)
     for number, (caption, _, data) in enumerate(images):
         left, top = number % columns * step[0] + 4, number // columns * step[1] + 4
-        sheet.paste(_tile(data), (left, top))
+        tile = _tile(data)
+        sheet.paste(tile, (left, top))
         text = caption.encode("ascii", "replace").decode()  # what Pillow's own font has
-        draw.text((left, top + TILE_PIXELS + 4), text[:26], fill="black")
+        draw.text((left, top + tile.height + 4), text[:26], fill="black")
     out = io.BytesIO()
     sheet.save(out, format="PNG")
     return out.getvalue()

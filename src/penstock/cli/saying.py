@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from penstock.redaction import printable
+from penstock.redaction import printable, public_text
 
 
 def show(line: str) -> None:
@@ -19,8 +19,8 @@ def tell(line: str) -> None:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Log records for stderr, which quote names in a store, too."""
+    """Log records for stderr: they quote names in a store, and URLs that may hold secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See ``logging.Formatter``."""
-        return printable(super().format(record), lines=True)
+        return printable(public_text(super().format(record)), lines=True)

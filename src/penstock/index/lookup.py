@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, StoreError
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     from penstock.index.place import EarlyIndex, Found, IndexPlace, ShardLike
     from penstock.index.shard_index import ShardRow
+
+_log = logging.getLogger("penstock.index")
 
 
 class Lookup(NamedTuple):
@@ -78,4 +81,6 @@ def lookup(
             best = Lookup(place, found, rows)
         if best.is_complete:
             break
+    known_count = len(best.rows) - best.rows.count(None)
+    _log.debug("the index at %s knows %d of %d shards", best.place.url, known_count, len(best.rows))
     return best

@@ -7,6 +7,7 @@ A body that ended early is never returned and never mixed: the next attempt asks
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ from penstock.types import (
     Transfer,
     same_version,
 )
+
+log = logging.getLogger("penstock.store")
 
 _jitter = random.SystemRandom()
 """Not the module's own generator: its state is the user's, and seeded."""
@@ -208,6 +211,7 @@ class _Entry:
             return
         self._note(completion)
         self.owner.retried_count += 1
+        log.debug("attempt %d failed, the next one begins in %.2f s: %s", self.tries_count, wait_s, error)
         self.backoff.append((completion, engine.closings))
         engine.call_later(wait_s, self._again)
         if self._is_cancelled():  # by another thread, which may have seen no backoff

@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.cli.app import run
@@ -86,6 +87,21 @@ def test_contact_sheets(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "http" not in page
     assert "&lt;i&gt;" in page
     assert "<i>" not in page
+
+
+def test_captions_are_at_their_images(tmp_path: Path) -> None:
+    """On a PNG sheet the caption of a flat picture stands right below it."""
+    flat, out = io.BytesIO(), io.BytesIO()
+    image.new("RGB", (320, 80), (255, 0, 0)).save(flat, format="PNG")
+    writer = TarWriter(out.write)
+    writer.add({"__key__": "one", "png": flat.getvalue()})
+    writer.finish()
+    (tmp_path / "x.tar").write_bytes(out.getvalue())
+    assert run(["peek", f"{tmp_path}/x.tar", "-o", f"{tmp_path}/s.png"]) == 0
+    sheet = np.asarray(image.open(tmp_path / "s.png"))
+    red_rows = np.flatnonzero((sheet == (255, 0, 0)).all(axis=2).any(axis=1))
+    text_rows = np.flatnonzero((sheet.max(axis=2) < 128).any(axis=1))
+    assert 0 < text_rows[0] - red_rows[-1] < 10
 
 
 def test_what_cannot_be(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

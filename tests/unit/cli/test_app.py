@@ -1,0 +1,84 @@
+"""What all commands share: help, logs, completion, and how they are started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.app import commands, run
+
+
+def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its full name."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield name.strip(), command
+    for each, child in (inner or {}).items():
+        yield from leaves(child, f"{name} {each}")
+
+
+LEAVES = dict(leaves(commands()))
+
+
+@pytest.fixture
+def no_handlers() -> Iterator[None]:
+    """What ``-v`` sets up does not outlive the test."""
+    logger = logging.getLogger("penstock")
+    handlers, level = logger.handlers, logger.level
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_help_says_what_each_value_is(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No option's value is called by its Python type, and each command shows an example."""
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run([*name.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "<" not in text.partition("Options")[2]
+    assert f"penstock {name}" in text.partition("For example:")[2]
+
+
+@pytest.mark.usefixtures("no_handlers")
+@pytest.mark.parametrize("before", [True, False])
+def test_verbose_logs_requests(before: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``-v`` before or behind the command's name logs to stderr, with control characters escaped and no secret."""
+    (tmp_path / "a\x1b[31m").write_bytes(b"x")
+    arguments = ["-v", "ls", str(tmp_path)] if before else ["ls", "-v", str(tmp_path)]
+    assert run(arguments) == 0
+    assert "ListPage" in capsys.readouterr().err
+    logging.getLogger("penstock.store").debug("GET https://host/x\x1b?X-Amz-Signature=s3cr3t")
+    text = capsys.readouterr().err
+    assert "https://host/x\\x1b" in text
+    assert "s3cr3t" not in text
+
+
+def penstock(*arguments: str, **changes: str) -> str:
+    """What ``python -m penstock`` prints."""
+    full = [sys.executable, "-m", "penstock", *arguments]
+    done = subprocess.run(full, env=os.environ | changes, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def test_the_module_is_the_command() -> None:
+    """``python -m penstock`` is ``penstock``."""
+    assert penstock("--version").startswith("penstock ")
+
+
+def test_shells_complete_commands_and_options() -> None:
+    """The script for the shell is printed, and what it then asks is answered."""
+    assert "_PENSTOCK_COMPLETE" in penstock("--show-completion", "bash")
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock c", "COMP_CWORD": "1"}
+    assert {"cat", "cp", "convert"} <= set(penstock(**asked).split())
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ls --rec", "COMP_CWORD": "2"}
+    assert penstock(**asked).split() == ["--recursive"]
