@@ -30,7 +30,7 @@ import struct
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
+from penstock.crc import crc32c
 
 if TYPE_CHECKING:
     from penstock.types import Buffer

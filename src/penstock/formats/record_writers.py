@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.crc import sample_crc
 from penstock.errors import ConfigError
 from penstock.formats import recordio, tfrecord
-from penstock.formats.crc import sample_crc
 from penstock.formats.recordio import FIRST, LAST, MAGIC, MIDDLE, PART_BYTES_MAX, WHOLE
 from penstock.formats.sample import RESERVED_FIELDS, check_key
 from penstock.formats.tar_writer import bytes_of

@@ -11,8 +11,8 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
+from penstock.crc import crc32c
 from penstock.formats.columnar import Samples, kind_of
 from penstock.formats.example import feature_heads, key_of
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from crc32c import crc32c
-
 from penstock.errors import DataError
 from penstock.index.shard_index import ShardRow
 
@@ -56,6 +54,8 @@ class DatasetIndex:
 
     def encode(self) -> bytes:
         """JSON lines: a header, then one shard per line, in key order."""
+        from penstock.crc import crc32c
+
         rows = [self.rows[key] for key in sorted(self.rows)]
         lines = "".join(json.dumps(row._asdict(), ensure_ascii=True) + "\n" for row in rows).encode()
         head = {
@@ -78,6 +78,8 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
     Raises:
         DataError: it is no such file, or is damaged.
     """
+    from penstock.crc import crc32c
+
     first, _, lines = bytes(data).partition(b"\n")
     try:
         head = json.loads(first)

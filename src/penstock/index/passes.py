@@ -14,8 +14,6 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from penstock.errors import DataError
 from penstock.index.shard_index import ShardRow
 from penstock.types import ByteRange
@@ -33,6 +31,8 @@ HEAD_BYTES_MAX = 256
 
 def encode(indexes: Sequence[ShardIndex]) -> tuple[str, bytes]:
     """Name and content of a pass's file; of equal ones it is the same."""
+    from penstock.crc import crc32c
+
     stored = [index.encode() for index in indexes]
     entries, at = [], 0
     for index, data in zip(indexes, stored, strict=True):
@@ -59,6 +59,8 @@ def read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
 
 
 def _read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
+    from penstock.crc import crc32c
+
     with path.open("rb") as file:
         line = file.readline(HEAD_BYTES_MAX)
         head = json.loads(line)

@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from crc32c import crc32c
 
+from penstock.crc import crc32c
 from penstock.errors import ChecksumError, ConfigError
 from penstock.formats import FORMATS
 from penstock.index.members import members_of

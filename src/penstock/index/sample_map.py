@@ -6,9 +6,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from penstock.crc import sample_crc
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.formats import FORMATS, decided_format, narrowed, parser_of
-from penstock.formats.crc import sample_crc
 from penstock.index.recorder import Verifier
 from penstock.types import ByteRange
 

@@ -16,7 +16,6 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
 from penstock.errors import DataError
 from penstock.index.members import Members
@@ -234,6 +233,8 @@ def _split_keys(data: Buffer, count: int, shard: str) -> list[str]:
 
 
 def _assemble(row: ShardRow, columns: list[_Column]) -> bytes:
+    from penstock.crc import crc32c
+
     strings = [text.encode("utf-8", "surrogateescape") for text in (row.key, row.etag, row.format)]
     longest = max(map(len, strings))
     if longest > _STRING_BYTES_MAX:
@@ -276,6 +277,8 @@ class _Head(NamedTuple):
 
 
 def _read_head(data: Buffer, name: str) -> _Head:
+    from penstock.crc import crc32c
+
     view = memoryview(data)
     if len(view) < _FIXED.size or bytes(view[:8]) != MAGIC:
         raise DataError("it is no shard index", shard=name)
@@ -348,6 +351,8 @@ def decode(data: Buffer, name: str) -> ShardIndex:
 
 def _checked(view: memoryview, entry: _Entry, name: str) -> memoryview:
     """A column's bytes as stored."""
+    from penstock.crc import crc32c
+
     end = entry.start + entry.stored_bytes
     if end > len(view):
         raise DataError(f"a column ends at byte {end} of {len(view)}", shard=name)

@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from penstock.config import KIB, MIB
+from penstock.crc import sample_crc
 from penstock.errors import ConfigError, DataError
 from penstock.formats import RESERVED_FIELDS, JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
 from penstock.formats.compressors import COMPRESSORS
-from penstock.formats.crc import sample_crc
 from penstock.formats.mds_writer import MdsWriter
 from penstock.formats.tar_header import BLOCK_BYTES
 from penstock.formats.tar_writer import headers

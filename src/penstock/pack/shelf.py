@@ -14,8 +14,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
+from penstock.crc import crc32c
 from penstock.errors import AccessDeniedError, ConfigError, ObjectMissingError
 from penstock.index import FOLDER, IndexPlace
 

@@ -55,9 +55,9 @@ class _Crc:
 @cache
 def _crc_function(name: str) -> Callable[[Buffer, int], int] | None:
     if name == "crc32c":
-        import crc32c
+        from penstock.crc import crc32c
 
-        return crc32c.crc32c  # type: ignore[no-any-return, unused-ignore]
+        return crc32c  # type: ignore[no-any-return, unused-ignore]
     try:
         from awscrt import checksums
     except ImportError:
