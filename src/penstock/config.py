@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +55,8 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     names = list(known)
     for name in given:
         if name not in names:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(names)}"
             raise ConfigError(f"{what}({name}=...) is no option of {what}()", hint=hint)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,19 @@ NAMES = {
 }  # fmt: skip
 HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fsspec", "PIL", "awscrt",
          "cv2", "simplejpeg", "soundfile", "pyarrow", "zstandard", "cloudpickle")  # fmt: skip
+
+# What importing `Loader` leaves to the first loader that is made ...
+ENGINE = ("numpy", "crc32c", "penstock.access", "penstock.cache", "penstock.compose", "penstock.fetch", "penstock.formats",
+          "penstock.images", "penstock.index", "penstock.loader.session", "penstock.order", "penstock.pack",
+          "penstock.store")  # fmt: skip
+# ... and what an epoch over tar shards does without. Both lists keep what the import costs (bench/import_time.py) down.
+NOT_FOR_TARS = ("crc32c", "concurrent.futures", "difflib", "fractions", "zipfile",
+                *(f"penstock.formats.{name}" for name in ("compression", "example", "jsonl", "mds", "parquet", "record_writers",
+                                                          "recordio", "tar_writer", "tfrecord", "zip")),
+                *(f"penstock.index.{name}" for name in ("building", "foreign", "manifest", "recorder", "sample_map")),
+                *(f"penstock.loader.{name}" for name in ("batches.carrying", "batches.joins", "lanes.mixing", "lanes.objects",
+                                                         "plan.strided", "workers")),
+                "penstock.cache", "penstock.images", "penstock.transport")  # fmt: skip
 
 
 def test_public_names_are_complete() -> None:
@@ -86,6 +101,28 @@ def test_importing_is_light(statement: str) -> None:
     code = f"import sys; {statement}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("statement", ["from penstock import Loader", "import penstock; penstock.shards('file:///x')"])
+def test_importing_the_loader_is_light(statement: str) -> None:
+    """Neither importing `Loader` nor describing a pipeline imports the engine."""
+    code = f"import sys; {statement}; print([name for name in {ENGINE} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_reading_tars_is_light(tmp_path: Path) -> None:
+    """An epoch over tar shards that are not indexed imports nothing that only other jobs need."""
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        member = tarfile.TarInfo("0.cls")
+        member.size = 1
+        tar.addfile(member, io.BytesIO(b"7"))
+    code = f"""import sys, penstock
+pipeline = penstock.shards({str(tmp_path)!r}).shuffle(window=4).decode(penstock.Integer("cls")).batch(1)
+with penstock.Loader(pipeline, index="stream") as loader:
+    print(*(batch["cls"].tolist() for batch in loader), [name for name in {NOT_FOR_TARS} if name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[7] []"
 
 
 def test_connecting_is_light(tmp_path: Path) -> None:

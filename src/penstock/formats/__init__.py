@@ -7,11 +7,11 @@ reading: at a sample, at a block, or at the shard's head only), and its parser. 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.formats.columnar import Samples, as_columns, interleaved, joined, reordered
 from penstock.formats.grouping import ObjectGroup, group_objects
 from penstock.formats.parsing import OnCorrupt, feed_in_columns, feed_in_pieces
-from penstock.formats.ranged import RangedReader, Unit, look_into, samples_of
-from penstock.formats.record_writers import JsonLinesWriter, RecordIOWriter, TFRecordWriter
 from penstock.formats.registry import (
     FORMATS,
     HEAD_BYTES,
@@ -26,7 +26,12 @@ from penstock.formats.registry import (
 )
 from penstock.formats.sample import LOST, RESERVED_FIELDS, Parser, Sample
 from penstock.formats.tar import TarParser
-from penstock.formats.tar_writer import TarWriter
+from penstock.late import names_of
+
+if TYPE_CHECKING:
+    from penstock.formats.ranged import RangedReader, Unit, look_into, samples_of
+    from penstock.formats.record_writers import JsonLinesWriter, RecordIOWriter, TFRecordWriter
+    from penstock.formats.tar_writer import TarWriter
 
 __all__ = [
     "FORMATS", "HEAD_BYTES", "LOST", "RESERVED_FIELDS", "Format", "JsonLinesWriter", "ObjectGroup", "OnCorrupt", "Parser",
@@ -34,3 +39,13 @@ __all__ = [
     "as_columns", "decided_format", "detect", "feed_in_columns", "feed_in_pieces", "format_of_name", "group_objects",
     "interleaved", "joined", "look_into", "narrowed", "parser_of", "ranged_of", "reordered", "samples_of", "without_content",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+    __getattr__ = names_of(
+        __name__,
+        {
+            **dict.fromkeys(("RangedReader", "Unit", "look_into", "samples_of"), "ranged"),
+            **dict.fromkeys(("JsonLinesWriter", "RecordIOWriter", "TFRecordWriter"), "record_writers"),
+            "TarWriter": "tar_writer",
+        },
+    )

@@ -5,23 +5,14 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
-from penstock.formats.compression import CompressedParser, Gunzip, Unzstd
-from penstock.formats.jsonl import JsonLinesParser, is_jsonl
-from penstock.formats.jsonl_columns import JsonColumnsParser
 from penstock.formats.magic import CONTAINERS, look
-from penstock.formats.mds import MdsParser, is_mds, look_head
-from penstock.formats.parquet import ParquetReader, is_parquet
-from penstock.formats.ranged import WholeShardParser
-from penstock.formats.recordio import RecordIOParser, is_recordio
 from penstock.formats.tar import TarParser
 from penstock.formats.tar_header import BLOCK_BYTES, ZERO_BLOCK, read_header
-from penstock.formats.tfrecord import TFRecordParser, is_tfrecord
-from penstock.formats.zip import ZipReader, is_zip
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -66,6 +57,18 @@ class Format:
     head: Callable[[], Generator[ByteRange, Buffer, Buffer]] | None = None
     decide: Callable[[], Generator[ByteRange, Buffer, str]] | None = None
     extra: str | None = None
+
+
+def _of(module: str, name: str) -> Callable[..., Any]:
+    """The function or class `name` of a module of this package, which is imported when it is first called.
+
+    So a run over tars imports no other format. Cost: 1 µs for each call; a shard makes a few.
+    """
+
+    def call(*args: Any, **options: Any) -> Any:
+        return getattr(import_module(f"penstock.formats.{module}"), name)(*args, **options)
+
+    return call
 
 
 def _is_tar(head: bytes) -> bool:
@@ -136,16 +139,19 @@ def _compressed(inner: Format) -> list[Format]:
         zst += [suffix + ".zst", suffix + ".zstd"]
     gz += {"tar": [".tgz"], "jsonl": [".json.gz"]}.get(inner.name, [])
     zst += {"tar": [".tzst"], "jsonl": [".json.zst"]}.get(inner.name, [])
-    parser = partial(CompressedParser, inner=inner.parser)
+    parser = partial(_of("compression", "CompressedParser"), inner=inner.parser)
     return [
         Format(
-            name=f"{inner.name}.gz", suffixes=tuple(gz), unit="shard", parser=partial(parser, decompressor=Gunzip)
+            name=f"{inner.name}.gz",
+            suffixes=tuple(gz),
+            unit="shard",
+            parser=partial(parser, decompressor=_of("compression", "Gunzip")),
         ),
         Format(
             name=f"{inner.name}.zst",
             suffixes=tuple(zst),
             unit="shard",
-            parser=partial(parser, decompressor=Unzstd),
+            parser=partial(parser, decompressor=_of("compression", "Unzstd")),
             extra="zstd",
         ),
     ]  # fmt: skip
@@ -157,31 +163,40 @@ _STREAMED = (
         name="recordio",
         suffixes=(".rec", ".recordio"),
         unit="sample",
-        recognise=is_recordio,
-        parser=RecordIOParser,
+        recognise=_of("recordio", "is_recordio"),
+        parser=_of("recordio", "RecordIOParser"),
         decide=partial(_decide, "recordio"),
     ),
     Format(
         name="tfrecord",
         suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
         unit="sample",
-        recognise=is_tfrecord,
-        parser=TFRecordParser,
+        recognise=_of("tfrecord", "is_tfrecord"),
+        parser=_of("tfrecord", "TFRecordParser"),
         decide=partial(_decide, "tfrecord"),
     ),
     Format(
         name="jsonl",
         suffixes=(".jsonl", ".ndjson", ".jsonlines"),
         unit="sample",
-        recognise=is_jsonl,
-        parser=JsonLinesParser,
+        recognise=_of("jsonl", "is_jsonl"),
+        parser=_of("jsonl", "JsonLinesParser"),
     ),
-    Format(name="mds", suffixes=(".mds",), unit="sample", recognise=is_mds, parser=MdsParser, head=look_head),
-    Format(name="recordio-raw", unit="sample", parser=partial(RecordIOParser, content="record")),
-    Format(name="recordio-mxnet", unit="sample", parser=partial(RecordIOParser, content="mxnet")),
-    Format(name="tfrecord-raw", unit="sample", parser=partial(TFRecordParser, content="record")),
-    Format(name="jsonl-columns", unit="sample", parser=JsonColumnsParser),
-    Format(name="tfrecord-example", unit="sample", parser=partial(TFRecordParser, content="example")),
+    Format(
+        name="mds",
+        suffixes=(".mds",),
+        unit="sample",
+        recognise=_of("mds", "is_mds"),
+        parser=_of("mds", "MdsParser"),
+        head=_of("mds", "look_head"),
+    ),
+    Format(name="recordio-raw", unit="sample", parser=partial(_of("recordio", "RecordIOParser"), content="record")),
+    Format(name="recordio-mxnet", unit="sample", parser=partial(_of("recordio", "RecordIOParser"), content="mxnet")),
+    Format(name="tfrecord-raw", unit="sample", parser=partial(_of("tfrecord", "TFRecordParser"), content="record")),
+    Format(name="jsonl-columns", unit="sample", parser=_of("jsonl_columns", "JsonColumnsParser")),
+    Format(
+        name="tfrecord-example", unit="sample", parser=partial(_of("tfrecord", "TFRecordParser"), content="example")
+    ),
 )
 
 _RANGED = (
@@ -189,17 +204,17 @@ _RANGED = (
         name="zip",
         suffixes=(".zip",),
         unit="sample",
-        recognise=is_zip,
-        parser=partial(WholeShardParser, reader=ZipReader),
-        ranged=ZipReader,
+        recognise=_of("zip", "is_zip"),
+        parser=partial(_of("ranged", "WholeShardParser"), reader=_of("zip", "ZipReader")),
+        ranged=_of("zip", "ZipReader"),
     ),
     Format(
         name="parquet",
         suffixes=(".parquet", ".pq"),
         unit="block",
-        recognise=is_parquet,
-        parser=partial(WholeShardParser, reader=ParquetReader),
-        ranged=ParquetReader,
+        recognise=_of("parquet", "is_parquet"),
+        parser=partial(_of("ranged", "WholeShardParser"), reader=_of("parquet", "ParquetReader")),
+        ranged=_of("parquet", "ParquetReader"),
         extra="parquet",
     ),
 )
@@ -322,6 +337,8 @@ def ranged_of(
 
 def _row(format_name: str) -> Format:
     if format_name not in FORMATS:
+        from difflib import get_close_matches
+
         near = get_close_matches(format_name, FORMATS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"supported: {_KNOWN}"
         raise ConfigError(f"format {format_name!r} does not exist", hint=hint)

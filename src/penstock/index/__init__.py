@@ -5,14 +5,19 @@ a pass that is made anyway, ``Verifier`` holds bytes read by range against their
 by number.
 """
 
-from penstock.index.build import Built, Listener, build
+from typing import TYPE_CHECKING
+
 from penstock.index.dataset_index import DatasetIndex
 from penstock.index.lookup import Lookup, lookup
-from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
 from penstock.index.place import FOLDER, EarlyIndex, Found, IndexPlace, ShardLike, beside, in_directory, resolve
-from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
-from penstock.index.sample_map import SampleMap
 from penstock.index.shard_index import ShardIndex, ShardRow
+from penstock.late import names_of
+
+if TYPE_CHECKING:
+    from penstock.index.building import Built, Listener, build
+    from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
+    from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
+    from penstock.index.sample_map import SampleMap
 
 __all__ = [
     "FOLDER",
@@ -40,3 +45,14 @@ __all__ = [
     "resolve",
     "write_manifest",
 ]
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+    __getattr__ = names_of(
+        __name__,
+        {
+            **dict.fromkeys(("Built", "Listener", "build"), "building"),
+            **dict.fromkeys(("ManifestEntry", "is_manifest_name", "read_manifest", "write_manifest"), "manifest"),
+            **dict.fromkeys(("IndexBuilder", "ShardRecorder", "Verifier"), "recorder"),
+            "SampleMap": "sample_map",
+        },
+    )

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.loader.batches.carrying import CarryFilling, CarryMark
 from penstock.loader.batches.delivering import delivered, masked, padding, row_to_repeat
 from penstock.loader.batches.filling import MembersFilling, RowsFilling
 from penstock.loader.batches.run import EpochRun, Filling
 from penstock.loader.batches.scattering import Scatter
 from penstock.loader.lanes.feed import ChosenFeed
-from penstock.loader.plan.strided import begin_strided
 from penstock.loader.statistics import Meter
 from penstock.pipeline import BatchBySize
 
@@ -105,6 +103,8 @@ class Epoch:
             return
         begun = None
         if stride[1] > 1 and not plan.carries:
+            from penstock.loader.plan.strided import begin_strided
+
             begun = begin_strided(
                 plan.job, number, cursor, batching=self._batching, first_batch=first_batch, stride=stride
             )
@@ -114,8 +114,11 @@ class Epoch:
         self._agree = agree if plan.world_size > 1 and self._batches is None else None
         # where batches are counted, the feed ends where the last of them does
         self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
-        mark = begun.feed.mark()
-        self._mark = CarryMark(mark, self._skip_count) if plan.carries else mark
+        self._mark = mark = begun.feed.mark()
+        if plan.carries:
+            from penstock.loader.batches.carrying import CarryMark
+
+            self._mark = CarryMark(mark, self._skip_count)
         if stride[1] > 1 and self._agree is not None:
             raise ConfigError(f"stride={stride} with ranks that have to agree", hint="run `penstock index`")
         if not run_plan.in_order and not plan.carries and self._agree is None:
@@ -226,6 +229,8 @@ class Epoch:
 
     def _filling(self, run: EpochRun) -> Filling:
         if self._plan.carries:
+            from penstock.loader.batches.carrying import CarryFilling
+
             return CarryFilling(run, epoch=self._number, skip_count=self._skip_count)
         if self._plan.is_plain:
             return MembersFilling(run)

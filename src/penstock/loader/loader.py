@@ -9,7 +9,6 @@ from penstock.config import check_whole
 from penstock.errors import ConfigError
 from penstock.loader.plan.options import Options
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
-from penstock.loader.session import Session
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 
 if TYPE_CHECKING:
@@ -131,6 +130,9 @@ class Loader:
             progress=progress,
         )
         options.check()
+        # Here, so that importing `Loader` imports neither NumPy nor the engine: a pipeline can be described without them.
+        from penstock.loader.session import Session
+
         self._session = Session(pipeline, options)
         self._finalizer = weakref.finalize(self, self._session.close)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock import compose
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.formats import format_of_name
-from penstock.index import FOLDER, EarlyIndex, read_manifest
+from penstock.index import FOLDER, EarlyIndex
 from penstock.pipeline import Objects, Shards
 from penstock.pipeline.source import braces_unfolded, has_glob
 from penstock.store.listing import list_objects
@@ -163,6 +163,8 @@ class ShardFinder:
             raise ConfigError(
                 f"manifest={url!r} is a directory, not a list of shards", hint="shards(url) lists a directory"
             )
+        from penstock.index import read_manifest
+
         entries = read_manifest(self._store(root).read(key).data, url=url)
         base = os.path.commonprefix([compose.folder_of(entry.url) for entry in entries])  # noqa: RUF071 - cut next
         base = base[: base.rfind("/") + 1]  # one store for all, also where a store is a directory

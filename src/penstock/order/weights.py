@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import ConfigError
 from penstock.order.bounds import WORD_MAX, check_ranges
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 Entries: TypeAlias = Sequence[Any]
 """Of numbers and ``(number, Entries)``; lists where they come from JSON."""
@@ -53,6 +55,8 @@ class Weights:
 
         Where all active sources of a mix weigh 0 they share equally: whoever is left has to come.
         """
+        from fractions import Fraction
+
         shares = [Fraction(0)] * len(active)
         if any(active):
             _share(self.entries, active, 0, Fraction(1), shares)
@@ -103,6 +107,8 @@ def _leaves(entries: Entries) -> int:
 
 
 def _share(entries: Entries, active: Sequence[bool], first: int, share: Fraction, shares: list[Fraction]) -> None:
+    from fractions import Fraction
+
     alive = []  # (weight, first leaf, entry) of what still has an active source
     for entry in entries:
         leaves = _leaves(entry[1]) if isinstance(entry, tuple) else 1

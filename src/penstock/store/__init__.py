@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.late import names_of
 
 if TYPE_CHECKING:
     from penstock.store.base import Store as Store
@@ -41,9 +42,5 @@ _ORIGIN = {
 __all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ORIGIN:
-        raise AttributeError(f"module 'penstock.store' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"penstock.store.{_ORIGIN[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker that saw it would accept every name
+    __getattr__ = names_of(__name__, _ORIGIN)

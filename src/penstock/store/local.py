@@ -17,7 +17,6 @@ Decisions:
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -173,7 +172,7 @@ class LocalStore(ThreadedStore):
     def _staged(self, key: Key) -> Iterator[tuple[int, Path]]:
         """A hidden file beside the target; removed unless it was renamed away."""
         for turn in range(_RENAMES_MAX):
-            path = self._make_parent(key) / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+            path = self._make_parent(key) / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 break
@@ -255,7 +254,7 @@ class LocalStore(ThreadedStore):
 
     def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object:
         if isinstance(operation, CreateMultipart):
-            upload_id = secrets.token_hex(8)
+            upload_id = os.urandom(8).hex()
             (self._make_parent(operation.key) / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}").mkdir()
             return upload_id
         if isinstance(operation, AbortMultipart):

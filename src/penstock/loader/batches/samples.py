@@ -17,7 +17,6 @@ from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingErr
 from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.formats.grouping import likeness
 from penstock.loader.batches.decoding import decoded, written_in_place
-from penstock.loader.batches.joins import table_of
 from penstock.loader.batches.tolerance import Tolerance, Uncounted
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
 
@@ -137,7 +136,7 @@ class Steps:
         self._ends_raw = is_raw
         self._writes_rows = not self.is_many and _has_arrays(self._steps[-1].stage if self._steps else None)
         self.tolerance = Tolerance()
-        self._tables = {join: table_of(join, pipeline) for join in joins}
+        self._tables = _tables_of(joins, pipeline) if joins else {}
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -296,6 +295,12 @@ def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
     name = kind[type(stage)] if isinstance(stage, Decode | Select) else f"{kind[type(stage)]}[{number}]"
     takes_rng = getattr(stage, "takes_rng", False)
     return _Step(stage, name, takes_rng, getattr(stage, "errors_max", 0), is_raw)
+
+
+def _tables_of(joins: Iterable[Join], pipeline: Pipeline) -> dict[Join, Table]:
+    from penstock.loader.batches.joins import table_of
+
+    return {join: table_of(join, pipeline) for join in joins}
 
 
 def _has_arrays(stage: Any) -> bool:

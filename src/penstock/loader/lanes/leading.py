@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.config import KIB, MIB
 from penstock.errors import ClosedError
 from penstock.formats import FORMATS, joined, narrowed, parser_of
-from penstock.index import Verifier
 from penstock.loader.lanes.reading import Segment
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Get
@@ -108,6 +107,8 @@ def read(wanted: Iterable[Stretch]) -> Iterator[tuple[Stretch, Buffer]]:
         StoreError: one cannot be read, or is not what was indexed.
     """
     for store, group in groupby(wanted, key=attrgetter("shard.store")):
+        from penstock.index import Verifier  # here: most runs enter no shard inside
+
         in_flight: InFlight[Stretch] = InFlight(store)
         try:
             while True:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, StoreError
 from penstock.index import beside, in_directory, lookup
-from penstock.loader.lanes.objects import ObjectSource
 from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Mix, Objects, Shards
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.index import EarlyIndex, IndexPlace, Lookup, ShardRow
+    from penstock.loader.lanes.objects import ObjectSource
     from penstock.loader.shards import Shard
     from penstock.pipeline import Pipeline
     from penstock.store import Store
@@ -127,6 +127,8 @@ class Finder:
     def _found(self, number: int, index: str) -> FoundSource:
         source, finder = self._sources[number]
         if isinstance(source, Objects):
+            from penstock.loader.lanes.objects import ObjectSource
+
             shards = [] if source.read is not None else finder.find()
             return FoundSource(shards, [None] * len(shards), None, ObjectSource(shards, source, number=number))
         if index == "stream":

@@ -24,8 +24,6 @@ from penstock.loader.lanes.leading import (
     read,
     stretches,
 )
-from penstock.loader.lanes.mixing import MixedLane
-from penstock.loader.lanes.objects import ObjectLane, ObjectsFeed, located
 from penstock.loader.lanes.parts import Part, led_rows, part_of, parts_of, positions_between, row_of
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.lanes.selecting import may_pay
@@ -117,6 +115,8 @@ class IndexedJob:
         order, objects = self.order.at_epoch(epoch), self.sources[0].objects
         if objects is None or isinstance(order, Mix):
             return self._feed(order, position, stop)
+        from penstock.loader.lanes.objects import ObjectsFeed
+
         return ObjectsFeed(
             objects,
             order=order,
@@ -161,6 +161,8 @@ class IndexedJob:
         try:
             objects = self.sources[0].objects
             if objects is not None and not isinstance(order, Mix):
+                from penstock.loader.lanes.objects import located
+
                 asking.add_objects(objects, located(order, positions_between(order, 0, stop)))
             else:
                 self._ask(asking, order, stop)
@@ -325,12 +327,16 @@ class IndexedJob:
             return self._source_lane(part, pins, first, later), part.left_count
 
         if isinstance(order, Mix):
+            from penstock.loader.lanes.mixing import MixedLane
+
             return MixedLane(number, order=order, row=row, open_lane=open_lane)
         return open_lane(0, row)[0]
 
     def _source_lane(self, part: Part, pins: Pins, led: Led | None, later: list[Part]) -> AnyLane:
         objects = self.sources[part.source].objects
         if objects is not None:
+            from penstock.loader.lanes.objects import ObjectLane
+
             return ObjectLane(
                 objects,
                 order=part.order,
