@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import compose
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.formats import format_of_name
 from penstock.index import FOLDER, EarlyIndex
+from penstock.patterns import braces_unfolded, glob_matcher, glob_parts, has_glob
 from penstock.pipeline import Objects, Shards
-from penstock.pipeline.source import braces_unfolded, has_glob
 from penstock.store.listing import list_objects
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class ShardFinder:
             return None
         url = urls[0]
         if has_glob(url):
-            return EarlyIndex(self._store(_glob_parts(url)[0]))
+            return EarlyIndex(self._store(glob_parts(url)[0]))
         is_prefix = url.endswith("/") or format_of_name(url) is None
         return EarlyIndex(self._store(_as_folder(url))) if is_prefix and "{" not in url else None
 
@@ -179,13 +178,8 @@ class ShardFinder:
 
     def _of(self, url: str) -> list[Shard]:
         if has_glob(url) and not self._source.is_list:
-            folder, pattern = _glob_parts(url)
-            try:
-                matches = re.compile(_glob_regex(pattern)).fullmatch
-            except re.error as error:
-                hint = "several URLs are given as a list, not as text" if url.startswith("[") else None
-                raise ConfigError(f"{url!r} is no pattern: {error}", hint=hint) from None
-            return self._listed(folder, url, matches)
+            folder, pattern = glob_parts(url)
+            return self._listed(folder, url, glob_matcher(pattern))
         is_prefix = self._takes_all or format_of_name(url) is None
         if url.endswith("/") or (not self._source.is_list and is_prefix):
             return self._listed(_as_folder(url), url, None)
@@ -261,28 +255,3 @@ class ShardFinder:
 def _as_folder(url: str) -> str:
     """`url` with a slash at its end; where it has several, they are part of the keys: ``s3://b/a//`` is not ``s3://b/a/``."""
     return url if url.endswith("/") else f"{url}/"
-
-
-def _glob_parts(url: str) -> tuple[str, str]:
-    """The folder above the first wildcard, which is listed, and the pattern below it."""
-    match = re.search(r"[*?\[]", url)
-    at = url.rfind("/", 0, match.start() if match else None) + 1
-    return url[:at] or "./", url[at:]
-
-
-def _glob_regex(pattern: str) -> str:
-    """`pattern` as a regular expression: ``*`` and ``?`` stay inside a path segment, ``**`` does not."""
-    out = []
-    for token in re.findall(r"\*\*/?|\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
-        if token.startswith("**"):
-            out.append("(?:.*/)?" if token.endswith("/") else ".*")
-        elif token == "*":
-            out.append("[^/]*")
-        elif token == "?":
-            out.append("[^/]")
-        elif len(token) > 2 and token[0] == "[":
-            inside = token[1:-1].replace("\\", "\\\\")
-            out.append(f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]")
-        else:
-            out.append(re.escape(token))
-    return "(?s:" + "".join(out) + ")"

@@ -8,8 +8,8 @@ from penstock.errors import ConfigError
 from penstock.index import lookup
 from penstock.loader.shards import ShardFinder
 from penstock.pack.verifying import Verified, missing_shards, verify_shards
+from penstock.patterns import is_pattern
 from penstock.pipeline import Shards, shards
-from penstock.pipeline.source import has_glob
 
 if TYPE_CHECKING:
     import os
@@ -61,7 +61,7 @@ def verify(
         if known.rows.count(None) == len(known.rows) and not len(known.place.load()):
             raise ConfigError(f"no index knows the shards at {url}", hint="penstock index")
         verified = verify_shards(found, known, on_shard=on_shard)
-        gone = [] if has_glob(url) or "{" in url else missing_shards(known, below=known.place.base_url)
+        gone = [] if is_pattern(url) else missing_shards(known, below=known.place.base_url)
         for problem in gone:
             on_shard(problem.url, None, problem.error)
         return verified._replace(problems=(*verified.problems, *gone))

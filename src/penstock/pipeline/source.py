@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.config import check_configs
 from penstock.errors import ConfigError
+from penstock.patterns import braces_unfolded
 from penstock.pipeline.functions import function_name
 from penstock.redaction import HIDDEN, public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.config import HedgeConfig, RetryConfig, TransportConfig
     from penstock.store import Credentials
 
-SHARDS_MAX = 1_000_000  # a brace pattern that gives more is a typing error
 OnCorrupt: TypeAlias = Literal["raise", "skip_sample", "skip_shard"]
 ON_CORRUPT = ("raise", "skip_sample", "skip_shard")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_GLOB = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,49 +156,3 @@ def _shown(what: str, source: Shards | Objects, options: list[str]) -> str:
     if source.manifest is not None:
         shown = [f"manifest={public_url(source.manifest)!r}"]
     return f"{what}({', '.join([*shown, *options, *filter(None, [repr(source.connection)])])})"
-
-
-def has_glob(url: str) -> bool:
-    """Whether `url` is a shell pattern. Those of HTTP servers are not: they cannot be listed, and ``?`` is a query."""
-    return not url.startswith(("http://", "https://")) and _GLOB.search(url) is not None
-
-
-def braces_unfolded(pattern: str) -> list[str]:
-    """``a-{00..02}.tar`` as ``a-00.tar``, ``a-01.tar``, ``a-02.tar``; ``{x,y}`` as ``x`` and ``y``; several multiply.
-
-    Raises:
-        ConfigError: it gives more than ``SHARDS_MAX``, or a brace is open, empty or runs backwards.
-    """
-    pieces = _BRACES.split(pattern)  # text, inside, text, inside, ..., text
-    if any(brace in text for text in pieces[::2] for brace in "{}"):
-        raise ConfigError(f"{pattern!r} has a brace that is not closed, or braces inside braces")
-    results = [pieces[0]]
-    for inside, text in zip(pieces[1::2], pieces[2::2], strict=True):
-        words_count = _words_count(inside, pattern)
-        if len(results) * words_count > SHARDS_MAX:
-            raise ConfigError(f"{pattern!r} gives {len(results) * words_count} shards, more than {SHARDS_MAX}")
-        words = list(_words(inside))
-        results = [head + word + text for head in results for word in words]
-    return results
-
-
-def _words_count(inside: str, pattern: str) -> int:
-    match = _RANGE.fullmatch(inside)
-    if match is None:
-        if "," not in inside:
-            raise ConfigError(f"{pattern!r}: {{{inside}}} is neither a range {{000..009}} nor a list {{a,b}}")
-        return inside.count(",") + 1
-    count = int(match[2]) - int(match[1]) + 1
-    if count < 1:
-        raise ConfigError(f"{pattern!r}: the range {{{inside}}} runs backwards")
-    return count
-
-
-def _words(inside: str) -> Iterator[str]:
-    match = _RANGE.fullmatch(inside)
-    if match is None:
-        yield from inside.split(",")
-        return
-    width = len(match[1]) if match[1].startswith("0") else 0  # as in bash: zeros in front keep the width
-    for number in range(int(match[1]), int(match[2]) + 1):
-        yield str(number).zfill(width)

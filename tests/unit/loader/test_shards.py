@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 import penstock as ps
 from loading import write_counted
 from penstock.errors import ObjectMissingError
-from penstock.loader.shards import ShardFinder, _glob_parts, _glob_regex
+from penstock.loader.shards import ShardFinder
 from servers.faulty import FaultyServer
 
 
@@ -63,34 +62,6 @@ def test_nothing_found_is_an_error(folder: Path, what: str) -> None:
     """A prefix or pattern without shards is a missing object that names it."""
     with pytest.raises(ObjectMissingError):
         found(f"{folder}/{what}")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "name", "expected"),
-    [
-        ("*.tar", "a.tar", True),
-        ("*.tar", "x/a.tar", False),
-        ("**/*.tar", "x/y/a.tar", True),
-        ("**/*.tar", "a.tar", True),
-        ("a?.tar", "ab.tar", True),
-        ("a?.tar", "a/.tar", False),
-        ("[!a]*.tar", "b.tar", True),
-        ("[!a]*.tar", "a.tar", False),
-        ("a.tar", "aXtar", False),
-        ("a+(b).tar", "a+(b).tar", True),
-        ("[a-c]1", "b1", True),
-        ("x[", "x[", True),
-    ],
-)
-def test_glob_semantics(pattern: str, name: str, expected: bool) -> None:
-    """Shell rules: * and ? stop at a slash, ** does not, everything else is literal."""
-    assert (re.fullmatch(_glob_regex(pattern), name) is not None) is expected
-
-
-def test_glob_folder() -> None:
-    """What is listed is the folder above the first wildcard."""
-    assert _glob_parts("s3://b/a/x-*/y.tar") == ("s3://b/a/", "x-*/y.tar")
-    assert _glob_parts("*.tar") == ("./", "*.tar")
 
 
 @pytest.mark.server

@@ -4,23 +4,6 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ConfigError
-from penstock.pipeline.source import braces_unfolded, has_glob
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("a.tar", ["a.tar"]),
-        ("a-{0..2}.tar", ["a-0.tar", "a-1.tar", "a-2.tar"]),
-        ("a-{008..010}.tar", ["a-008.tar", "a-009.tar", "a-010.tar"]),
-        ("a-{8..10}", ["a-8", "a-9", "a-10"]),
-        ("{x,y}/{0..1}", ["x/0", "x/1", "y/0", "y/1"]),
-        ("{a,}b", ["ab", "b"]),
-    ],
-)
-def test_braces_unfold_as_in_a_shell(pattern: str, expected: list[str]) -> None:
-    """Ranges keep their zeros, lists keep their order, several multiply with the last running fastest."""
-    assert braces_unfolded(pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,21 +18,6 @@ def test_bad_braces_are_refused(pattern: str) -> None:
 def test_a_list_is_taken_literally() -> None:
     """Braces in a list of URLs are names, not patterns."""
     assert ps.shards(["s3://b/{x}.tar"]).source.urls == ("s3://b/{x}.tar",)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("s3://b/*.tar", True),
-        ("s3://b/a?.tar", True),
-        ("s3://b/[ab].tar", True),
-        ("s3://b/a.tar", False),
-        ("https://h/a.tar?x=1", False),
-    ],
-)
-def test_globs_are_told_from_urls(url: str, expected: bool) -> None:
-    """An HTTP query is no wildcard."""
-    assert has_glob(url) is expected
 
 
 @pytest.mark.parametrize("urls", [[], [""], "", [3], 3])
