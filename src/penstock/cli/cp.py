@@ -12,25 +12,43 @@ import typer
 
 from penstock.cli.files import is_there, one_line
 from penstock.cli.ls import human_bytes
-from penstock.cli.options import Anonymous, AsJson, Cache, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.options import (
+    Anonymous,
+    AsJson,
+    Cache,
+    Connection,
+    EndpointUrl,
+    Place,
+    Profile,
+    Region,
+    SourceAnonymous,
+    SourceEndpointUrl,
+    SourceProfile,
+)
 from penstock.cli.saying import show, tell
+from penstock.cli.selection import Exclude, Include, Selection
 from penstock.cli.transfer import Files, Item, Objects, copy_inside, stream
-from penstock.errors import ConfigError, ObjectMissingError, StoreError
+from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, StoreError
 from penstock.redaction import printable
 from penstock.store.local import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.types import Key, ObjectInfo
 
 
 def cp(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="An object or file; a prefix or directory: all below it.")
+        str, typer.Argument(metavar="SRC", help="An object or file; a prefix or directory: all below it; a pattern.")
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="Where to; one that ends with / is a folder.")],
     *,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Accepted for habit: a folder is always taken whole.")
+    ] = False,
+    include: Include = None,
+    exclude: Exclude = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy also what is there already.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and copy nothing.")] = False,
     cache: Cache = None,
@@ -39,21 +57,18 @@ def cp(
     region: Region = None,
     profile: Profile = None,
     anonymous: Anonymous = False,
-    source_endpoint_url: Annotated[
-        str | None, typer.Option("--source-endpoint-url", metavar="URL", help="Of SRC, where it is another store's.")
-    ] = None,
-    source_profile: Annotated[
-        str | None, typer.Option("--source-profile", metavar="NAME", help="Of SRC, where others may read it.")
-    ] = None,
-    source_anonymous: Annotated[
-        bool, typer.Option("--source-anonymous", help="Do not sign what is read: SRC is public.")
-    ] = False,
+    source_endpoint_url: SourceEndpointUrl = None,
+    source_profile: SourceProfile = None,
+    source_anonymous: SourceAnonymous = False,
 ) -> None:
     """Copy a file or everything below a folder; run it again to finish what was interrupted.
 
     What is already there is skipped, as aws s3 sync does: on disk, a file of the object's size, modification time and
     (where the file system keeps attributes) ETag; in a store, an object of the source's size that is not older.
     Anything else of the same name is replaced. Nothing is ever deleted. Inside one store it is the store that copies.
+
+    SRC may be a pattern, with the rules of penstock.shards; quote it, or the shell takes it for its own. A key is copied if
+    it matches an --include, or there is none, and no --exclude. Copying nothing, because there is nothing, is an error.
 
     Sizes are compared, checksums verified wherever the store keeps them. Files appear whole or not at all; after Ctrl-C
     nothing half-done is left. An object that fails does not stop the others; the exit code is then 1. Keys that are no
@@ -63,25 +78,19 @@ def cp(
 
         penstock cp s3://bucket/train/ /data/train/
         penstock cp model.pt s3://bucket/models/
+        penstock cp "s3://bucket/train/*-0000{0..3}.tar" /data/train/
+        penstock cp --exclude "*.tmp" /data/out/ s3://bucket/out/
         penstock cp --dry-run s3://bucket/a/ s3://other/b/
         penstock cp --source-anonymous s3://public/set/ s3://mine/set/
     """
     there = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous, cache=cache)
-    here = there
-    if source_endpoint_url or source_profile or source_anonymous:
-        here = Connection(
-            endpoint_url=source_endpoint_url or endpoint_url,
-            region=None if source_endpoint_url or source_profile else region,
-            profile=None if source_anonymous else source_profile or profile,
-            anonymous=source_anonymous or (anonymous and not source_profile),
-            cache=cache,
-        )
+    here = there.of_source(endpoint_url=source_endpoint_url, profile=source_profile, anonymous=source_anonymous)
     report = Report(as_json=as_json, dry_run=dry_run)
     with here, there, report:
-        plan = Plan(here.place(source), there.place(target), report, overwrite=overwrite)
-        report.follow(plan)
-        plan.run(dry_run=dry_run)
+        selection = Selection(here, source, include=include, exclude=exclude)
+        Plan(selection, there.place(target), report, overwrite=overwrite).run(dry_run=dry_run)
     report.end()
+    selection.check_found()
     if report.failed_count:
         raise typer.Exit(1)
 
@@ -94,60 +103,48 @@ class Plan:
         target: Where to.
         report: Hears of each object.
         overwrite: Take also what is there already.
+        deletes: Note what the target has beyond the source, for ``extras``.
+
+    Attributes:
+        extras: Keys at the target that are none of the source's; complete once ``run`` has returned.
 
     Raises:
         ConfigError: a folder onto itself, into itself, or onto a file.
-        ObjectMissingError: there is nothing at `source`.
     """
 
-    def __init__(self, source: Place, target: Place, report: Report, *, overwrite: bool) -> None:
+    def __init__(
+        self, source: Selection, target: Place, report: Report, *, overwrite: bool = False, deletes: bool = False
+    ) -> None:
         self.source = source
         self.target = target
         self.report = report
         self.overwrite = overwrite
-        self.only: ObjectInfo | None = None
-        self.prefix = source.key
-        if not source.is_folder:
-            self._look()
+        self.deletes = deletes
+        self.extras: list[Key] = []
         self._refuse_overlap()
-
-    def _look(self) -> None:
-        """Whether the source is an object; where there is none, whether it is a folder named without its slash."""
-        place = self.source
-        try:
-            self.only = place.store.stat(place.key)
-        except ObjectMissingError as error:
-            self.prefix = place.key + "/"
-            if next(place.store.list(self.prefix), None) is None:
-                raise ObjectMissingError(
-                    "there is no such object, and nothing below it",
-                    operation="HEAD",
-                    url=place.url,
-                    hint="check the key: penstock ls lists its prefix",
-                ) from error
+        report.follow(self)
 
     def _refuse_overlap(self) -> None:
         if not self._overlaps():
             return
-        if self.only is not None:
-            raise ConfigError(
-                f"{self.source.url} and {self.target.url} are the same object", hint="name another DST, or a folder"
-            )
-        raise ConfigError(f"{self.target.url} lies inside {self.source.url}", hint="name a DST outside of SRC")
+        source, target = self.source.place.url, self.target.url
+        if self.source.only is not None:
+            raise ConfigError(f"{source} and {target} are the same object", hint="name another DST, or a folder")
+        raise ConfigError(f"{target} lies inside {source}", hint="name a DST outside of SRC")
 
     def _overlaps(self) -> bool:
         """Whether what is written would be what is read."""
-        source, target = self.source, self.target
+        source, target = self.source.place, self.target
         if source.path is not None and target.path is not None:  # one directory has many names: links, .., its parent
-            if self.only is None:
+            if self.source.only is None:
                 return target.path.resolve().is_relative_to(source.path.resolve())
             into = target.path / source.name if target.is_folder else target.path
             return into.resolve() == source.path.resolve()
         if source.store is not target.store:
             return False
-        if self.only is None:
-            return self.target_prefix.startswith(self.prefix)
-        return self.target_key(self.prefix) == source.key
+        if self.source.only is not None:
+            return self.target_key(source.key) == source.key
+        return not self.source.is_pattern and self.target_prefix.startswith(self.source.prefix)
 
     @property
     def target_prefix(self) -> Key:
@@ -157,25 +154,25 @@ class Plan:
 
     def target_key(self, key: Key) -> Key:
         """Where in the target's store `key` goes."""
-        if self.only is None:
-            return self.target_prefix + key[len(self.prefix) :]
-        return self.target.key + self.source.name if self.target.is_folder else self.target.key
+        if self.source.only is None:
+            return self.target_prefix + key[len(self.source.prefix) :]
+        return self.target.key + self.source.place.name if self.target.is_folder else self.target.key
 
     def run(self, *, dry_run: bool) -> None:
         """Copy."""
         items = self._items()
-        target = self.target.store
+        source, target = self.source.place.store, self.target.store
         if dry_run:
             for item in items:
                 self.report.would_move(item)
         elif self.target.path is not None:
-            stream(self.source.store, items, Files(self.report), self.report)
-        elif self.source.store is self.target.store:
+            stream(source, items, Files(self.report), self.report)
+        elif source is target:
             copy_inside(target, items, self.report)
         else:
             objects = Objects(target, self.report)
             try:
-                stream(self.source.store, items, objects, self.report)
+                stream(source, items, objects, self.report)
                 objects.wait()
             except BaseException:
                 objects.cancel()
@@ -183,18 +180,25 @@ class Plan:
 
     def _items(self) -> Iterator[Item]:
         """What is to be moved, in key order; what is there already, and what has no safe name, is reported."""
-        there = self._there()
-        for info in self.source.store.list(self.prefix) if self.only is None else [self.only]:
+        there, prefix = self._there(), self.source.prefix
+        reads_target = self.source.is_pattern and self.source.place.store is self.target.store
+        for info in self.source:
             item = Item(info, self.target_key(info.key), None)
+            if reads_target and item.key.startswith(prefix) and self.source.takes(item.key[len(prefix) :]):
+                raise ConfigError(
+                    f"the copy {self.target.store.describe(item.key)} would match {self.source.url} itself"
+                )
+            known = there.has(item)
             try:
                 item = self._with_path(item)
             except ConfigError as error:
                 self.report.failed(item, error)
                 continue
-            if not self.overwrite and (is_there(item.path, info) if item.path else there.has(item)):
+            if not self.overwrite and (is_there(item.path, info) if item.path else known):
                 self.report.skipped(item)
             else:
                 yield item
+        there.end()
 
     def _with_path(self, item: Item) -> Item:
         """With the file it goes to, where the target is on this machine; checked to be a name below the target."""
@@ -205,33 +209,57 @@ class Plan:
         return replace(item, path=store.path(item.key.removesuffix("/") if is_marker else item.key))
 
     def _there(self) -> There:
-        if self.overwrite or self.target.path is not None:
+        if not self.deletes and (self.overwrite or self.target.path is not None):
             return There(iter(()))
-        if self.only is not None:
+        if self.source.only is not None:
             try:
-                return There(iter([self.target.store.stat(self.target_key(self.only.key))]))
+                return There(iter([self.target.store.stat(self.target_key(self.source.only.key))]))
             except ObjectMissingError:
                 return There(iter(()))
-        return There(self.target.store.list(self.target_prefix))
+        return There(self._at_target(), on_extra=self._note_extra)
+
+    def _at_target(self) -> Iterator[ObjectInfo]:
+        try:
+            yield from self.target.store.list(self.target_prefix)
+        except DirectoryMissingError:
+            return  # it is going to be made
+
+    def _note_extra(self, key: Key) -> None:
+        if self.deletes and self.source.takes(key[len(self.target_prefix) :]):
+            self.extras.append(key)
 
 
 class There:
     """What the target has, by a listing that is walked beside the source's: both are in key order."""
 
-    def __init__(self, listing: Iterator[ObjectInfo]) -> None:
+    def __init__(self, listing: Iterator[ObjectInfo], *, on_extra: Callable[[Key], None] = lambda _: None) -> None:
         self._listing = listing
+        self._on_extra = on_extra
         self._next = next(listing, None)
 
     def has(self, item: Item) -> bool:
-        """Whether the target holds `item`, as far as size and time tell."""
+        """Whether the target holds `item`, as far as size and time tell; items come in key order."""
         while self._next is not None and self._next.key < item.key:
-            self._next = next(self._listing, None)
+            self._pass()
         found = self._next
-        if found is None or found.key != item.key or found.size_bytes != item.info.size_bytes:
+        if found is None or found.key != item.key:
+            return False
+        self._next = next(self._listing, None)
+        if found.size_bytes != item.info.size_bytes:
             return False
         if found.last_modified_s is None or item.info.last_modified_s is None:
             return False
         return found.last_modified_s >= item.info.last_modified_s
+
+    def end(self) -> None:
+        """There are no more items: the rest of the listing is extra."""
+        while self._next is not None:
+            self._pass()
+
+    def _pass(self) -> None:
+        assert self._next is not None
+        self._on_extra(self._next.key)
+        self._next = next(self._listing, None)
 
 
 class Report:
@@ -307,7 +335,7 @@ class Report:
 
     def _print(self, action: str, item: Item, error: Exception | None = None) -> None:
         assert self._plan is not None
-        source = self._plan.source.store.describe(item.info.key)
+        source = self._plan.source.place.store.describe(item.info.key)
         target = self._plan.target.store.describe(item.key)
         if self._as_json:
             line: dict[str, Any] = {"action": action, "source": source, "target": target}

@@ -11,7 +11,9 @@ import typer
 
 from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
 from penstock.cli.saying import show
+from penstock.cli.selection import Exclude, Filter, Include, Selection
 from penstock.errors import ObjectMissingError
+from penstock.patterns import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
 
 
 def ls(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a directory, ...")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a pattern, a directory, ...")],
     *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also everything below.")] = False,
+    include: Include = None,
+    exclude: Exclude = None,
     human: Annotated[bool, typer.Option("--human", help="Sizes as KiB, MiB, ...")] = False,
     as_json: AsJson = False,
     endpoint_url: EndpointUrl = None,
@@ -32,22 +36,39 @@ def ls(
 ) -> None:
     """List objects in key order: size in bytes, time in UTC, key.
 
-    A prefix need not end at a slash: s3://bucket/tr lists train/ and trial.txt. Exits with 1 if nothing matches.
+    A prefix need not end at a slash: s3://bucket/tr lists train/ and trial.txt. Wildcards and braces make a pattern, as
+    in penstock.shards; quote it, or the shell takes it for its own. Exits with 1 if nothing matches.
 
     For example:
 
         penstock ls s3://bucket/train/
+        penstock ls "s3://bucket/train/*-0000{0..3}.tar"
         penstock ls -r --json s3://bucket | jq .size_bytes
     """
     connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     with connection:
         place = connection.place(url)
-        for info in _entries(place, recursive=recursive):
-            line = _as_json(place, info) if as_json else _as_text(info, human=human)
-            show(line)
+        kept = Filter(include, exclude)
+        folder = place.key[: place.key.rfind("/") + 1]
+        try:
+            for info in _entries(place, recursive=recursive):
+                if kept.takes(info.key[len(folder) :].rstrip("/")):
+                    show(_as_json(place, info) if as_json else _as_text(info, human=human))
+        except ObjectMissingError:
+            if not is_pattern(url):
+                raise
+            matching = Selection(connection, url, include=include, exclude=exclude)
+            for info in matching:
+                show(_as_json(matching.place, info) if as_json else _as_text(info, human=human))
+            matching.check_found()
 
 
 def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:
+    """What is at the place.
+
+    Raises:
+        ObjectMissingError: no key begins with the place's, before anything was given.
+    """
     found = place.store.list(place.key, recursive=recursive)
     first, second = next(found, None), next(found, None)
     if first is None:

@@ -28,6 +28,13 @@ Profile = Annotated[
     str | None, typer.Option("--profile", metavar="NAME", help="Profile of ~/.aws/config; default: AWS_PROFILE.")
 ]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Do not sign: public data.")]
+SourceEndpointUrl = Annotated[
+    str | None, typer.Option("--source-endpoint-url", metavar="URL", help="Of SRC, where it is another store's.")
+]
+SourceProfile = Annotated[
+    str | None, typer.Option("--source-profile", metavar="NAME", help="Of SRC, where others may read it.")
+]
+SourceAnonymous = Annotated[bool, typer.Option("--source-anonymous", help="Do not sign what is read: SRC is public.")]
 Cache = Annotated[
     str | None,
     typer.Option("--cache", metavar="PATH:SIZE", help="Keep what is read on this node's disk, /nvme/penstock:200GB."),
@@ -77,6 +84,18 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         for store in self._stores.values():
             store.close()
+
+    def of_source(self, *, endpoint_url: str | None, profile: str | None, anonymous: bool) -> Connection:
+        """This connection, or where an argument says so, another one for what is read."""
+        if not (endpoint_url or profile or anonymous):
+            return self
+        return Connection(
+            endpoint_url=endpoint_url or self.endpoint_url,
+            region=None if endpoint_url or profile else self.region,
+            profile=None if anonymous else profile or self.profile,
+            anonymous=anonymous or (self.anonymous and not profile),
+            cache=self.cache,
+        )
 
     def store(self, root_url: str) -> Store:
         """The store at `root_url`, the same one each time."""
