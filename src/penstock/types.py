@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import ConfigError, SpanError, StoreError
 from penstock.redaction import public_key
 
 if TYPE_CHECKING:
@@ -56,6 +56,18 @@ class ByteRange(NamedTuple):
         if not 0 <= self.start < self.end:
             raise ConfigError(f"ByteRange({self.start}, {self.end}) must have 0 <= start < end")
         return self
+
+    def within(self, size_bytes: int) -> ByteRange:
+        """The bytes of it that an object of `size_bytes` has: itself, cut at the object's end.
+
+        Raises:
+            SpanError: it starts at or past the end.
+        """
+        if self.start >= size_bytes:
+            raise SpanError(
+                f"the range starts at byte {self.start}, the object has {size_bytes} bytes", span=tuple(self)
+            )
+        return ByteRange(self.start, min(self.end, size_bytes))
 
 
 _STRONG_ETAG = re.compile(r'"[!#-~]+"')

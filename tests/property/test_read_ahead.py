@@ -73,7 +73,8 @@ def cases(draw: Any) -> tuple[dict[str, bytes], list[Any], Own]:
             requests.append(key)
         else:
             start = draw(st.integers(0, size - 1))
-            requests.append((key, ps.ByteRange(start, start + draw(st.integers(1, size - start + 10)))))
+            length = draw(st.one_of(st.integers(1, size - start + 10), st.sampled_from([30_000_000, 10**15])))
+            requests.append((key, ps.ByteRange(start, start + length)))
     config = FetchConfig(
         part_bytes=draw(st.sampled_from([64 * KIB, 100_000, 256 * KIB, 1024 * KIB, 8192 * KIB])),
         requests_min=draw(st.integers(1, 4)),
@@ -203,6 +204,19 @@ def test_too_large_a_read_is_refused_with_both_numbers() -> None:
         store.read("k")
     assert b"".join(chunk.data for chunk in store.read_parts(["k"], part_bytes=64 * KIB)) == BYTES
     assert given_back(store)
+
+
+def test_a_range_is_held_against_the_budget_by_what_there_is_of_it() -> None:
+    """A range longer than half of the budget is read where the object is smaller, and refused where it is not."""
+    for part_bytes in (64 * KIB, 8192 * KIB):
+        config = FetchConfig(part_bytes=part_bytes)
+        store = stack({"k": BYTES, "small": BYTES[:300_000]}, config, budget_bytes=2**20, fault_ratio=0, seed=0)
+        assert store.read("small", ps.ByteRange(0, 30_000_000)).data == BYTES[:300_000]
+        assert store.read("small", ps.ByteRange(0, 600_000)).data == BYTES[:300_000]
+        for length in (600_000, 30_000_000):
+            with pytest.raises(ConfigError, match=str(2**20)):
+                store.read("k", ps.ByteRange(0, length))
+        assert given_back(store)
 
 
 def test_a_consumer_that_keeps_everything_is_not_stuck() -> None:

@@ -6,6 +6,9 @@ budget, so there is no deadlock, whoever else holds the bytes.
 Objects of unknown size are asked for whole: most are small, and only an unranged answer carries the object's checksum.
 If the head of the answer says that the object is large, its first part lands, the connection is dropped, and the rest
 goes in parts. After one such object a HEAD asks for the size of the next ones, a few objects ahead.
+
+A range of several parts in an object of unknown size begins with its first part, too. The head of the answer says where
+the object ends, and the rest of the range is asked for up to there: no request ever begins past the end.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from penstock.config import MIB, FetchConfig
 from penstock.errors import CancelledOperationError, ConfigError, PenstockError, ProtocolError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.places import Places
-from penstock.fetch.plan import cut, parts
+from penstock.fetch.plan import cut, is_one_request, parts
 from penstock.fetch.slots import AskingSink, Item, Slot
 from penstock.fetch.window import Window
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLanding, Head
@@ -178,7 +181,8 @@ class Flight:
         self.items.append(item)
         try:
             span = item.span()
-            self._refuse_oversize(item, span)
+            if item.size_bytes is not None:
+                self._refuse_oversize(item, span)
         except PenstockError as error:
             item.error = error
             return
@@ -194,11 +198,31 @@ class Flight:
             self._add_slots(item, [(0, None)])
 
     def _cut(self, item: Item, span: ByteRange) -> None:
-        """The requests for a span of known length."""
-        pieces = cut(span, self._config.part_bytes)
+        """The requests for a span; where the object's size is not known, only the first of several."""
+        part_bytes = self._config.part_bytes
+        held_max = self._budget.bytes_max // 2
+        if item.size_bytes is None and not (is_one_request(span, part_bytes) and self._held_bytes(span) <= held_max):
+            first_bytes = max(1, min(part_bytes, held_max))
+            item.rest = ByteRange(span.start + first_bytes, span.end)
+            self._add_slots(item, [(span.start, first_bytes)])
+            return
+        pieces = cut(span, part_bytes)
         if len(pieces) > 1:
             self._expect_large()
         self._add_slots(item, pieces)
+
+    def _cut_rest(self, item: Item) -> None:
+        """The object's size is known now: the requests for what follows the first part of a range."""
+        rest, item.rest = item.rest, None
+        if rest is None:
+            return
+        span = item.span()
+        assert span is not None  # a whole object has no rest
+        self._refuse_oversize(item, span)
+        if rest.start < span.end:
+            self._expect_large()
+            self._add_slots(item, parts(ByteRange(rest.start, span.end), self._config.part_bytes))
+            self.pump()
 
     def _ask(self, item: Item) -> None:
         """HEAD a whole object: for its size, so that it can be cut, and for the checksum that the store may keep of it."""
@@ -250,8 +274,12 @@ class Flight:
             item.slots.append(slot)
             heapq.heappush(self._unsent, (item.sequence, start, slot))
 
+    def _held_bytes(self, span: ByteRange | None) -> int:
+        """What has to be in memory together to deliver `span`, beside parts that are delivered one by one."""
+        return span.length_bytes if self._whole and span is not None else 0
+
     def _refuse_oversize(self, item: Item, span: ByteRange | None) -> None:
-        held = span.length_bytes if self._whole and span is not None else 0
+        held = self._held_bytes(span)
         if held > self._budget.bytes_max // 2:
             raise ConfigError(
                 f"{self._core.describe(item.plan.key)}: a read of {held} bytes is more than half of the budget of "
@@ -282,23 +310,26 @@ class Flight:
             item = slot.item
             if span.end == UNKNOWN_BYTES and slot.landing is None:
                 return GrowingLanding(partial(self._make_room, slot))  # the version is pinned when its size is known
-            if span.end != UNKNOWN_BYTES:
-                item.pin(info)
+            try:
+                if span.end != UNKNOWN_BYTES:
+                    item.pin(info)
+                    self._cut_rest(item)
+                if slot.length_bytes is None:
+                    self._refuse_oversize(item, span)
+            except ConfigError as error:
+                item.error = error
+                raise CancelledOperationError("refused") from error
+            if slot.length_bytes is None and slot.landing is None:
+                return self._place_unknown(slot, span)
+            if slot.landing is None and slot.buffer is not None:
+                self.places.land(slot)
             if slot.landing is not None:
                 slot.landing.position = slot.landing.start
-                return slot.landing
-            if slot.length_bytes is not None:
-                return None
-            return self._place_unknown(slot, span)
+            return slot.landing
 
     def _place_unknown(self, slot: Slot, span: ByteRange) -> Landing | None:
         """A whole object, now of known size: all of it here, or its first part here and the rest beside it."""
         item, size_bytes, part_bytes = slot.item, span.length_bytes, self._config.part_bytes
-        try:
-            self._refuse_oversize(item, span)
-        except ConfigError as error:
-            item.error = error
-            raise CancelledOperationError("refused") from error
         if self._checksums_kept is None and item.info is not None:
             self._checksums_kept = bool(item.info.checksums)
         if size_bytes < POOLED_BYTES_MIN:
@@ -389,6 +420,7 @@ class Flight:
                 raise error
             if completion.info is not None:
                 item.pin(completion.info)
+                self._cut_rest(item)  # where the answer began without telling the size
         except PenstockError as failure:
             item.error = failure
             self._abandon(item)

@@ -50,8 +50,17 @@ class Places:
         if buffer is None:
             return False
         slot.buffer = buffer
-        slot.landing = Landing(buffer.view, 0, size_bytes, direct=buffer.owner)
+        if slot.item.rest is None:
+            self.land(slot)
+        # else the answer's head has to be heard first, which a store may skip where it knows the landing beforehand
         return True
+
+    @staticmethod
+    def land(slot: Slot) -> None:
+        """Let the slot's body go to its own buffer."""
+        buffer, length = slot.buffer, slot.length_bytes
+        assert buffer is not None and length is not None  # noqa: PT018 - a buffer is made for a length
+        slot.landing = Landing(buffer.view, 0, length, direct=buffer.owner)
 
     def _prepare_shared(self, slot: Slot, *, force: bool) -> bool:
         """A part of an object that is delivered whole: its place in the object's one buffer."""

@@ -72,9 +72,14 @@ def cut(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
     """
     if span.length_bytes == 0:
         return [(0, None)]
-    if span.length_bytes <= part_bytes + part_bytes // 2:
+    if is_one_request(span, part_bytes):
         return [(span.start, span.length_bytes)]
     return parts(span, part_bytes)
+
+
+def is_one_request(span: ByteRange, part_bytes: int) -> bool:
+    """Whether `span` is too short to be cut into parts of `part_bytes`."""
+    return span.length_bytes <= part_bytes + part_bytes // 2
 
 
 def parts(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:

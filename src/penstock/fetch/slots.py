@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.errors import ObjectChangedError, PenstockError, SpanError
+from penstock.errors import ObjectChangedError, PenstockError
 from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer, same_version
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Item:
         buffer: Where all parts of a whole delivery go, when there are several.
         pending_count: Slots that have not ended.
         asking: A HEAD for its size and checksum has not ended.
+        rest: Of a range in an object of unknown size: what follows its first part. It is asked for, as far as the
+            object goes, once the first answer has told the size; None afterwards.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class Item:
         "info",
         "pending_count",
         "plan",
+        "rest",
         "sent_count",
         "sequence",
         "slots",
@@ -53,6 +56,7 @@ class Item:
         self.buffer: PartBuffer | None = None
         self.pending_count = 0
         self.asking = False
+        self.rest: ByteRange | None = None
 
     @property
     def finished(self) -> bool:
@@ -80,9 +84,7 @@ class Item:
             return asked
         if asked is None:
             return ByteRange(0, size_bytes)
-        if asked.start >= size_bytes:
-            raise SpanError(f"the range starts at {asked.start}, the object has {size_bytes} bytes", span=tuple(asked))
-        return ByteRange(asked.start, min(asked.end, size_bytes))
+        return asked.within(size_bytes)
 
     def pin(self, info: ObjectInfo) -> None:
         """An answer began: the first sets the version, others must be of it.

@@ -89,6 +89,7 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
 
     Raises:
         ProtocolError: the answer does not say, or does not provably hold what was asked for.
+        SpanError: the server ignores ranges, and this one begins past the object's end.
     """
     if status not in (200, 206):  # 204 of a portal, 203 of a proxy that changed the body
         raise ProtocolError(f"HTTP status {status} is no answer to a GET", hint="is there a proxy on the way?")
@@ -120,7 +121,7 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
             "the answer has neither Content-Length nor chunks, so nothing tells whether it is whole",
             hint="is this an S3 endpoint?",
         )
-    if asked is not None and (asked.start != 0 or (coding is None and total > asked.end)):
+    if asked is not None and (asked.within(total).start != 0 or (coding is None and total > asked.end)):
         raise ignores_range(asked, size)
     return total, ByteRange(0, total)
 

@@ -158,7 +158,9 @@ class Exchange(ABC, Generic[S]):
             return
         received = answer.received_bytes
         if self.span.end == UNKNOWN_BYTES:  # the last chunk has come: it has as many bytes as there were
-            self.span = completion.span = ByteRange(0, received)
+            asked: ByteRange | None = self.operation.span  # type: ignore[union-attr]
+            whole = ByteRange(0, received)
+            self.span = completion.span = whole if asked is None else asked.within(received)
             self.info = completion.info = self.info._replace(size_bytes=received)
         if received != self.span.length_bytes:
             raise ProtocolError(f"the body has {received} of {self.span.length_bytes} bytes", retryable=True)

@@ -196,8 +196,9 @@ class _Blobs:
     def _cut(self, plan: PlanItem, info: ObjectInfo, data: memoryview, cut: Cut) -> Blob | StoreError:
         index, span = cut
         assert plan.span is not None
-        if span.start >= info.size_bytes:
-            error = SpanError(f"the range starts at {span.start}, the object has {info.size_bytes} bytes")
+        try:
+            span.within(info.size_bytes)
+        except SpanError as error:
             return _error_of(error, self._store, plan._replace(request_index=index, span=span))
         piece = data[span.start - plan.span.start : span.end - plan.span.start]
         return Blob(piece, key=plan.key, span=span, etag=info.etag, request_index=index, verified="length")

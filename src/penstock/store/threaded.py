@@ -22,7 +22,6 @@ from penstock.errors import (
     ClosedError,
     ConfigError,
     ObjectMissingError,
-    SpanError,
     StoreError,
     UnavailableError,
 )
@@ -329,7 +328,4 @@ def span_within(operation: Get, size_bytes: int) -> ByteRange | None:
     """
     if operation.span is None:
         return ByteRange(0, size_bytes) if size_bytes else None
-    start, end = operation.span
-    if start >= size_bytes:
-        raise SpanError(f"the range starts at byte {start}, the object has {size_bytes}", span=(start, end), status=416)
-    return ByteRange(start, min(end, size_bytes))
+    return operation.span.within(size_bytes)

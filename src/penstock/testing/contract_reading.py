@@ -46,15 +46,20 @@ class ReadingContract(Capabilities):
         """A range that only ends past the object's end is cut there, as HTTP does."""
         data = content(1000)
         self.seed(store, {"k": data})
-        assert store.read("k", ByteRange(990, 5000)).data == data[990:]
+        for end in (5000, 30_000_000, 10**15):  # of one part, of several, and of more than fits into any memory
+            span = ByteRange(990, end)
+            assert store.read("k", span).data == data[990:]
+            assert [bytes(blob.data) for blob in store.read_many([("k", span)])] == [data[990:]]
+            assert b"".join(chunk.data for chunk in store.read_parts([("k", span)])) == data[990:]
 
     @pytest.mark.parametrize("start", [1000, 1001, 10**15])
     def test_a_span_that_starts_past_the_end_is_refused(self, store: Store, start: int) -> None:
         """A range that holds no byte of the object is a SpanError, which is a ValueError too."""
         self.seed(store, {"k": content(1000)})
-        with pytest.raises(SpanError) as caught:
-            store.read("k", ByteRange(start, start + 10))
-        assert isinstance(caught.value, ValueError)
+        for length in (10, 30_000_000):
+            with pytest.raises(SpanError) as caught:
+                store.read("k", ByteRange(start, start + length))
+            assert isinstance(caught.value, ValueError)
 
     @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5)])
     def test_what_is_no_span_is_refused_at_once(self, store: Store, start: int, end: int) -> None:
