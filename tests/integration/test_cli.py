@@ -153,6 +153,40 @@ def test_copy_from_another_store(
     assert b"s3cr3t" not in down.stderr + missing.stderr
 
 
+def test_sync_rm_du(
+    penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, bucket: str, tmp_path: Path
+) -> None:
+    """A directory is mirrored to a bucket, more objects than one request deletes are removed, and counted before."""
+    files = {f"{number:04d}": b"x" * (number % 7) for number in range(1050)}
+    (tmp_path / "from").mkdir()
+    for name in ("0001", "0004"):
+        (tmp_path / "from" / name).write_bytes(files[name])
+    for name, data in files.items():
+        s3_store.write(f"d/{name}", data)
+    counted = penstock("du", "--json", f"s3://{bucket}/d/")
+    assert json.loads(counted.stdout)["objects"] == 1050
+    dry = penstock("sync", "--delete", "--dry-run", "--json", str(tmp_path / "from"), f"s3://{bucket}/d/")
+    assert json.loads(dry.stdout.splitlines()[-1])["deleted"] == 1048
+    done = penstock("sync", "--delete", str(tmp_path / "from"), f"s3://{bucket}/d/")
+    assert done.returncode == 0, done.stderr
+    assert [info.key for info in s3_store.list("d/")] == ["d/0001", "d/0004"]
+    assert penstock("rm", "-r", f"s3://{bucket}/").returncode == 1
+    assert penstock("rm", "-r", f"s3://{bucket}/d/").returncode == 0
+    assert list(s3_store.list()) == []
+
+
+def test_sync_deletes_nothing_when_the_listing_fails(
+    faulty: FaultyServer, at_faulty: Callable[..., subprocess.CompletedProcess[bytes]], tmp_path: Path
+) -> None:
+    """A source whose listing breaks off, or is refused, leaves every object of the target."""
+    faulty.objects["d/a"] = b"a"
+    (tmp_path / "extra").write_bytes(b"x")
+    faulty.fail("403", times=None, match=lambda request: "list-type" in request.query)
+    ended = at_faulty("sync", "--delete", "--allow-empty", "s3://bucket/d/", str(tmp_path))
+    assert ended.returncode == 1
+    assert tree(tmp_path) == {"extra": b"x"}
+
+
 def test_info_probes_without_secrets(
     penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, s3_endpoint: Any, bucket: str
 ) -> None:

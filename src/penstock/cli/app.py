@@ -16,6 +16,7 @@ from penstock.cli.cache import cache
 from penstock.cli.cat import cat
 from penstock.cli.convert import convert
 from penstock.cli.cp import cp
+from penstock.cli.du import du
 from penstock.cli.files import one_line
 from penstock.cli.index import index
 from penstock.cli.info import info
@@ -23,7 +24,9 @@ from penstock.cli.ls import ls
 from penstock.cli.manifest import manifest
 from penstock.cli.pack import pack
 from penstock.cli.peek import peek
+from penstock.cli.rm import rm
 from penstock.cli.saying import PrintableFormatter, show, tell
+from penstock.cli.sync import sync
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError
 
@@ -80,7 +83,7 @@ def _root(
     """Object storage for training jobs: list it, read it, copy it, measure it."""
 
 
-for _command in (ls, cat, cp, index, manifest, pack, convert, verify, peek, info):
+for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.add_typer(cache)
 

@@ -103,7 +103,7 @@ class Plan:
         target: Where to.
         report: Hears of each object.
         overwrite: Take also what is there already.
-        deletes: Note what the target has beyond the source, for ``extras``.
+        deletes: Note what the target has beyond the source, for ``extras``; the source may then not lie inside it.
 
     Attributes:
         extras: Keys at the target that are none of the source's; complete once ``run`` has returned.
@@ -128,6 +128,8 @@ class Plan:
         if not self._overlaps():
             return
         source, target = self.source.place.url, self.target.url
+        if self.deletes:
+            raise ConfigError(f"one of {source} and {target} lies inside the other", hint="name folders that do not")
         if self.source.only is not None:
             raise ConfigError(f"{source} and {target} are the same object", hint="name another DST, or a folder")
         raise ConfigError(f"{target} lies inside {source}", hint="name a DST outside of SRC")
@@ -137,13 +139,16 @@ class Plan:
         source, target = self.source.place, self.target
         if source.path is not None and target.path is not None:  # one directory has many names: links, .., its parent
             if self.source.only is None:
-                return target.path.resolve().is_relative_to(source.path.resolve())
+                inner, outer = target.path.resolve(), source.path.resolve()
+                return inner.is_relative_to(outer) or (self.deletes and outer.is_relative_to(inner))
             into = target.path / source.name if target.is_folder else target.path
             return into.resolve() == source.path.resolve()
         if source.store is not target.store:
             return False
         if self.source.only is not None:
             return self.target_key(source.key) == source.key
+        if self.deletes and self.source.prefix.startswith(self.target_prefix):
+            return True
         return not self.source.is_pattern and self.target_prefix.startswith(self.source.prefix)
 
     @property
@@ -265,13 +270,14 @@ class There:
 class Report:
     """Counts, prints and shows progress. On a terminal a line that moves, on stderr; else one line at the end."""
 
-    def __init__(self, *, as_json: bool, dry_run: bool) -> None:
+    def __init__(self, *, as_json: bool, dry_run: bool, deletes: bool = False) -> None:
         self._as_json = as_json
         self._dry_run = dry_run
+        self._deletes = deletes
         self._start_s = time.monotonic()
         self._plan: Plan | None = None
         self._progress: Any = None
-        self.moved_count = self.skipped_count = self.failed_count = 0
+        self.moved_count = self.skipped_count = self.failed_count = self.deleted_count = 0
         self.moved_bytes = self.skipped_bytes = self._arrived_bytes = 0
 
     def follow(self, plan: Plan) -> None:
@@ -333,6 +339,18 @@ class Report:
         self.moved_bytes += item.info.size_bytes
         self._print("would copy", item)
 
+    def deleted(self, key: Key) -> None:
+        """`key` is gone from the target, or would be."""
+        assert self._plan is not None
+        self.deleted_count += 1
+        target = self._plan.target.store.describe(key)
+        if self._as_json:
+            print(json.dumps({"action": "would delete" if self._dry_run else "deleted", "target": target}))
+        elif self._dry_run:
+            show(f"delete {target}")
+        elif self._progress is not None:
+            self._progress.update(self._task, description=f"{self.deleted_count} deleted")
+
     def _print(self, action: str, item: Item, error: Exception | None = None) -> None:
         assert self._plan is not None
         source = self._plan.source.place.store.describe(item.info.key)
@@ -359,22 +377,21 @@ class Report:
         """The last line."""
         seconds = time.monotonic() - self._start_s
         if self._as_json:
-            print(
-                json.dumps(
-                    {
-                        "action": "summary",
-                        "dry_run": self._dry_run,
-                        "copied": self.moved_count,
-                        "copied_bytes": self.moved_bytes,
-                        "skipped": self.skipped_count,
-                        "skipped_bytes": self.skipped_bytes,
-                        "failed": self.failed_count,
-                        "seconds": round(seconds, 3),
-                    }
-                )
-            )
+            summary = {
+                "action": "summary",
+                "dry_run": self._dry_run,
+                "copied": self.moved_count,
+                "copied_bytes": self.moved_bytes,
+                "skipped": self.skipped_count,
+                "skipped_bytes": self.skipped_bytes,
+                **({"deleted": self.deleted_count} if self._deletes else {}),
+                "failed": self.failed_count,
+                "seconds": round(seconds, 3),
+            }
+            print(json.dumps(summary))
             return
         verb = "would be copied" if self._dry_run else "copied"
         text = f"{self.moved_count} {verb} ({human_bytes(self.moved_bytes)}), {self.skipped_count} there already"
+        text += f", {self.deleted_count} {'would be ' if self._dry_run else ''}deleted" if self._deletes else ""
         rate = f", {human_bytes(self.moved_bytes / max(seconds, 1e-9))}/s" if not self._dry_run else ""
         self._say(text + (f", {self.failed_count} failed" if self.failed_count else "") + f", {seconds:.1f} s{rate}")

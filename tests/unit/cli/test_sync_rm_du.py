@@ -1,0 +1,220 @@
+"""``sync``, ``rm`` and ``du``, on directories and memory stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.app import run
+from penstock.store.memory import MemoryStore
+
+OBJECTS = {"d/a": b"a", "d/b": b"bb", "d/x/c.tmp": b"ccc", "d/x/y/e": b"eeeee", "other": b"o"}
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    store = MemoryStore(name=f"cli-{uuid.uuid4().hex}")
+    for key, data in OBJECTS.items():
+        store.write(key, data)
+    return store
+
+
+def url(store: MemoryStore, key: str = "") -> str:
+    return f"memory://{store.name}/{key}"
+
+
+def keys(store: MemoryStore, prefix: str = "") -> list[str]:
+    return [info.key for info in store.list(prefix)]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+FILES = {key.removeprefix("d/"): data for key, data in OBJECTS.items() if key.startswith("d/")}
+
+
+# ── sync ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("to", ["files", "objects", "the same store"])
+def test_sync_makes_the_target_what_the_source_is(memory: MemoryStore, tmp_path: Path, to: str) -> None:
+    """Missing and changed objects are copied and extra ones deleted, in order before, between and behind the others."""
+    extra = {"!": b"", "ab": b"1", "x/y/f": b"2", "x0": b"3", "zz/z": b"4", "b": b"changed, longer"}
+    other = MemoryStore(name=f"cli-{uuid.uuid4().hex}")
+    target = {"files": str(tmp_path), "objects": url(other, "t"), "the same store": url(memory, "t/")}[to]
+    write(tmp_path, extra)
+    for store in (other, memory):
+        for name, data in extra.items():
+            store.write(f"t/{name}", data)
+    assert run(["sync", "--delete", url(memory, "d/"), target]) == 0
+    if to == "files":
+        assert tree(tmp_path) == FILES
+    else:
+        store = other if to == "objects" else memory
+        assert {key[2:]: bytes(store.read(key).data) for key in keys(store, "t/")} == FILES
+    assert keys(memory, "d/") == [f"d/{name}" for name in sorted(FILES)]
+
+
+def test_sync_without_delete_and_dry_deletes_nothing(
+    memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It deletes only where it was told to, and --dry-run says what that would be."""
+    write(tmp_path, {"extra": b"1"})
+    assert run(["sync", url(memory, "d/"), str(tmp_path)]) == 0
+    assert tree(tmp_path) == FILES | {"extra": b"1"}
+    assert run(["sync", "--delete", "--dry-run", "--json", url(memory, "d/"), str(tmp_path)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["target"] for line in lines if line["action"] == "would delete"] == [f"file://{tmp_path}/extra"]
+    assert (lines[-1]["copied"], lines[-1]["deleted"]) == (0, 1)
+    assert "extra" in tree(tmp_path)
+
+
+def test_filters_protect_from_deletion(memory: MemoryStore, tmp_path: Path) -> None:
+    """What a filter or a pattern leaves out is neither copied nor deleted."""
+    write(tmp_path, {"keep.tmp": b"1", "x/keep.tmp": b"2", "gone": b"3"})
+    assert run(["sync", "--delete", "--exclude", "*.tmp", url(memory, "d/"), str(tmp_path)]) == 0
+    kept = {name: data for name, data in FILES.items() if not name.endswith(".tmp")}
+    assert tree(tmp_path) == kept | {"keep.tmp": b"1", "x/keep.tmp": b"2"}
+    assert run(["sync", "--delete", url(memory, "d/?"), str(tmp_path)]) == 0
+    assert "x/y/e" in tree(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["nothing/", "d/*.zip", "d/{a,q}"])
+def test_an_empty_source_deletes_nothing(memory: MemoryStore, tmp_path: Path, source: str) -> None:
+    """A source without objects, or without one that was named, is an error, before anything is deleted."""
+    write(tmp_path, {"extra": b"1", "q": b"2"})
+    assert run(["sync", "--delete", url(memory, source), str(tmp_path)]) == 1
+    assert tree(tmp_path).keys() >= {"extra", "q"}
+
+
+def test_an_empty_source_that_is_meant(memory: MemoryStore, tmp_path: Path) -> None:
+    """``--allow-empty`` empties the target; a directory that is not there is an error all the same."""
+    write(tmp_path, {"extra": b"1"})
+    assert run(["sync", "--delete", "--allow-empty", f"{tmp_path}/none/", url(memory, "d/")]) == 1
+    assert len(keys(memory, "d/")) == len(FILES)
+    assert run(["sync", "--delete", "--allow-empty", url(memory, "nothing/"), str(tmp_path)]) == 0
+    assert tree(tmp_path) == {}
+
+
+def test_a_failed_copy_deletes_nothing(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where an object could not be copied, what the source lacks stays, and that is said."""
+    write(tmp_path, {"extra": b"1"})
+    memory.write("d/../up", b"no name for a file")
+    assert run(["sync", "--delete", url(memory, "d/"), str(tmp_path)]) == 1
+    assert "extra" in tree(tmp_path)
+    assert "1 objects that SRC lacks were not deleted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("source", "target"), [("d/x/", "d/"), ("d/", "d/x/"), ("d/", "d/"), ("d/x/*", "d/")])
+def test_neither_may_lie_inside_the_other(
+    memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, target: str
+) -> None:
+    """A sync that would delete its own source is refused, in stores and directories."""
+    write(tmp_path, OBJECTS)
+    assert run(["sync", "--delete", url(memory, source), url(memory, target)]) == 1
+    assert run(["sync", "--delete", f"{tmp_path}/{source}", f"{tmp_path}/{target}"]) == 1
+    assert capsys.readouterr().err.count("inside the other") == 2
+    assert keys(memory) == sorted(OBJECTS)
+    assert tree(tmp_path) == OBJECTS
+
+
+def test_one_object_is_not_synced(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``sync`` is for folders."""
+    assert run(["sync", url(memory, "other"), str(tmp_path)]) == 1
+    assert "penstock cp copies it" in capsys.readouterr().err
+
+
+# ── rm ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        (["d/a"], ["d/b", "d/x/c.tmp", "d/x/y/e", "other"]),
+        (["d/[ab]"], ["d/x/c.tmp", "d/x/y/e", "other"]),
+        (["d/**"], ["other"]),
+        (["-r", "d/x"], ["d/a", "d/b", "other"]),
+        (["-r", "d/x/"], ["d/a", "d/b", "other"]),
+        (["-r", "d/", "--include", "*.tmp"], ["d/a", "d/b", "d/x/y/e", "other"]),
+        (["-r", "d/", "--exclude", "x/**"], ["d/x/c.tmp", "d/x/y/e", "other"]),
+        (["-r", "", "--whole-bucket"], []),
+        (["-r", "d/", "--dry-run"], sorted(OBJECTS)),
+    ],
+)
+def test_rm_removes_what_was_named(memory: MemoryStore, arguments: list[str], left: list[str]) -> None:
+    """An object, a pattern, or everything below a folder, and nothing else."""
+    full = [each if each.startswith(("-", "*", "x/")) else url(memory, each) for each in arguments]
+    assert run(["rm", *full]) == 0
+    assert keys(memory) == left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["d/"], "--recursive"),
+        (["d"], "--recursive"),
+        (["-r", ""], "--whole-bucket"),
+        (["nothing"], "no such object"),
+        (["-r", "nothing/"], "nothing below this"),
+        (["*.zip"], "no key matches"),
+    ],
+)
+def test_rm_refuses(memory: MemoryStore, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+    """A folder, a whole bucket and a file system's root need an option; what is not there is an error."""
+    assert run(["rm", *(each if each.startswith("-") else url(memory, each) for each in arguments)]) == 1
+    assert says in capsys.readouterr().err
+    assert keys(memory) == sorted(OBJECTS)
+    assert run(["rm", "-r", "/", "--dry-run"]) == 1
+    assert "--whole-bucket" in capsys.readouterr().err
+
+
+def test_rm_of_files_and_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Directories too; --dry-run prints what would go, --json a line for each and a summary."""
+    write(tmp_path, {"d/a": b"1", "d/x/b": b"2", "e": b"3"})
+    assert run(["rm", "-r", f"{tmp_path}/d", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"file://{tmp_path}/d/a", f"file://{tmp_path}/d/x/b"]
+    assert run(["rm", "-r", f"{tmp_path}/d", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["action"] for line in lines] == ["removed", "removed", "summary"]
+    assert tree(tmp_path) == {"e": b"3"}
+
+
+# ── du ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sums(text: str) -> dict[str, tuple[int, int]]:
+    return {each["key"]: (each["size_bytes"], each["objects"]) for each in map(json.loads, text.splitlines())}
+
+
+def test_du_counts(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes and objects of everything below, of each folder to the depth asked for, the whole last."""
+    assert run(["du", "--json", url(memory, "d/")]) == 0
+    assert sums(capsys.readouterr().out) == {"d/": (11, 4)}
+    assert run(["du", "--json", "--depth", "2", url(memory)]) == 0
+    found = sums(capsys.readouterr().out)
+    assert found == {"d/": (11, 4), "d/x/": (8, 2), "": (12, 5)}
+    assert list(found)[-1] == ""
+    assert run(["du", "--human", "--exclude", "*.tmp", url(memory, "d")]) == 0
+    assert capsys.readouterr().out.split() == ["8", "B", "3", "d/"]
+    assert run(["du", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["0", "0"]
+    assert run(["du", url(memory, "nothing/")]) == 1
+
+
+def test_names_do_not_command_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key with an escape sequence is never printed on stderr as it is, and exact into a pipe."""
+    write(tmp_path, {"a\x1b[31m": b"1"})
+    for arguments in (["rm", "-r", "--dry-run"], ["du", "-d", "1"]):
+        assert run([*arguments, f"{tmp_path}{os.sep}"]) == 0
+        assert "\x1b" not in capsys.readouterr().err
