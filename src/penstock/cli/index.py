@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 def index(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory of shards.")],
     *,
-    beside: Annotated[bool, typer.Option("--beside", help="Keep it beside the shards, under .penstock/.")] = False,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Keep it beside the shards, under .penstock/, also if none lies there yet.")
+    ] = False,
     index_dir: Annotated[
-        str | None, typer.Option("--index-dir", metavar="DIR", help="Keep it here; default: the user's cache.")
+        str | None,
+        typer.Option(
+            "--index-dir",
+            metavar="DIR",
+            help="Keep it here; default: beside the shards if one lies there, else the user's cache.",
+        ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Read every shard, whatever is known.")] = False,
     ignore_idx: Annotated[bool, typer.Option("--ignore-idx", help="Pass over other tools' .idx files.")] = False,
@@ -41,6 +48,8 @@ def index(
     An indexed data set has a length, random access, and resumes at any world size. Run it again after shards were added
     or replaced, or after it was interrupted: what is indexed in its present version is not read again. A shard that
     fails does not stop the others; the exit code is then 1.
+
+    An index that lies beside the shards is the one that is brought up to date, unless --index-dir names another place.
 
     For example:
 
@@ -61,7 +70,7 @@ def index(
     with IndexReport(as_json=as_json) as report:
         built = build_index(
             source,
-            beside=beside,
+            beside=beside or None,
             index_dir=index_dir,
             again=again,
             foreign_indexes=not ignore_idx,

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from penstock.index.dataset_index import DatasetIndex
 from penstock.index.lookup import Lookup, lookup
-from penstock.index.place import FOLDER, EarlyIndex, Found, IndexPlace, ShardLike, beside, in_directory, resolve
+from penstock.index.place import (
+    FOLDER,
+    EarlyIndex,
+    Found,
+    IndexPlace,
+    ShardLike,
+    beside,
+    found_beside,
+    in_directory,
+    resolve,
+)
 from penstock.index.shard_index import ShardIndex, ShardRow
 from penstock.late import names_of
 
@@ -38,6 +48,7 @@ __all__ = [
     "Verifier",
     "beside",
     "build",
+    "found_beside",
     "in_directory",
     "is_manifest_name",
     "lookup",

@@ -205,6 +205,18 @@ class IndexPlace:
         except ObjectMissingError:
             return DatasetIndex(self.base_url)
 
+    def exists(self) -> bool:
+        """Whether the data set's index lies there, damaged or not. Cost: one request.
+
+        Raises:
+            StoreError: the store cannot be asked.
+        """
+        try:
+            self.store.stat(self._prefix + DATASET_KEY)
+        except ObjectMissingError:
+            return False
+        return True
+
     def decoded(self, data: Buffer) -> DatasetIndex:
         """The data set's index of its file; an empty one where that is damaged."""
         try:
@@ -341,6 +353,15 @@ def beside(shards: Iterable[ShardLike]) -> IndexPlace:
             f"the shards' folder {base} is above {root}, which is what was listed", hint="name the folder itself"
         )
     return IndexPlace(store, base[len(root) :] + FOLDER, base=base)
+
+
+def found_beside(shards: Iterable[ShardLike]) -> IndexPlace | None:
+    """The place beside `shards` if their index lies there; None also where nobody may look. Cost: one request."""
+    try:
+        place = beside(shards)
+        return place if place.exists() else None
+    except (ConfigError, StoreError):
+        return None
 
 
 def in_directory(shards: Iterable[ShardLike], index_dir: str | os.PathLike[str] | None = None) -> IndexPlace:

@@ -12,13 +12,15 @@ from penstock.pipeline import Pipeline, Shards, shards
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from penstock.loader.shards import Shard
 
 
 def build_index(
     source: Pipeline | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
-    beside: bool = False,
+    beside: bool | None = None,
     index_dir: str | os.PathLike[str] | None = None,
     again: bool = False,
     foreign_indexes: bool = True,
@@ -29,7 +31,8 @@ def build_index(
     Args:
         source: ``penstock.shards(...)`` with its options, or what that takes first. A corrupt shard is not indexed; with
             its ``on_corrupt="skip_sample"``, its good samples are.
-        beside: Keep the index under ``.penstock/`` beside the shards, where every host finds it.
+        beside: Keep the index under ``.penstock/`` beside the shards, where every host finds it. None: only if one lies
+            there already, which is then brought up to date, and no `index_dir` is given.
         index_dir: Else where; default ``$XDG_CACHE_HOME/penstock/index``.
         again: Read every shard, whatever is known.
         foreign_indexes: Take the extents from ``.idx`` files of other tools where they lie beside the shards.
@@ -52,7 +55,7 @@ def build_index(
     finder = ShardFinder(pipeline.source, fetch=None)
     try:
         found = finder.find()
-        place = index.beside(found) if beside else index.in_directory(found, index_dir)
+        place = _place(found, beside=beside, index_dir=index_dir)
         return index.build(
             found,
             place,
@@ -63,3 +66,12 @@ def build_index(
         )
     finally:
         finder.close()
+
+
+def _place(
+    found: Sequence[Shard], *, beside: bool | None, index_dir: str | os.PathLike[str] | None
+) -> index.IndexPlace:
+    if beside:
+        return index.beside(found)
+    place = index.found_beside(found) if beside is None and index_dir is None else None
+    return place or index.in_directory(found, index_dir)

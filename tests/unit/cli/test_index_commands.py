@@ -73,6 +73,27 @@ def test_index_beside_the_shards(tmp_path: Path, cache: Path, capsys: pytest.Cap
     assert not cache.exists()
 
 
+def test_index_brings_up_to_date_what_lies_beside(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An index beside the shards is used and extended, and no other one is made; --index-dir makes another one."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "0.tar").write_bytes(tar(4))
+    assert run(["index", "--beside", f"{data}/"]) == 0
+    (data / "1.tar").write_bytes(tar(5))
+    assert run(["index", f"{data}/"]) == 0
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "9 samples in 2 shards (1 known already, 1 read)" in said
+    assert said.endswith(f"file://{data}/.penstock/")
+    assert not cache.exists()
+    (data / ".penstock/dataset.index").write_bytes(b"damaged")
+    assert run(["index", f"{data}/"]) == 0
+    assert capsys.readouterr().err.strip().endswith(f"file://{data}/.penstock/")
+    assert run(["index", "--index-dir", f"{tmp_path}/other", f"{data}/"]) == 0
+    assert f"{tmp_path}/other" in capsys.readouterr().err
+
+
 def test_index_of_a_corrupt_shard_fails_and_does_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The shard is named with what is wrong; the exit code is 1, and the others are indexed."""
     (tmp_path / "a.tar").write_bytes(b"no tar at all" * 99)
