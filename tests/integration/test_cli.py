@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -231,6 +232,50 @@ def test_errors_are_one_line(
     assert text.count("\n") == 1
     assert says.format(bucket=bucket) in text
     assert "wrong-secret" not in text
+
+
+def test_a_program_beside_a_server_of_its_own() -> None:
+    """``sandbox`` hides the user's own store from the program, takes its exit code, and passes its options on."""
+    script = (
+        "import penstock as ps, os, sys\n"
+        "with ps.connect('s3://mine') as store:\n"
+        "    store.write('key', b'data')\n"
+        "    assert [info.key for info in store.list()] == ['key']\n"
+        "assert 'AWS_ENDPOINT_URL_S3' not in os.environ\n"
+        "print(sys.argv[1:])\n"
+        "sys.exit(7)\n"
+    )
+    full = command("sandbox", "--bucket", "mine", sys.executable, "-c", script, "--bucket", "-v", "--", "x")
+    variables = environment({"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"})
+    ended = subprocess.run(full, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 7, ended.stderr
+    assert ended.stdout == "['--bucket', '-v', '--', 'x']\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 5), (signal.SIGTERM, 143)])
+def test_an_interrupted_sandbox_leaves_nothing(number: signal.Signals, code: int) -> None:
+    """Ctrl-C is the program's, as the terminal sends it to all; SIGTERM ends the program too; the server is gone."""
+    script = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(5))\n"
+        "print(os.environ['AWS_ENDPOINT_URL'], flush=True)\n"
+        "signal.pause()\n"
+    )
+    full = command("sandbox", sys.executable, "-c", script)
+    with subprocess.Popen(
+        full, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().decode().rpartition(":")[2])
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        _, errors = process.communicate(timeout=30)  # which also waits for the program: it holds the pipe's other end
+    assert process.returncode == code, errors
+    assert b"Traceback" not in errors
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 # ── in bad weather ──────────────────────────────────────────────────────────────────────────────────────────────────

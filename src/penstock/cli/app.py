@@ -25,6 +25,7 @@ from penstock.cli.manifest import manifest
 from penstock.cli.pack import pack
 from penstock.cli.peek import peek
 from penstock.cli.rm import rm
+from penstock.cli.sandbox import sandbox
 from penstock.cli.saying import PrintableFormatter, show, tell
 from penstock.cli.sync import sync
 from penstock.cli.verify import verify
@@ -85,6 +86,7 @@ def _root(
 
 for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
+app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest is COMMAND's
 app.add_typer(cache)
 
 

@@ -63,6 +63,13 @@ def test_verbose_logs_requests(before: bool, tmp_path: Path, capsys: pytest.Capt
     assert "s3cr3t" not in text
 
 
+def test_a_sandbox_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without ministack, one line that says how to get it."""
+    monkeypatch.setitem(sys.modules, "ministack", None)
+    assert run(["sandbox", "true"]) == 1
+    assert "pip install ministack" in capsys.readouterr().err
+
+
 def penstock(*arguments: str, **changes: str) -> str:
     """What ``python -m penstock`` prints."""
     full = [sys.executable, "-m", "penstock", *arguments]

@@ -1,0 +1,81 @@
+"""``penstock sandbox``: a program, or a shell, beside an S3 server of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.saying import tell
+
+END_S_MAX = 10.0
+"""How long the program may take to end once it is told to; it is killed after that."""
+
+
+def sandbox(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="A program and its arguments; default: your shell.")
+    ] = None,
+    *,
+    bucket: Annotated[str, typer.Option("--bucket", metavar="NAME", help="The empty bucket that is there.")] = "bucket",
+) -> None:
+    """Start an S3 server on a free loopback port, run COMMAND or your shell beside it, and end it with that.
+
+    The program finds the server through the AWS variables of its environment, with generated keys; those that were set
+    before do not reach it. The objects are gone afterwards. The exit code is the program's. Needs: pip install ministack
+
+    For example:
+
+        penstock sandbox
+        penstock sandbox python train.py s3://bucket/data/
+        penstock sandbox sh -c "penstock cp data/ s3://bucket/data/ && penstock ls -r s3://bucket/"
+    """
+    from penstock.testing.ministack import Ministack
+
+    program = command or _shell()
+    with Ministack() as server:
+        server.create_bucket(bucket)
+        tell(f"S3 at {server.endpoint_url}, with the empty bucket s3://{bucket}/; it ends with {program[0]}")
+        code = _run(program, _ours() | server.environment)
+    raise typer.Exit(code)
+
+
+def _ours() -> dict[str, str]:
+    """This environment without the AWS variables, which name other stores, and with no proxy for loopback."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    for name in ("NO_PROXY", "no_proxy"):
+        kept[name] = ",".join(filter(None, [kept.get(name), "127.0.0.1"]))
+    return kept
+
+
+def _shell() -> list[str]:
+    """The user's shell; bash without its rc file, which may hide the environment that penstock is in."""
+    shell = os.environ.get("SHELL", "/bin/sh")
+    return [shell, "--norc"] if Path(shell).name == "bash" else [shell]
+
+
+def _run(program: list[str], environment: dict[str, str]) -> int:
+    """Run `program` to its end and return its exit code; Ctrl-C is for the program, which has the same terminal."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        with subprocess.Popen(program, env=environment) as process:
+            try:
+                code = process.wait()
+            except BaseException:  # SIGTERM, which is for us alone
+                _end(process)
+                raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return code if code >= 0 else 128 - code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
