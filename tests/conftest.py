@@ -34,6 +34,9 @@ with contextlib.suppress(ImportError):  # the environments of tests/doors do wit
 
 S3_SERVERS = ("ministack", "ceph", "moto", "rclone")
 
+# Whoever reads a failed test needs every frame of it; test_tracebacks.py tests what users see.
+os.environ.setdefault("PENSTOCK_TRACEBACK", "full")
+
 # A shell that starts a job in the background has it ignore Ctrl-C, and children inherit that: tests that interrupt
 # children would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,6 +17,7 @@ from penstock.config import check_configs
 from penstock.errors import ConfigError
 from penstock.fetch import set_process_budget
 from penstock.redaction import url_parts
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import io
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _ARN = "arn:aws"
 
 
+@boundary
 def connect(
     url: str | os.PathLike[str],
     *,
@@ -265,6 +267,7 @@ def folder_of(url: str) -> str:
 def open(url: str | os.PathLike[str], mode: Literal["rb"] = "rb", **options: Any) -> ObjectReader: ...  # noqa: A001
 @overload
 def open(url: str | os.PathLike[str], mode: Literal["wb", "xb"], **options: Any) -> Writer: ...  # noqa: A001
+@boundary
 def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IOBase:  # noqa: A001 - ps.open is its name
     """One object as a file.
 

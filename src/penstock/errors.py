@@ -77,6 +77,7 @@ _SHOWN = {
     "url": public_url,
     "shard": public_url,
     "sample_key": public_url,
+    "user_traceback": public_text,
 }
 """Attributes that may quote a URL, and how each is made safe to show."""
 
@@ -328,17 +329,20 @@ class DataError(PenstockError, ValueError):
         sample_key: ``__key__`` of the sample, where there is one.
         field: Name of the field.
         stage: Stage of the pipeline, e.g. ``decode`` or ``map[1]``.
+        user_traceback: Where a function of the user's failed: its frames as Python prints them; not part of the message.
     """
 
-    FIELDS = ("shard", "offset_bytes", "sample_key", "field", "stage")
+    FIELDS = ("shard", "offset_bytes", "sample_key", "field", "stage", "user_traceback")
     shard: str | None
     offset_bytes: int | None
     sample_key: str | None
     field: str | None
     stage: str | None
+    user_traceback: str | None
 
     def _context(self) -> str:
-        facts = [f"{name} {value!r}" for name in self.FIELDS if (value := getattr(self, name)) is not None]
+        names = [name for name in self.FIELDS if name != "user_traceback"]
+        facts = [f"{name} {value!r}" for name in names if (value := getattr(self, name)) is not None]
         return f"{self.what} ({', '.join(facts)})" if facts else self.what
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from penstock import forks
 from penstock.access.names import Names
 from penstock.access.places import Fetched
-from penstock.errors import ClosedError, DecodeError
+from penstock.errors import ClosedError
 from penstock.formats import Sample
 from penstock.formats.grouping import NO_EXTENSION
+from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,9 +96,7 @@ class CallPlaces:
         try:
             found = self._read(key)
         except Exception as error:
-            name = getattr(self._read, "__qualname__", repr(self._read))
-            text = f"read={name} failed: {type(error).__name__}: {error}"
-            raise DecodeError(text, stage="read", sample_key=key) from error
+            raise failed(self._read, error, stage="read", sample_key=key) from error
         members = found if isinstance(found, Mapping) else {NO_EXTENSION: found}
         return Sample(key, {name: memoryview(value) for name, value in members.items()}, 0)
 

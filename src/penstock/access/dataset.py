@@ -15,6 +15,7 @@ from penstock.index import build, in_directory, lookup
 from penstock.loader.batches.samples import SampleRandom, Steps
 from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Decode, Join, Map, Mix, Objects, Pipeline, Select
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
@@ -40,6 +41,7 @@ REQUESTS_MIN = 256
 """In flight at once from the start: a batch is wanted whole. 8, the usual beginning, doubles while the reader starves."""
 
 
+@boundary
 class Dataset:
     """Samples by number and by key: of objects, one each or grouped by stem, or of shards that have an index.
 
@@ -249,6 +251,7 @@ class Dataset:
             raise IndexError(f"sample {number} of {count}: there are {-count} to {count - 1}")
         return number % count
 
+    @boundary
     def _iterated(self, places: Places, indices: Iterable[Any], random: SampleRandom) -> Iterator[Sample]:
         for number, fetched in places.stream(map(self._number, _listed(indices))):
             yield self._made(number, fetched, random)

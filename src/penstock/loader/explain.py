@@ -17,6 +17,7 @@ from penstock.loader.plan.streaming import StreamJob
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
 from penstock.pipeline import Batch, Pipeline, Shards, Shuffle
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -107,6 +108,7 @@ class Explanation:
         return "\n".join([self.pipeline, *map(_of_source, self.sources), *_of_order(self), *_of_cost(self)])
 
 
+@boundary
 def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack[LoaderOptions]) -> Explanation:
     """Look at a pipeline's data, and print what a ``Loader`` with these options would do.
 

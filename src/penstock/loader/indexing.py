@@ -9,6 +9,7 @@ from penstock.config import check_path
 from penstock.errors import ConfigError
 from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Pipeline, Shards, shards
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.loader.shards import Shard
 
 
+@boundary
 def build_index(
     source: Pipeline | str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,

@@ -10,6 +10,7 @@ from penstock.errors import ConfigError
 from penstock.loader.plan.options import Options
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
 from penstock.pipeline import Batch, BatchBySize, Pipeline
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import LoaderStatistics
 
 
+@boundary
 class Loader:
     """Streams a pipeline's batches, in an order that the seed, the epoch and the shards fix, whatever runs it.
 
@@ -289,6 +291,7 @@ class Loader:
         return self._session.planned()
 
 
+@boundary
 class _Batches:
     """Iterates over the rest of one epoch. Keeps the loader alive, not the other way round."""
 
@@ -306,6 +309,7 @@ class _Batches:
         return batch
 
 
+@boundary
 def _epochs(loader: Loader, n: int) -> Iterator[int]:
     seen = None
     while loader.epoch < n:

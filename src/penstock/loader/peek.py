@@ -12,12 +12,14 @@ from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS
 from penstock.loader.loader import Loader
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Pipeline, Shuffle
+from penstock.tracebacks import boundary
 
 PEEK_MAX = 10_000
 _FIELDS = "fields"
 _SMALL = FetchConfig(part_bytes=256 * 1024, requests_min=1, requests_max=2)  # a look should not read a gigabyte ahead
 
 
+@boundary
 def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
     """The first `n` samples in the stored order, as they come out of the last stage before the batch.
 

@@ -9,6 +9,7 @@ from penstock.errors import ConfigError
 from penstock.fetch import PlanItem
 from penstock.loader.plan.finding import Finder
 from penstock.pipeline import Pipeline
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 
+@boundary
 def warm_cache(
     pipeline: Pipeline,
     cache: CacheConfig | str | os.PathLike[str],

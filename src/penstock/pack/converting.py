@@ -34,6 +34,7 @@ from penstock.pack.rewriting import ShardsRecipe
 from penstock.pack.running import Crew, How, carry_out
 from penstock.pack.shard_file import FORMATS_WRITTEN
 from penstock.pipeline import Pipeline, Shards, shards
+from penstock.tracebacks import boundary
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.sources import ConnectionOptions
 
 
+@boundary
 def convert(
     source: str | os.PathLike[str] | Pipeline,
     destination: str | os.PathLike[str],

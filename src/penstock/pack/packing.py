@@ -21,6 +21,7 @@ from penstock.pack.running import Crew, EntriesRecipe, How, carry_out, shares
 from penstock.pack.sequence import write_iterable
 from penstock.pack.verifying import check_shard
 from penstock.pipeline import Objects, Pipeline, objects
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 
+@boundary
 def pack(
     source: str | os.PathLike[str] | Pipeline | Iterable[Any],
     destination: str | os.PathLike[str],

@@ -23,6 +23,7 @@ from penstock.fetch.plan import PlanItem
 from penstock.pack.progress import BYTES_PER_WORD, SAMPLES_PER_WORD, Packed
 from penstock.pack.shard_file import FORMATS_WRITTEN, ShardFile, with_key
 from penstock.pack.verifying import check_shard
+from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -370,9 +371,7 @@ def transformed(transform: Callable[[dict[str, Any]], Mapping[str, Any]], sample
         taken = {name: bytes(value) if isinstance(value, memoryview) else value for name, value in sample.items()}
         result = transform(taken)
     except Exception as error:
-        raise DataError(
-            f"the transform failed: {type(error).__name__}: {error}", sample_key=key, stage="transform"
-        ) from error
+        raise failed(transform, error, kind=DataError, sample_key=key, stage="transform") from error
     if not hasattr(result, "items"):
         raise DataError(
             f"the transform gave {type(result).__name__}, not a sample",

@@ -22,6 +22,7 @@ from penstock.pack.options import BYTES_MAX, PackOptions, number_in
 from penstock.pack.plan import Plan, check_sample_size
 from penstock.pack.running import transformed
 from penstock.pack.shard_file import ShardFile, checksum, prepare, stored_bytes, tail_bytes, with_key, written_as
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
@@ -122,6 +123,7 @@ def _size(value: Any) -> int:
     return len(str(value).encode())
 
 
+@boundary
 class SequenceWriter:
     """``penstock.pack.writer``: shards by ``write(sample)``, for those who come from ``ShardWriter`` and ``TarWriter``.
 
@@ -227,6 +229,7 @@ class SequenceWriter:
             self._store.close()
 
 
+@boundary
 def writer(
     url: str | os.PathLike[str],
     *,

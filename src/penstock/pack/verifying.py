@@ -18,6 +18,7 @@ from penstock.fetch.plan import PlanItem
 from penstock.formats import FORMATS, checksummed, feed_in_pieces, parser_of, ranged_of, samples_of
 from penstock.index import Found, ShardRecorder
 from penstock.pack.keeping import raw
+from penstock.tracebacks import boundary
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def _compare(read: ShardIndex, stored: ShardIndex, url: str, *, has_keys: bool) 
         raise CorruptShardError("its samples have not the keys that its index says", shard=url)
 
 
+@boundary
 def verify_shards(
     shards: Sequence[ShardLike],
     known: Lookup,

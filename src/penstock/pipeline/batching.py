@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
-from penstock.pipeline.functions import function_name
+from penstock.tracebacks import function_name
 
 Oversize = Literal["raise", "alone", "drop"]
 

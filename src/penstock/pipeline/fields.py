@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from penstock.buffers import is_typed
 from penstock.errors import ConfigError
-from penstock.pipeline.functions import function_name
+from penstock.tracebacks import function_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Users' functions: how many arguments they take, whether they want random numbers, and what to call them."""
+"""Users' functions: how many arguments they take, and whether they want random numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.tracebacks import function_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,11 +30,6 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
     """Whether a ``numpy.random.Generator`` is passed: the second parameter is required, or is called ``rng``."""
     parameters = _positional(fn)
     return len(parameters) >= 2 and (parameters[1].default is inspect.Parameter.empty or parameters[1].name == "rng")
-
-
-def function_name(fn: object) -> str:
-    """The function's name, for people."""
-    return getattr(fn, "__qualname__", None) or type(fn).__name__
 
 
 def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -21,6 +21,7 @@ from penstock.pipeline.stages import (
     Take,
     specs_of,
 )
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _S = TypeVar("_S", bound="Stage")
 
 
+@boundary
 @dataclass(frozen=True, slots=True, repr=False)
 class Pipeline:
     """What a ``Loader`` is to do, and in which order; its ``repr`` reads like the code.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock.config import check_configs
 from penstock.errors import ConfigError
 from penstock.patterns import braces_unfolded
-from penstock.pipeline.functions import function_name
 from penstock.redaction import HIDDEN, public_url
+from penstock.tracebacks import function_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,6 +11,7 @@ from penstock.errors import ConfigError
 from penstock.pipeline.mixing import Mix, Stop, parts_of
 from penstock.pipeline.pipeline import Pipeline, check_part
 from penstock.pipeline.source import Connection, Objects, OnCorrupt, Shards
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ class ConnectionOptions(TypedDict, total=False):
     expected_bucket_owner: str | None
 
 
+@boundary
 def shards(
     urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     *,
@@ -67,6 +69,7 @@ def shards(
     return Pipeline(Shards(paths, is_list, _connection("shards", connection), format, on_corrupt, manifest))
 
 
+@boundary
 def objects(
     urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     *,
@@ -95,6 +98,7 @@ def objects(
     return Pipeline(Objects(paths, is_list, _connection("objects", connection), group_by, read, manifest))
 
 
+@boundary
 def mix(
     weights: Mapping[Pipeline, float],
     *,

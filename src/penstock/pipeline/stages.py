@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize
 from penstock.pipeline.fields import OBJECT, Field, Spec
-from penstock.pipeline.functions import check_function, function_name, takes_rng
+from penstock.pipeline.functions import check_function, takes_rng
 from penstock.redaction import public_url
+from penstock.tracebacks import function_name
 
 if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from penstock.errors import ClosedError
 from penstock.fetch import Budget, process_budget, set_process_budget_once
+from penstock.tracebacks import boundary
 from penstock.types import Blob, ByteRange, Completion, Core, Head, Key, Landing, ObjectInfo, Operation, Sink, Transfer
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 
+@boundary
 class Store(ABC):
     """Bytes by (key, range). All methods are safe to call from any thread; all but ``submit`` block.
 

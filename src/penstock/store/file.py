@@ -24,6 +24,7 @@ from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ShortReadError, SpanError
 from penstock.fetch import PlanItem
 from penstock.store.base import WaitingSink
+from penstock.tracebacks import boundary
 from penstock.types import ByteRange, Get, Landing, ObjectInfo, same_version
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def open_file(store: Store, key: Key, mode: str = "rb") -> io.IOBase:
     raise ConfigError(f"mode={mode!r} must be one of {', '.join(map(repr, _MODES))}", hint=hint)
 
 
+@boundary
 class ObjectReader(io.BufferedReader):
     """One version of an object as a seekable, readable binary file; see ``Store.open``.
 
@@ -146,6 +148,7 @@ def _reopen(store: Store, key: Key, etag: str | None, position: int) -> ObjectRe
     return reader
 
 
+@boundary
 class _RawObject(io.RawIOBase):
     """Decides what to fetch; see the module's docstring. The ``BufferedReader`` around it serialises its callers."""
 

@@ -25,6 +25,7 @@ from penstock import forks
 from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
 from penstock.store.key_space import FIRST_GUESSES, Trust, dense_sub_prefix, next_pages
+from penstock.tracebacks import boundary
 from penstock.types import ListPage, ObjectInfo
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class _Listing:
         self._front.next = _Segment(self._front.prefix, low=self._behind, after=self._behind)
         self._want(self._front.next)
 
+    @boundary
     def iterate(self) -> Iterator[ObjectInfo]:
         """The keys in order."""
         segment: _Segment | None = self._front
@@ -337,11 +339,11 @@ class _Listing:
             return []
         keys = [info.key for info in page.objects]
         parts, before = [], rest
-        for boundary in next_pages(keys, start=len(segment.prefix), high=segment.high, count=allowed):
-            part = _Segment(segment.prefix, low=boundary, after=boundary)
+        for edge in next_pages(keys, start=len(segment.prefix), high=segment.high, count=allowed):
+            part = _Segment(segment.prefix, low=edge, after=edge)
             part.guessed_count = len(keys)
             part.flat_count = rest.flat_count
-            part.high, before.high = before.high, boundary
+            part.high, before.high = before.high, edge
             parts.append(part)
             before = part
         self._trust.spend(len(parts))

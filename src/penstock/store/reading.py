@@ -19,6 +19,7 @@ from penstock.errors import (
 )
 from penstock.fetch import Chunk, Item, PlanItem, ReadAhead, Request, Slot
 from penstock.store import checksums
+from penstock.tracebacks import boundary
 from penstock.types import Blob, ByteRange
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def read_parts(
     return _Chunks(store, requests, config)
 
 
+@boundary
 class _Blobs:
     """Iterator of blobs over a ``ReadAhead``; dropping it cancels what is in flight."""
 
@@ -204,6 +206,7 @@ class _Blobs:
         return Blob(piece, key=plan.key, span=span, etag=info.etag, request_index=index, verified="length")
 
 
+@boundary
 class _Chunks:
     """Iterator of chunks over a ``ReadAhead``."""
 

@@ -18,6 +18,7 @@ from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
 from penstock.store.base import perform
 from penstock.store.inflight import InFlight
 from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, bytes_of, complete, drop, write
+from penstock.tracebacks import boundary
 from penstock.types import (
     AbortMultipart,
     ByteRange,
@@ -48,6 +49,7 @@ DELETE_REQUESTS_MAX = 8
 COPY_REQUESTS_MAX = 16
 
 
+@boundary
 class Writer(io.RawIOBase):
     """A file object that writes one object; see ``Store.writer``. For one thread at a time.
 

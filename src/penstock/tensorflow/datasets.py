@@ -11,6 +11,7 @@ import tensorflow as tf  # type: ignore[import-untyped]
 from penstock.errors import ConfigError
 from penstock.loader import Loader
 from penstock.loader.batches.columns import Ragged
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.pipeline import Pipeline
 
 
+@boundary
 def dataset(
     source: Pipeline | Loader,
     *,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ConfigError
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,6 +59,7 @@ def _tensor(value: Any) -> Any:
     return torch.from_numpy(value) if is_numbers else value
 
 
+@boundary
 class Tensors:
     """Any iterable of batches, a ``Loader`` at best, as batches of tensors. Each ``iter`` is one of the iterable's.
 
@@ -105,6 +107,7 @@ def stateful(batches: object) -> Stateful:
     return batches
 
 
+@boundary
 class _TensorIterator:
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches

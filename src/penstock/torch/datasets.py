@@ -18,6 +18,7 @@ from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 from penstock.torch.once import Once
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 STATE_VERSION = 1
 
 
+@boundary
 class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     """Batches of tensors, ready made: give it to ``DataLoader(dataset, batch_size=None)``, or iterate it as it is.
 
@@ -71,7 +73,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         return f"{type(self).__name__}({self.pipeline!r}{options})"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        _check_collation(sys._getframe(1).f_locals.get("self"))
+        _check_collation(sys._getframe(2).f_locals.get("self"))  # frame 1 is the boundary's
         self._leave_parent()
         worker = worker_here()
         state, self._pending = self._pending, None
@@ -221,6 +223,7 @@ def _check_collation(caller: Any) -> None:
         )
 
 
+@boundary
 class _Iteration:
     """One epoch, or what is left of it. Reading begins with the first batch asked for."""
 

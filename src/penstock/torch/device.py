@@ -9,6 +9,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.torch.batches import Stateful, as_tensors, converted, stateful
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+@boundary
 class Prefetch:
     """Any iterable of batches as batches of tensors on a device, copied ahead of the training loop.
 
@@ -82,6 +84,7 @@ class Prefetch:
         stateful(self.batches).load_state_dict(state)
 
 
+@boundary
 class _PlainIterator:
     """To the CPU, or a device without streams of its own: one batch at a time."""
 
@@ -107,6 +110,7 @@ class _Copy(NamedTuple):
     state: dict[str, Any] | None
 
 
+@boundary
 class _CudaIterator:
     def __init__(self, batches: Iterable[Any], device: torch.device, ahead: int) -> None:
         self._stateful = batches if isinstance(batches, Stateful) else None

@@ -11,6 +11,7 @@ from penstock import forks
 from penstock.access.dataset import Dataset, steps_of
 from penstock.errors import ConfigError
 from penstock.torch.epochs import EpochTable, worker_here
+from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.pipeline import Pipeline
 
 
+@boundary
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """``pipeline.open()`` for a DataLoader: opened at first use, with epochs that its workers agree on.
 

@@ -248,7 +248,7 @@ def test_user_errors_name_stage_sample_and_shard(folder: Path) -> None:
     made = ps.shards(f"{folder}/").decode(ps.Integer("cls")).map(lambda s: s).map(fails).batch(10)
     with ps.Loader(made, threads=3) as loader:
         seen: list[int] = []
-        with pytest.raises(DecodeError, match="fails failed: KeyError") as caught:
+        with pytest.raises(DecodeError, match=r"fails failed at .*test_loader.py:\d+: KeyError") as caught:
             seen.extend(number for batch in loader for number in numbers([batch]))
         assert seen == list(range(40))
         assert (caught.value.stage, caught.value.sample_key) == ("map[1]", "s00042")

@@ -18,6 +18,7 @@ from penstock.loader.batches.columns import Layout
 from penstock.loader.batches.run import OpenBatch
 from penstock.loader.batches.samples import SampleRandom
 from penstock.pipeline import BatchBySize
+from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -169,12 +170,10 @@ class CarryFilling:
         try:
             return budget.add(self._by_size.size_of(out.values))
         except Exception as error:
-            raise DecodeError(
-                f"no batch can take it: {type(error).__name__}: {error}",
-                stage="batch_by_size",
-                sample_key=out.key,
-                shard=out.url,
-            ) from error
+            where: dict[str, Any] = {"stage": "batch_by_size", "sample_key": out.key, "shard": out.url}
+            if callable(self._by_size.size):
+                raise failed(self._by_size.size, error, **where) from error
+            raise DecodeError(f"no batch can take it: {type(error).__name__}: {error}", **where) from error
 
     def _close(self, held: list[Out], mark: CarryMark) -> None:
         """Make a batch of samples, and deliver it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import ConfigError, DecodeError
+from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -271,11 +272,8 @@ class Layout:
             if collated is None:  # what ends an epoch
                 raise TypeError("it returned None, not a batch")
         except Exception as error:
-            raise DecodeError(
-                f"{getattr(self._collate, '__qualname__', self._collate)} failed: {type(error).__name__}: {error}",
-                stage="collate",
-                sample_key=batch["__key__"][0] if batch.get("__key__") else None,
-            ) from error
+            first_key = batch["__key__"][0] if batch.get("__key__") else None
+            raise failed(self._collate, error, stage="collate", sample_key=first_key) from error
         return collated
 
 

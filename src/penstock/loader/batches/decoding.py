@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.buffers import is_typed
-from penstock.errors import DecodeError, FieldMissingError, PenstockError
+from penstock.errors import DataError, DecodeError, FieldMissingError, PenstockError
+from penstock.pipeline import Function
+from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,12 +105,15 @@ def _members_of(field: Field, members: Mapping[str, Any], origin: Origin) -> lis
     return found
 
 
-def _decode_error(field: Field, data: Sequence[memoryview], origin: Origin, error: Exception) -> DecodeError:
-    return DecodeError(
-        f"{field!r} cannot read these {sum(each.nbytes for each in data)} bytes: {error or type(error).__name__}",
-        stage="decode",
-        field=field.name,
-        sample_key=origin.sample.key,
-        offset_bytes=origin.sample.offset_bytes,
-        shard=origin.shard,
-    )
+def _decode_error(field: Field, data: Sequence[memoryview], origin: Origin, error: Exception) -> DataError:
+    where: dict[str, Any] = {
+        "stage": "decode",
+        "field": field.name,
+        "sample_key": origin.sample.key,
+        "offset_bytes": origin.sample.offset_bytes,
+        "shard": origin.shard,
+    }
+    if isinstance(field, Function):
+        return failed(field.fn, error, **where)
+    size_bytes = sum(each.nbytes for each in data)
+    return DecodeError(f"{field!r} cannot read these {size_bytes} bytes: {error or type(error).__name__}", **where)

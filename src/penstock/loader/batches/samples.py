@@ -19,6 +19,7 @@ from penstock.formats.grouping import likeness
 from penstock.loader.batches.decoding import decoded, written_in_place
 from penstock.loader.batches.tolerance import Tolerance, Uncounted
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
+from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -364,12 +365,7 @@ def _called(step: _Step, given: dict[str, Any], values: Mapping[str, Any], origi
             return [_own(each, stage.name) for each in _listed(result, stage.name)]
         return _own(result, stage.name)
     except Exception as error:
-        raise DecodeError(
-            f"{stage.name} failed: {type(error).__name__}: {error}",
-            stage=step.name,
-            sample_key=origin.sample.key,
-            shard=origin.shard,
-        ) from error
+        raise failed(stage.fn, error, stage=step.name, sample_key=origin.sample.key, shard=origin.shard) from error
 
 
 def _listed(result: Any, name: str) -> Iterable[Any]:

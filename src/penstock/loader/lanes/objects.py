@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import ClosedError, DecodeError
+from penstock.errors import ClosedError
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.loader.lanes.feed import Block, Mark
 from penstock.store.several import Several
+from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -221,11 +222,7 @@ class CallReader:
         if self._closed:
             raise ClosedError("the loader was closed while it was iterated")
         if call.error is not None:
-            raise DecodeError(
-                f"read={getattr(self._read, '__qualname__', self._read)} failed: {type(call.error).__name__}: {call.error}",
-                stage="read",
-                sample_key=call.key,
-            ) from call.error
+            raise failed(self._read, call.error, stage="read", sample_key=call.key) from call.error
         size_bytes = sum(map(len, call.fields.values()))
         self._meter.bytes += size_bytes
         return Sample(call.key, call.fields, 0, size_bytes), Origin(call.key, self._source.number)

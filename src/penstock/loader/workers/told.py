@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import PenstockError
 from penstock.loader.lanes.feed import Batching
 from penstock.loader.plan.indexed import IndexedJob
+from penstock.tracebacks import is_full
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +87,7 @@ class ToldError(NamedTuple):
     Attributes:
         error: As it can be pickled, else one that says its name and text.
         notes: Of the error: pickling may lose them.
-        trace: Where it was raised.
+        trace: Where it was raised, if the environment asks for whole tracebacks.
         cause: What it was raised from.
     """
 
@@ -105,7 +106,8 @@ class ToldError(NamedTuple):
             sent = PenstockError(f"{type(error).__name__}: {error}")
         cause = error.__cause__
         told = cls.of(cause, causes_max=causes_max - 1) if cause is not None and causes_max else None
-        trace = "".join(traceback.format_exception(error)) if causes_max == CAUSES_MAX else ""
+        is_told = causes_max == CAUSES_MAX and is_full()
+        trace = "".join(traceback.format_exception(error)) if is_told else ""
         return cls(sent, list(getattr(error, "__notes__", ())), trace, told)
 
     def revived(self, where: str = "") -> BaseException:
@@ -116,7 +118,7 @@ class ToldError(NamedTuple):
             if note not in known:
                 error.add_note(note)
         if where:
-            error.add_note(f"in {where}:\n{self.trace}")
+            error.add_note(f"in {where}:\n{self.trace}" if self.trace else f"in {where}")
         if self.cause is not None:
             error.__cause__ = self.cause.revived()
         return error

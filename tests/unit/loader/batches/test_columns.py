@@ -147,7 +147,7 @@ def test_collate_makes_the_batch() -> None:
         return [(sample["__key__"], int(sample["x"]), list(sample["t"])) for sample in samples]
 
     assert filled(rows, collate=together) == [("k0", 1, [1]), ("k1", 2, [1, 2])]
-    with pytest.raises(DecodeError, match=r"lambda.* failed: KeyError") as caught:
+    with pytest.raises(DecodeError, match=r"lambda.* failed at .*test_columns.py:\d+: KeyError") as caught:
         filled(rows, collate=lambda samples: samples[0]["nothing"])
     assert caught.value.stage == "collate"
     with pytest.raises(DecodeError, match="returned None, not a batch"):  # it would end the epoch

@@ -1,0 +1,210 @@
+"""Short tracebacks: an error shows the user's code, and leaves out the frames of this package.
+
+Every public class, function and iterator that runs users' functions, or from which an error reaches the user, is a
+``@boundary``. What passes through one of them keeps the frames of the user's code and loses those of penstock, so that
+a script prints a few lines. ``PENSTOCK_TRACEBACK=full`` in the environment keeps everything.
+
+A user's function that fails is reported by ``failed``: the message names it, its file and line, and the sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from types import FunctionType, TracebackType
+from typing import Any, TypeVar
+
+from penstock.errors import DataError, DecodeError, PenstockError
+from penstock.redaction import printable
+
+VARIABLE = "PENSTOCK_TRACEBACK"
+
+T = TypeVar("T")
+
+_PACKAGE = f"{Path(__file__).parent}/"
+_INSTALLED = (f"{Path(os.__file__).parent}/", "<frozen ")
+_IS_GENERATOR = 0x20  # inspect.CO_GENERATOR, without importing inspect
+_SPECIAL = frozenset(
+    {
+        "__init__",
+        "__iter__",
+        "__next__",
+        "__getitem__",
+        "__getitems__",
+        "__len__",
+        "__contains__",
+        "__enter__",
+        "__exit__",
+    }
+)
+
+
+def is_full() -> bool:
+    """Whether the environment asks for whole tracebacks."""
+    return os.environ.get(VARIABLE) == "full"
+
+
+def boundary(target: T) -> T:
+    """Shorten the tracebacks of errors that leave `target`: a function, a generator function, or a class's public methods.
+
+    Cost: one more Python call, about 0.1 µs; the environment is read only when something fails.
+    """
+    if isinstance(target, FunctionType):
+        guarded: T = _guarded(target)
+        return guarded
+    for name, member in list(vars(target).items()):
+        is_public = not name.startswith("_") or name in _SPECIAL
+        if is_public and isinstance(member, FunctionType) and not hasattr(member, "__isabstractmethod__"):
+            setattr(target, name, _guarded(member))
+    return target
+
+
+def _guarded(function: Any) -> Any:
+    # A bare `raise` adds no frame of its own, so that nothing of this package is left.
+    if function.__code__.co_flags & _IS_GENERATOR:
+
+        @functools.wraps(function)
+        def iterated(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return (yield from function(*args, **kwargs))
+            except Exception as error:
+                shorten(error)
+                raise
+
+        return iterated
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            shorten(error)
+            raise
+
+    return called
+
+
+def shorten(error: BaseException) -> None:
+    """Leave out this package's frames of an error, and the causes that only it understands.
+
+    Errors of other kinds are changed only where a user's code raised them: what fails in this package without being one
+    of its errors is a mistake of ours, and its report needs every frame.
+    """
+    if is_full():
+        return
+    if not isinstance(error, PenstockError):
+        if _users_frames(error.__traceback__):
+            _hide_package(error)
+        return
+    error.__traceback__ = _chained(_users_frames(error.__traceback__))
+    failure = error.user_traceback if isinstance(error, DataError) else None
+    cause = error.__cause__
+    shown = cause if error.__suppress_context__ else error.__context__
+    if shown is not None and (failure or _is_users(shown)):
+        _hide_package(shown)
+    elif shown is not None:
+        error.__context__, error.__cause__ = shown, None  # which also hides the context
+    if failure and (cause is None or cause.__traceback__ is None):  # it was raised in another process
+        note = printable(f"Raised from:\n{failure}", lines=True)
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def failed(function: object, error: BaseException, *, kind: type[DataError] = DecodeError, **fields: Any) -> DataError:
+    """What to raise from `error` where a user's function raised it.
+
+    Args:
+        function: The user's.
+        error: What it raised, or what is wrong with its result.
+        kind: Class of the error to raise.
+        **fields: Its fields: ``stage``, ``sample_key``, ``shard``.
+    """
+    frames = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
+    where = _place(function, frames)
+    text = f"{function_name(function)} failed{f' at {where}' if where else ''}: {type(error).__name__}: {error}"
+    return kind(text, user_traceback=_formatted(error, frames) if frames else None, **fields)
+
+
+def function_name(function: object) -> str:
+    """The qualified name of a function, or of the class of a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _formatted(error: BaseException, frames: list[TracebackType]) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(type(error), error, _chained(frames), chain=False)).rstrip()
+
+
+def _place(function: object, frames: list[TracebackType]) -> str | None:
+    """File and line of the innermost frame in the user's own files, else in the function; None where it has no file."""
+    chosen = [entry for entry in frames if not _is_installed(entry)][-1:] or frames[:1]
+    if chosen:
+        return f"{_shown(chosen[0].tb_frame.f_code.co_filename)}:{chosen[0].tb_lineno}"
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}" if code is not None else None
+
+
+def _shown(path: str) -> str:
+    """A path below the working directory without it."""
+    try:
+        return path.removeprefix(f"{Path.cwd()}/")
+    except OSError:  # it was removed
+        return path
+
+
+def _is_users(error: BaseException) -> bool:
+    """Whether a user's code took part in raising `error`, or in raising what caused it."""
+    following: BaseException | None = error
+    while following is not None:
+        if _users_frames(following.__traceback__):
+            return True
+        following = following.__cause__
+    return False
+
+
+def _hide_package(error: BaseException) -> None:
+    """Leave this package's frames out of an error, and out of those that caused it."""
+    following: BaseException | None = error
+    while following is not None:
+        entries = _entries(following.__traceback__)
+        following.__traceback__ = _chained([entry for entry in entries if not _is_ours(entry)])
+        following = following.__cause__ or following.__context__
+
+
+def _users_frames(trace: TracebackType | None) -> list[TracebackType]:
+    return [entry for entry in _entries(trace) if not _is_ours(entry) and not _is_installed(entry)]
+
+
+def _entries(trace: TracebackType | None) -> list[TracebackType]:
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    return entries
+
+
+def _chained(entries: list[TracebackType]) -> TracebackType | None:
+    chain: TracebackType | None = None
+    for entry in reversed(entries):
+        chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return chain
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    """Whether a frame is this package's; methods that ``dataclass`` makes have no file."""
+    frame = entry.tb_frame
+    return frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_globals.get("__name__", "").startswith("penstock.")
+
+
+def _is_installed(entry: TracebackType) -> bool:
+    """Whether a frame is in the standard library or in an installed package."""
+    path = entry.tb_frame.f_code.co_filename
+    return path.startswith(_INSTALLED) or "/site-packages/" in path or "/dist-packages/" in path

@@ -1,0 +1,148 @@
+"""What ``tracebacks`` keeps of an error, and what it says of a user's function."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock as ps
+from penstock.errors import DecodeError
+from penstock.tracebacks import boundary, failed, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_TRACEBACK", raising=False)
+
+
+def broken(*_: Any) -> Any:
+    raise KeyError("labl")
+
+
+class Broken:
+    def __call__(self, sample: Any) -> Any:
+        raise KeyError("labl")
+
+
+def failure_of(function: Any) -> Any:
+    try:
+        function(1)
+    except KeyError as error:
+        return failed(function, error, stage="map[0]")
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (broken, "broken"),
+        (functools.partial(broken, 2), "broken"),
+        (Broken(), "Broken"),
+        (lambda _: broken(), "<lambda>"),
+    ],
+)
+def test_a_failure_names_function_file_and_line(function: Any, name: str) -> None:
+    """A function, a partial of one, a callable object and a lambda are named, with the innermost of the user's lines."""
+    text = str(failure_of(function))
+    assert f"{name} failed at " in text
+    assert "test_tracebacks.py:" in text
+    assert "KeyError: 'labl'" in text
+
+
+def test_a_failure_in_a_library_names_the_users_line() -> None:
+    """Where the standard library raises, the line in the user's file that called it is named."""
+
+    def parses(_: Any) -> Any:
+        import json
+
+        return json.loads("{")
+
+    try:
+        parses(1)
+    except ValueError as error:
+        said = failed(parses, error)
+    assert f"test_tracebacks.py:{parses.__code__.co_firstlineno + 3}:" in str(said)
+
+
+def test_a_function_without_a_file_is_named_alone() -> None:
+    """A function that is not written in Python has a name, and no line is invented for it."""
+    try:
+        len(1)  # type: ignore[arg-type]
+    except TypeError as error:
+        said = failed(len, error.with_traceback(None))
+    assert str(said).startswith("len failed: TypeError: object of type 'int' has no len()")
+
+
+def test_a_removed_working_directory_is_no_second_error(tmp_path: Path) -> None:
+    """Saying where a function failed does not need the working directory."""
+    before = Path.cwd()
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    try:
+        assert "test_tracebacks.py:" in str(failure_of(broken))
+    finally:
+        os.chdir(before)
+
+
+def test_pickling_keeps_the_users_frames() -> None:
+    """What crosses to another process says there where the user's function failed, once."""
+    error = pickle.loads(pickle.dumps(failure_of(broken)))
+    shorten(error)
+    shorten(error)
+    assert "in broken" in error.user_traceback
+    assert len(error.__notes__) == 1
+    assert "in broken" in error.__notes__[0]
+
+
+def test_secrets_in_a_users_error_are_not_shown() -> None:
+    """The text of a user's frames and errors passes through the redaction, as all text of errors does."""
+
+    def signed(_: Any) -> Any:
+        raise KeyError("https://host/x?X-Amz-Signature=abcdef0123")
+
+    assert "abcdef0123" not in failure_of(signed).user_traceback
+    assert "abcdef0123" not in str(failure_of(signed))
+
+
+def test_a_users_own_exception_keeps_its_frames_and_loses_ours() -> None:
+    """An exception of the user's that passes through a boundary shows the user's frames alone."""
+    with pytest.raises(KeyError) as raised:
+        list(ps.connect("memory://tracebacks").read_many(broken() for _ in range(2)))
+    files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert set(files) == {__file__}
+
+
+def test_a_mistake_of_ours_keeps_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is neither an error of the package nor raised by the user's code is shown whole: somebody has to find it."""
+    store = ps.connect("memory://tracebacks")
+    monkeypatch.setattr("penstock.fetch.read_ahead.as_item", None)
+    with pytest.raises(TypeError) as raised:
+        store.read("key")
+    assert any("read_ahead.py" in frame.filename for frame in traceback.extract_tb(raised.value.__traceback__))
+
+
+def test_a_generator_is_a_boundary_as_well() -> None:
+    """An error that a generator raises while it is iterated is shortened, and what it yields is unchanged."""
+
+    @boundary
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise DecodeError("two") from ValueError("inner")
+
+    found = numbers()
+    assert next(found) == 1
+    with pytest.raises(DecodeError) as raised:
+        next(found)
+    assert raised.value.__cause__ is None
+    assert isinstance(raised.value.__context__, ValueError)
