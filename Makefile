@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite fuzz test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
+.PHONY: help demo test lint unit suite fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -49,6 +49,9 @@ suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers 
 
 fuzz: $(VENV)/.ready  ## Random jobs of the loader against a naive model: SECONDS=600 SEED=0, or one job again: CASE="Case(...)"
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0) --case "$(CASE)"
+
+mutations: $(VENV)/.ready  ## Break the most important contracts one by one: do tests notice? (5 minutes)
+	$(BIN)/python tests/mutations.py
 
 test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (installs it where missing, as root)
 	@echo "== tests on Ceph RGW"

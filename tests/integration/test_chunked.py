@@ -311,6 +311,19 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("verb", ["read_many", "read_parts"])
+def test_chunks_that_end_before_the_range_does_are_an_error(verb: str) -> None:
+    """A body in chunks that is shorter than its Content-Range says is never handed out, though its last chunk came."""
+    head = b'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-9/20\r\nETag: "1"\r\nTransfer-Encoding: chunked\r\n\r\n'
+    once = RetryConfig(attempts_max=1)
+    with (
+        RawServer(head + b"5\r\n01234\r\n0\r\n\r\n") as server,
+        ps.connect("s3://bucket", endpoint_url=server.url, anonymous=True, retry=once) as store,
+        pytest.raises(ProtocolError, match="5 of 10 bytes"),
+    ):
+        list(getattr(store, verb)([("a", ps.ByteRange(0, 10))]))
+
+
 @pytest.mark.parametrize("name", sorted(RIGHT | WRONG))
 @pytest.mark.parametrize("redirects", [False, True])
 def test_chunks_are_read_strictly(name: str, redirects: bool) -> None:

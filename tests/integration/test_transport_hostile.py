@@ -107,10 +107,8 @@ ANSWERS = {
 def test_an_answer_cut_anywhere_is_an_error(kind: str) -> None:
     """Whatever the byte after which the connection ends: an error, never a short body that looks whole."""
     answer = ANSWERS[kind]
-    with KeptServer(lambda _c, _e, head: [answer[: int(head.split(b" ")[1][1:])]]) as server:
-        sinks = []
-        for size in range(1, len(answer)):
-            sinks.append(start(f"{server.url}/{size}", config=TransportConfig(total_s_max=0.1))[1])
+    with RawServer(lambda head: answer[: int(head.split(b" ")[1][1:])]) as server:
+        sinks = [start(f"{server.url}/{size}")[1] for size in range(1, len(answer))]
         for sink in sinks:
             assert sink.wait().curl_error != 0
         assert ask(f"{server.url}/{len(answer)}")[1] == b"0123456789"
