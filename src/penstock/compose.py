@@ -21,6 +21,7 @@ from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import io
+    from collections.abc import Iterator
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig, HedgeConfig, RetryConfig, TransportConfig
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.store.credentials import Credentials
     from penstock.store.file import ObjectReader
     from penstock.store.writing import Writer
+    from penstock.types import ObjectInfo
 
 _ARN = "arn:aws"
 
@@ -110,7 +112,9 @@ def connect(
             expected_bucket_owner=expected_bucket_owner,
             upload_checksums=upload_checksums,
         )
-        core = _s3(text, endpoint_url, region, profile, credentials, anonymous, addressing, transport, options)
+        core = _s3(
+            split_s3(text), endpoint_url, region, profile, credentials, anonymous, addressing, transport, options
+        )
         store = _over_network(core, requests_max, retry, hedge)
     elif scheme in ("http", "https"):
         from penstock.store.http import HttpStore
@@ -144,8 +148,43 @@ def _over_network(core: Store, requests_max: int, retry: RetryConfig | None, hed
     return Traced(Hedged(Retrying(Limited(core, requests_max=requests_max), config=retry), config=hedge))
 
 
+def list_buckets(
+    *,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    profile: str | None = None,
+    credentials: Credentials | None = None,
+    anonymous: bool = False,
+    transport: TransportConfig | None = None,
+    retry: RetryConfig | None = None,
+) -> Iterator[ObjectInfo]:
+    """The buckets that the keys may list, in the store's order; arguments as of ``connect``.
+
+    Returns:
+        An iterator of prefixes: ``key`` is the name and a slash, ``last_modified_s`` the time of creation.
+
+    Raises:
+        StoreError: by iterating; for example the keys may not list buckets.
+
+    Cost: one request per 1 000 buckets.
+    """
+    from penstock.store.base import perform
+    from penstock.store.s3_requests import S3Options
+    from penstock.types import ListPage
+
+    core = _s3(("", ""), endpoint_url, region, profile, credentials, anonymous, "path", transport, S3Options())
+    with _over_network(core, 1, retry, None) as store:
+        token = None
+        while True:
+            page = perform(store, ListPage(token=token)).value
+            yield from page.objects
+            token = page.next_token
+            if token is None:
+                return
+
+
 def _s3(
-    url: str,
+    bucket_and_prefix: tuple[str, str],
     endpoint_url: str | None,
     region: str | None,
     profile: str | None,
@@ -159,7 +198,7 @@ def _s3(
     from penstock.store.s3 import S3Store
     from penstock.store.s3_site import Site
 
-    bucket, prefix = split_s3(url)
+    bucket, prefix = bucket_and_prefix
     site = Site(
         bucket=bucket,
         prefix=prefix if not prefix or prefix.endswith("/") else prefix + "/",

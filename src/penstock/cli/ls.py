@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def ls(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a pattern, a directory, ...")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a pattern, a directory; s3:// for buckets.")
+    ],
     *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also everything below.")] = False,
     include: Include = None,
@@ -37,15 +39,20 @@ def ls(
     """List objects in key order: size in bytes, time in UTC, key.
 
     A prefix need not end at a slash: s3://bucket/tr lists train/ and trial.txt. Wildcards and braces make a pattern, as
-    in penstock.shards; quote it, or the shell takes it for its own. Exits with 1 if nothing matches.
+    in penstock.shards; quote it, or the shell takes it for its own. Exits with 1 if nothing matches. s3:// lists the
+    buckets that your keys may list, with the time of their creation.
 
     For example:
 
+        penstock ls s3://
         penstock ls s3://bucket/train/
         penstock ls "s3://bucket/train/*-0000{0..3}.tar"
         penstock ls -r --json s3://bucket | jq .size_bytes
     """
     connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    if url == "s3://":
+        _show_buckets(connection, Filter(include, exclude), as_json=as_json)
+        return
     with connection:
         place = connection.place(url)
         kept = Filter(include, exclude)
@@ -61,6 +68,15 @@ def ls(
             for info in matching:
                 show(_as_json(matching.place, info) if as_json else _as_text(info, human=human))
             matching.check_found()
+
+
+def _show_buckets(connection: Connection, kept: Filter, *, as_json: bool) -> None:
+    for bucket in connection.buckets():
+        name = bucket.key.removesuffix("/")
+        if kept.takes(name):
+            created = _moment(bucket)
+            line = {"bucket": name, "url": f"s3://{name}/", "created": created}
+            show(json.dumps(line) if as_json else f"{'':>12}  {created or '':20}  s3://{name}/")
 
 
 def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:

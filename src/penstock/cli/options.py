@@ -12,10 +12,11 @@ from penstock.errors import ConfigError
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.store.base import Store
-    from penstock.types import Key
+    from penstock.types import Key, ObjectInfo
 
 EndpointUrl = Annotated[
     str | None,
@@ -111,6 +112,14 @@ class Connection:
                 cache=self.cache,
             )
         return self._stores[root_url]
+
+    def buckets(self) -> Iterator[ObjectInfo]:
+        """The buckets at the endpoint: see ``penstock.compose.list_buckets``."""
+        from penstock.compose import list_buckets
+
+        return list_buckets(
+            endpoint_url=self.endpoint_url, region=self.region, profile=self.profile, anonymous=self.anonymous
+        )
 
     def place(self, url: str) -> Place:
         """`url` taken apart.

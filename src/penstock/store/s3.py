@@ -59,6 +59,8 @@ _HEALS_MAX = 3
 class S3Store(Store):
     """One bucket, or the part of it below a prefix, at an S3-compatible endpoint.
 
+    Of a site without a bucket, ``ListPage`` gives the buckets, as prefixes; it can do nothing else.
+
     Args:
         site: Where: bucket, prefix, endpoint, region, addressing.
         provider: Who asks; None for anonymous requests.
@@ -88,7 +90,9 @@ class S3Store(Store):
         return rebuild, (self.site, self.provider and self.provider.recipe(), self.transport, self.options)
 
     def describe(self, key: Key) -> str:
-        """``s3://bucket/prefix/key``."""
+        """``s3://bucket/prefix/key``; without a bucket ``s3://``."""
+        if not self.site.bucket:
+            return "s3://"
         return f"s3://{self.site.bucket}/{self.site.prefix}{key}"
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
@@ -194,7 +198,10 @@ class _Exchange(Exchange[S3Store]):
         completion.value = headers.get(CLAIM_HEADER.encode(), b"").decode("latin-1") or None
 
     def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
-        _fill_other(completion, self.operation, answer, self.store.site.prefix)
+        if isinstance(self.operation, ListPage) and not self.store.site.bucket:
+            completion.value = xml.parse_buckets(answer.landing.view if answer.landing is not None else b"")
+        else:
+            _fill_other(completion, self.operation, answer, self.store.site.prefix)
 
     # ── healing ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -159,6 +159,9 @@ def _head(_site: Site, options: S3Options, operation: Head) -> _Built:
 
 
 def _list(site: Site, _options: S3Options, operation: ListPage) -> _Built:
+    if not site.bucket:
+        token = f"&continuation-token={quote(operation.token, safe='-_.~')}" if operation.token else ""
+        return "LIST", "", "GET", f"?max-buckets={operation.keys_max}{token}", [], None
     query = [f"?list-type=2&encoding-type=url&max-keys={operation.keys_max}"]
     for name, value in (
         ("prefix", site.prefix + operation.prefix),

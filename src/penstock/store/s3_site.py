@@ -42,7 +42,7 @@ class Site:
     """Where one bucket is, and below which prefix its keys are.
 
     Attributes:
-        bucket: Name, or an access point's ARN.
+        bucket: Name, or an access point's ARN; empty for the service itself, which lists its buckets.
         prefix: Prepended to every key; empty, or any string, usually ending with ``/``.
         endpoint_url: ``http(s)://host[:port][/path]``; None is Amazon's.
         region: To sign for.
@@ -64,6 +64,9 @@ class Site:
             raise ConfigError(f"addressing={self.addressing!r} must be 'auto', 'path' or 'virtual'")
         if self.endpoint_url is not None:
             self.endpoint_url = _checked_endpoint(self.endpoint_url)
+        if not self.bucket:
+            self._rebase()
+            return
         if (point := _ACCESS_POINT.fullmatch(self.bucket)) is not None:
             self.region = point[2]
         elif not _BUCKET.fullmatch(self.bucket) or ".." in self.bucket or ":" in self.bucket.replace("::", ""):
@@ -75,19 +78,17 @@ class Site:
 
     def _rebase(self) -> None:
         point = _ACCESS_POINT.fullmatch(self.bucket)
+        domain = f"{self.region}.amazonaws.com" + (".cn" if self.region.startswith("cn-") else "")
+        service_url = self.endpoint_url or f"https://s3.{domain}"
+        self.base_url = f"{service_url}/{self.bucket}/" if self.bucket else f"{service_url}/"
         if self.endpoint_url is None:
-            domain = f"{self.region}.amazonaws.com" + (".cn" if self.region.startswith("cn-") else "")
             if point is not None:
                 self.base_url = f"https://{point[4]}-{point[3]}.s3-accesspoint.{domain}/"
             elif self.addressing != "path" and _HOST_NAME.fullmatch(self.bucket):
                 self.base_url = f"https://{self.bucket}.s3.{domain}/"
-            else:
-                self.base_url = f"https://s3.{domain}/{self.bucket}/"
-        elif self.addressing == "virtual":
+        elif self.addressing == "virtual" and self.bucket:
             parts = urlsplit(self.endpoint_url)
             self.base_url = f"{parts.scheme}://{self.bucket}.{parts.netloc}{parts.path}/"
-        else:
-            self.base_url = f"{self.endpoint_url}/{self.bucket}/"
         self.copy_source = f"/{self.bucket}"
         if point is not None:
             self.copy_source = f"arn:{point[1]}:s3:{point[2]}:{point[3]}:accesspoint/{point[4]}/object"

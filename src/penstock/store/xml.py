@@ -97,6 +97,23 @@ def parse_list(body: bytes | bytearray | memoryview) -> Page:
     return Page(objects, prefixes, _next_token(text))
 
 
+def parse_buckets(body: bytes | bytearray | memoryview) -> Page:
+    """A ``ListBuckets`` answer as a ``Page`` of prefixes: ``name/``, with the time of its creation.
+
+    Raises:
+        ProtocolError: it is no such answer.
+    """
+    root = _parsed(_text(body))
+    if root.tag != "ListAllMyBucketsResult":
+        raise ProtocolError(f"the answer to ListBuckets is a <{root.tag[:80]}>")
+    buckets = []
+    for row in root.iterfind("Buckets/Bucket"):
+        time = row.findtext("CreationDate")
+        created_s = next(iter(_seconds([time]))) if time else None
+        buckets.append(ObjectInfo(f"{row.findtext('Name') or ''}/", 0, None, created_s, is_prefix=True))
+    return Page(buckets, [], root.findtext("ContinuationToken") or None)
+
+
 def _next_token(text: str) -> str | None:
     truncated = _TRUNCATED.search(text)
     if truncated is None or truncated[1].lower() != "true":

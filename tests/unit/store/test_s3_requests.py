@@ -109,7 +109,26 @@ def test_an_access_point_is_copied_from_by_its_name(mark: str) -> None:
     assert told["x-amz-copy-source-if-match"] == '"e"'
 
 
-@pytest.mark.parametrize("name", ["", "a", "UPPER case", "a..b", "x/y", "bucket--use1-az4--x-s3"])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "https://s3.eu-west-1.amazonaws.com/"),
+        ({"endpoint_url": "http://h:1/s3/"}, "http://h:1/s3/"),
+        ({"endpoint_url": "http://h:1", "addressing": "virtual"}, "http://h:1/"),
+    ],
+)
+def test_without_a_bucket_it_is_the_service(settings: dict[str, Any], expected: str) -> None:
+    """The service's own URL is asked for its buckets, also after a redirect to another region."""
+    service = site("", **settings)
+    assert (
+        wire_of(service, S3Options(), ListPage(token="a/b")).url
+        == f"{expected}?max-buckets=1000&continuation-token=a%2Fb"
+    )
+    service.move("us-west-2")
+    assert service.base_url == expected.replace("eu-west-1", "us-west-2")
+
+
+@pytest.mark.parametrize("name", ["a", "UPPER case", "a..b", "x/y", "bucket--use1-az4--x-s3"])
 def test_what_is_no_bucket_is_refused(name: str) -> None:
     """Names that no bucket has, and directory buckets, whose sessions are not spoken here."""
     with pytest.raises(ConfigError):
