@@ -183,6 +183,14 @@ def list_buckets(
                 return
 
 
+def endpoint_of(store: Store) -> str:
+    """The endpoint of an S3 store, which tells two buckets of one name apart; "" for Amazon's, and for other stores."""
+    inner: Any = store
+    while (further := getattr(inner, "inner", None)) is not None:
+        inner = further
+    return getattr(getattr(inner, "site", None), "endpoint_url", None) or ""
+
+
 def _s3(
     bucket_and_prefix: tuple[str, str],
     endpoint_url: str | None,

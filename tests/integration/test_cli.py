@@ -188,6 +188,25 @@ def test_sync_deletes_nothing_when_the_listing_fails(
     assert tree(tmp_path) == {"extra": b"x"}
 
 
+def test_sync_knows_its_source_under_other_keys(faulty: FaultyServer) -> None:
+    """Nested folders of one bucket are refused, whoever asks for them; those of equal name at two endpoints are not."""
+    for key in ("d/a", "d/x/b"):
+        faulty.objects[key] = b"x"
+    keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": faulty.endpoint_url}
+    nested = command("sync", "--delete", "--source-anonymous", "s3://bucket/d/x/", "s3://bucket/d/")
+    ended = subprocess.run(nested, env=environment(keys), capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert b"lies inside the other" in ended.stderr
+    assert set(faulty.objects) == {"d/a", "d/x/b"}
+    with FaultyServer({"d/c": b"c"}) as other:
+        mirror = ["--source-endpoint-url", other.endpoint_url, "--source-anonymous", "s3://bucket/d/", "s3://bucket/d/"]
+        ended = subprocess.run(
+            command("sync", "--delete", *mirror), env=environment(keys), capture_output=True, timeout=60, check=False
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert dict(faulty.objects) == {"d/c": b"c"}
+
+
 def test_info_probes_without_secrets(
     penstock: Callable[..., subprocess.CompletedProcess[bytes]], s3_store: Store, s3_endpoint: Any, bucket: str
 ) -> None:

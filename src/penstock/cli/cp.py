@@ -143,7 +143,7 @@ class Plan:
                 return inner.is_relative_to(outer) or (self.deletes and outer.is_relative_to(inner))
             into = target.path / source.name if target.is_folder else target.path
             return into.resolve() == source.path.resolve()
-        if source.store is not target.store:
+        if not source.is_with(target):
             return False
         if self.source.only is not None:
             return self.target_key(source.key) == source.key
@@ -186,7 +186,7 @@ class Plan:
     def _items(self) -> Iterator[Item]:
         """What is to be moved, in key order; what is there already, and what has no safe name, is reported."""
         there, prefix = self._there(), self.source.prefix
-        reads_target = self.source.is_pattern and self.source.place.store is self.target.store
+        reads_target = self.source.is_pattern and self.source.place.is_with(self.target)
         for info in self.source:
             item = Item(info, self.target_key(info.key), None)
             if reads_target and item.key.startswith(prefix) and self.source.takes(item.key[len(prefix) :]):

@@ -60,6 +60,12 @@ class Place:
         """Whether the URL says that it means everything below: it ends with a slash, or is a directory here."""
         return self.key.endswith("/") or not self.key
 
+    def is_with(self, other: Place) -> bool:
+        """Whether both are in one store, though they may be asked for with other keys."""
+        from penstock.compose import endpoint_of
+
+        return self.root_url == other.root_url and endpoint_of(self.store) == endpoint_of(other.store)
+
     @property
     def name(self) -> str:
         """What a copy of the object is called, in a folder: of a signed URL, without its signature."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from penstock.compose import endpoint_of
 from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreError
 from penstock.index import dataset_index, passes, shard_index
 from penstock.index.asking import heads, read_at_once
@@ -372,7 +373,7 @@ def in_directory(shards: Iterable[ShardLike], index_dir: str | os.PathLike[str] 
     """
     shards = list(shards)
     base = base_url(shards)
-    identity = f"{_endpoint(shards[0].store)}\n{base}"
+    identity = f"{endpoint_of(shards[0].store)}\n{base}"
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", base.rstrip("/").rpartition("/")[2])[:40].strip("-")
     parent = Path(index_dir) if index_dir is not None else default_directory()
@@ -392,10 +393,3 @@ def _written_s(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _endpoint(store: Store) -> str:
-    """What tells two buckets of one name apart."""
-    while (inner := getattr(store, "inner", None)) is not None:
-        store = inner
-    return getattr(getattr(store, "site", None), "endpoint_url", None) or ""

@@ -415,7 +415,7 @@ def test_info_shows_each_unit_once(memory: MemoryStore, capsys: pytest.CaptureFi
         (["nonsense"], 2),
         (["ls", "--nonsense", "x"], 2),
         (["cp", "only-one"], 2),
-        (["ls", "s3://"], 1),
+        (["cat", "s3://"], 1),
         (["ls", "file://host/path"], 1),
     ],
 )
