@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import penstock as ps
 from exchanges import KeptServer
+from penstock.cli.app import run
 from penstock.config import KIB
 from servers.faulty import FaultyServer
 
@@ -46,6 +49,23 @@ def test_it_reads_whatever_the_key(store: ps.Store) -> None:
         store.read("none")
     with pytest.raises(ps.SpanError):
         store.read("big", ps.ByteRange(1_800_000, 1_800_001))
+
+
+def test_one_object_is_warmed(server: FaultyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line reads one object by its URL into a cache, although such a store cannot be listed."""
+    command = [
+        "cache",
+        "warm",
+        f"{server.endpoint_url}/bucket/d/big?sig=a/b",
+        "--cache",
+        f"{tmp_path}/cache:100MB",
+        "--json",
+    ]
+    assert run(command) == 0
+    assert run(command) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["size_bytes"], first["fetched_bytes"]) == (len(DATA), len(DATA))
+    assert second["fetched_bytes"] == 0
 
 
 def test_it_is_read_only(store: ps.Store) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.pipeline import Pipeline
     from penstock.store.base import Store
 
+_HTTP = ("http://", "https://")
 _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 cache = typer.Typer(
@@ -224,7 +225,8 @@ def _pipeline(text: str, options: dict[str, Any]) -> Pipeline | None:
     from penstock.errors import ConfigError
     from penstock.pipeline import Pipeline, shards
 
-    if any(sign in text for sign in "*?[{"):
+    signs = "{" if text.startswith(_HTTP) else "*?[{"  # over HTTP, a question mark begins a query
+    if any(sign in text for sign in signs):
         return shards(text, **options)
     if _ATTRIBUTE.fullmatch(text) is None:
         return None
@@ -286,6 +288,10 @@ def _listed(store: Store, key: str, url: str) -> Iterator[PlanItem]:
     from penstock.errors import ObjectMissingError
     from penstock.fetch import PlanItem
 
+    if url.startswith(_HTTP):  # there is nothing to list: it can only be one object
+        info = store.stat(key)
+        yield PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes)
+        return
     found = False
     for info in store.list(key):
         if key.endswith("/") or not key or info.key == key or info.key.startswith(key + "/"):

@@ -49,8 +49,9 @@ def info(
 ) -> None:
     """Show versions and limits; with a URL also endpoint, region, where the credentials come from, and a timed probe.
 
-    The probe makes three measurements: first bytes, the bandwidth of one connection, and of many. The last two read
-    up to 256 MiB each of the object, or of the largest one of the first 1 000 below a prefix. Secrets are never shown.
+    The probe makes three measurements: first bytes, the bandwidth of one connection, and of many. The last two read the
+    object, or the largest one of the first 1 000 below a prefix, again and again until 256 MiB have arrived or --seconds
+    have passed: a small object takes that long. Secrets are never shown.
 
     For example:
 

@@ -11,6 +11,7 @@ This module imports pyarrow, so ``parquet.py`` imports it when a reader is made.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import uuid
 from importlib import import_module
@@ -24,6 +25,8 @@ from penstock.formats.typed import view_of_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from penstock.types import Buffer
 
 pa: Any = import_module("pyarrow")
 _compute: Any = import_module("pyarrow.compute")
@@ -85,6 +88,28 @@ def values_of(name: str, array: Any) -> Iterator[tuple[str, Sequence[memoryview 
         yield name, _masked(_cut(_number_view(_without_nulls(values)), ends), array)
     else:
         yield name, [None if value is None else _as_json(value) for value in _objects(array)]
+
+
+def rows_of_table(data: Buffer) -> list[dict[str, Any]]:
+    """Rows of a Parquet file that is a table: one that is joined to samples, or that says what to pack.
+
+    Bytes are ``bytes``; every other value is what JSON says of it, so that dates and times are ISO 8601 here as well.
+
+    Raises:
+        ValueError: It is no Parquet file, or holds a type that is not read.
+    """
+    try:
+        table = import_module("pyarrow.parquet").read_table(io.BytesIO(data))
+        columns = [[value for chunk in column.chunks for value in _cells(chunk)] for column in table.columns]
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error)) from error
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _cells(array: Any) -> list[Any]:
+    if _is_bytes(array.type):
+        return [None if each is None else bytes(each) for each in _slices(array)]
+    return _objects(array)
 
 
 def _child_name(name: str, child: str, children: Sequence[Any]) -> str:

@@ -46,8 +46,13 @@ def split_destination(url: str) -> tuple[str, str | None]:
     A folder called by ``{split}`` is part of the names.
 
     Raises:
-        ConfigError: it is neither a folder nor a pattern of names.
+        ConfigError: it is neither a folder nor a pattern of names, or it is an HTTP URL.
     """
+    if url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"the destination {url} cannot be written: HTTP is read only",
+            hint="s3://bucket/folder/ with --endpoint-url (endpoint_url=), or a directory",
+        )
     if "%" in url.rpartition("/")[2]:
         start = url.rfind("/", 0, url.find("{split}")) if "{split}" in url else url.rfind("/")
         return (url[:start] if start > 0 else "." if start < 0 else "") + "/", check_pattern(url[start + 1 :])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
@@ -69,19 +68,13 @@ def _csv(text: str, delimiter: str, url: str) -> list[dict[str, Any]]:
 
 def _parquet(data: Buffer, url: str) -> list[dict[str, Any]]:
     try:
-        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        from penstock.formats.arrow_values import rows_of_table
     except ImportError as error:
         raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(bytes(data))).to_pylist()
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        OverflowError,
-    ) as error:  # the last two: a time beyond Python's
+        return rows_of_table(data)
+    except ValueError as error:
         raise DataError(f"the table cannot be read as Parquet ({error})", shard=url) from error
-    return rows
 
 
 def guessed(row: dict[str, Any], *, url: str) -> tuple[Spec, ...]:

@@ -132,16 +132,12 @@ def _rows_of_table(join: Join, data: bytes) -> Iterable[dict[str, Any]]:
 
 def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
     try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+        from penstock.formats.arrow_values import rows_of_table
     except ImportError:
         raise ConfigError(
             "a Parquet table needs pyarrow, which is not installed", hint="pip install 'penstock[parquet]'"
         ) from None
-    try:
-        rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(data)).to_pylist()
-    except (ArrowException, OSError, OverflowError) as error:  # OverflowError: a time that Python's types cannot hold
-        raise ValueError(str(error)) from error
-    return rows
+    return rows_of_table(data)
 
 
 def _rows_of_csv(data: bytes, delimiter: str, *, text: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from loading import counted, shard
 from penstock.errors import ConfigError, DecodeError, FieldMissingError, ObjectMissingError
 from penstock.formats import Sample
 from penstock.loader.batches.samples import SampleRandom, Steps
+from penstock.pack.tables import read_table
 
 ROWS = [
     {"key": "007", "label": 3, "score": 0.5, "text": "sieben"},
@@ -126,3 +127,29 @@ def test_another_source_is_a_table(tmp_path: Path) -> None:
     other = ps.shards(str(tmp_path / "other.tar")).decode(ps.Integer("cls"), ps.Text("txt"))
     pipeline = ps.shards("/data/").decode(ps.Integer("n")).join(other, fields=["cls"])
     assert joined(pipeline, "s00003", n=b"9") == {"n": 9, "cls": 3}
+
+
+def test_a_parquet_table_gives_the_values_of_a_parquet_shard(tmp_path: Path) -> None:
+    """Dates and times are ISO 8601 with every digit, whichever packages are installed; bytes stay bytes."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "key": pa.array(["007"]),
+        "when": pa.array([1], pa.timestamp("ns", tz="UTC")),
+        "day": pa.array([3_000_000], pa.date32()),  # in the year 10 183, which Python's dates do not reach
+        "price": pa.array([5], pa.decimal128(10, 2)),
+        "data": pa.array([b"\x00\xff"]),
+        "many": pa.array([[1, 2]]),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    expected = {
+        "when": "1970-01-01T00:00:00.000000001Z",
+        "day": "10183-09-21",
+        "price": "5.00",
+        "data": b"\x00\xff",
+        "many": [1, 2],
+    }
+    found = joined(ps.shards("/data/").join(str(tmp_path / "a.parquet")))
+    assert {name: found[name] for name in expected} == expected
+    assert read_table((tmp_path / "a.parquet").read_bytes(), url="a.parquet") == [{"key": "007", **expected}]
