@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Profile, Region
+from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
 from penstock.cli.progress import Report
 from penstock.cli.saying import show, tell
 from penstock.cli.selection import Exclude, Include, Selection
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from penstock.store.base import Store
     from penstock.types import Key
@@ -42,7 +43,8 @@ def rm(
     """Remove an object, the objects that a pattern names, or with --recursive everything below a folder.
 
     Nothing is asked: try --dry-run first. What was removed is gone, unless the bucket keeps versions. Exits with 1 if
-    there is nothing to remove. After Ctrl-C, or an error, some of the objects may be gone; run it again.
+    there is nothing to remove. After Ctrl-C, or an error, some of the objects may be gone; run it again. In a directory,
+    links to other directories, and the files behind them, stay.
 
     For example:
 
@@ -55,7 +57,7 @@ def rm(
         selection = Selection(connection, url, include=include, exclude=exclude)
         _check(selection, recursive=recursive, whole_bucket=whole_bucket)
         store = selection.place.store
-        keys = (info.key for info in selection)
+        keys = removable(selection.place, (info.key for info in selection))
         if dry_run:
             for key in keys:
                 report.removed(store.describe(key))
@@ -80,6 +82,31 @@ def _check(selection: Selection, *, recursive: bool, whole_bucket: bool) -> None
     is_whole = not selection.prefix if path is None else path.resolve() == path.resolve().parent
     if is_whole and not whole_bucket:
         raise ConfigError(f"{place.url} is everything that there is", hint="--whole-bucket says that this is meant")
+
+
+def removable(place: Place, keys: Iterable[Key]) -> Iterator[Key]:
+    """`keys` but for files of this machine that lie behind a link to a directory: those are somebody else's."""
+    from penstock.compose import local_path
+
+    if place.path is None:
+        yield from keys
+        return
+    root = local_path(place.root_url)
+    is_linked = {root: False}
+
+    def lies_behind_link(folder: Path) -> bool:
+        if folder not in is_linked:
+            is_linked[folder] = folder.is_symlink() or lies_behind_link(folder.parent)
+        return is_linked[folder]
+
+    left_count = 0
+    for key in keys:
+        if lies_behind_link((root / key).parent):
+            left_count += 1
+        else:
+            yield key
+    if left_count:
+        tell(f"penstock: {left_count} files that lie behind links to directories are not removed")
 
 
 def remove(store: Store, keys: Iterable[Key], removed: Callable[[Key], None]) -> None:

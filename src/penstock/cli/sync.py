@@ -19,7 +19,7 @@ from penstock.cli.options import (
     SourceEndpointUrl,
     SourceProfile,
 )
-from penstock.cli.rm import remove
+from penstock.cli.rm import removable, remove
 from penstock.cli.saying import tell
 from penstock.cli.selection import Exclude, Include, Selection
 from penstock.errors import ConfigError
@@ -68,11 +68,12 @@ def sync(
         plan.run(dry_run=dry_run)
         if selection.count or not allow_empty:
             selection.check_found()
+        extras = removable(plan.target, plan.extras)
         if dry_run:
-            for key in plan.extras:
+            for key in extras:
                 report.deleted(key)
         elif not report.failed_count:
-            remove(plan.target.store, plan.extras, report.deleted)
+            remove(plan.target.store, extras, report.deleted)
     report.end()
     if report.failed_count:
         if plan.extras:

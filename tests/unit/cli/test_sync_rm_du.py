@@ -190,6 +190,23 @@ def test_rm_of_files_and_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     assert tree(tmp_path) == {"e": b"3"}
 
 
+def test_what_lies_behind_links_stays(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither ``rm`` nor ``sync --delete`` removes files that a link to another directory leads to; links to files go."""
+    write(tmp_path, {"disk/precious": b"1", "disk/deep/precious": b"2", "data/old": b"3"})
+    (tmp_path / "data/link").symlink_to(tmp_path / "disk")
+    (tmp_path / "data/file").symlink_to(tmp_path / "disk/precious")
+    assert run(["rm", "-r", "--dry-run", f"{tmp_path}/data"]) == 0
+    out, errors = capsys.readouterr()
+    assert "precious" not in out
+    assert "2 files that lie behind links" in errors
+    assert run(["sync", "--delete", url(memory, "d/"), f"{tmp_path}/data/"]) == 0
+    assert not (tmp_path / "data/old").exists()
+    assert run(["rm", "-r", f"{tmp_path}/data"]) == 0
+    assert tree(tmp_path / "disk") == {"precious": b"1", "deep/precious": b"2"}
+    assert not (tmp_path / "data/file").is_symlink()
+    assert (tmp_path / "data/link").is_symlink()
+
+
 # ── du ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
