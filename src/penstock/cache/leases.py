@@ -60,10 +60,11 @@ class Leases:
 
     def close(self) -> None:
         """Close the descriptor, and with it end what it holds; idempotent."""
-        self._closed = True
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with self._lock:  # nobody else is using the descriptor, whose number the next file gets
+            self._closed = True
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
@@ -76,14 +77,16 @@ class Leases:
 
     def open(self) -> bool:
         """Have the file open and this process's token locked; False where that cannot be."""
-        return self._fd >= 0 or (not self._closed and self._open())
+        return self._fd >= 0 or self._open()
 
     def reopen(self) -> bool:
         """As ``open``, also where somebody removed the file: the others use a new one."""
-        return (self._fd >= 0 and os.fstat(self._fd).st_nlink > 0) or self._open()
+        return self._open()
 
     def _open(self) -> bool:
         with self._lock:
+            if self._closed:
+                return False
             if self._fd >= 0 and os.fstat(self._fd).st_nlink > 0:
                 return True
             try:
@@ -114,7 +117,8 @@ class Leases:
         if not self.open():
             return None
         try:
-            _set(self._fd, fcntl.F_WRLCK, name % _NAMES, count)
+            if not self._set(fcntl.F_WRLCK, name, count):
+                return None
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -124,11 +128,17 @@ class Leases:
 
     def release(self, name: int, count: int = 1) -> None:
         """Give leases back."""
-        if self._fd >= 0:
-            try:
-                _set(self._fd, fcntl.F_UNLCK, name % _NAMES, count)
-            except OSError as error:
-                self._troubles.note("lock", error)
+        try:
+            self._set(fcntl.F_UNLCK, name, count)
+        except OSError as error:
+            self._troubles.note("lock", error)
+
+    def _set(self, kind: int, name: int, count: int) -> bool:
+        """Set or drop locks; False where the file was closed, which drops all of them."""
+        with self._lock:
+            if self._fd >= 0:
+                _set(self._fd, kind, name % _NAMES, count)
+            return self._fd >= 0
 
     def is_alive(self, token: str) -> bool:
         """Whether the process of this token still runs; True where that cannot be known."""
@@ -140,7 +150,10 @@ class Leases:
             return False
         if number >= 1 << _TOKEN_BITS or number == self._token:
             return number == self._token
-        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _TOKENS + number, 1, 0))
+        with self._lock:
+            if self._fd < 0:
+                return True
+            answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _TOKENS + number, 1, 0))
         return bool(_FLOCK.unpack(answer[: _FLOCK.size])[0] != fcntl.F_UNLCK)
 
 

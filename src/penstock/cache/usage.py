@@ -62,9 +62,10 @@ class Usage:
 
     def close(self) -> None:
         """Close the descriptor; the numbers can still be read. Idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with self._lock:  # nobody is writing by the descriptor's number, which the next file gets
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):

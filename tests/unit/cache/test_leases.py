@@ -100,3 +100,29 @@ def test_any_number_is_a_lease(tmp_path: Path, number: int) -> None:
     first, second = leases(tmp_path), leases(tmp_path)
     assert first.try_take(number)
     assert second.try_take(number) is False
+
+
+def test_closing_under_use_is_no_trouble(tmp_path: Path) -> None:
+    """Threads that take and release while another closes find no leases: neither an error nor another file's descriptor."""
+    for _ in range(20):
+        troubles = Troubles(str(tmp_path))
+        leases = Leases(str(tmp_path / "leases"), troubles)
+        assert leases.open()
+        begun = threading.Barrier(4)
+
+        def use(leases: Leases = leases, begun: threading.Barrier = begun) -> None:
+            begun.wait(10)
+            for name in range(500):
+                leases.try_take(name)
+                leases.release(name)
+                leases.is_alive("00")
+
+        users = [threading.Thread(target=use) for _ in range(3)]
+        for user in users:
+            user.start()
+        begun.wait(10)
+        leases.close()
+        for user in users:
+            user.join(30)
+        assert not troubles.counts()
+        assert not leases.reopen()
