@@ -38,6 +38,7 @@ No message, field or repr holds a credential or a signed URL: the base class pas
 from __future__ import annotations
 
 import errno
+import logging
 from typing import Any, ClassVar
 
 from penstock.redaction import printable, public_text, public_url
@@ -312,10 +313,21 @@ class CancelledOperationError(StoreError):
     """The operation was cancelled by whoever submitted it; inside the engine only, no user sees it."""
 
 
-def as_completion_error(error: PenstockError) -> StoreError:
-    """What an operation ends with when a store refused to take it with `error`: a ``ClosedError`` stays one."""
+DEFECT_HINT = "this should not happen; the log of 'penstock' has the traceback, please report it"
+
+
+def as_completion_error(error: Exception) -> StoreError:
+    """What an operation ends with when a store refused to take it with `error`: a ``ClosedError`` stays one.
+
+    An exception that is not from this module is a defect: its traceback is logged, and the operation's error names it.
+    """
     if isinstance(error, StoreError):
         return error
+    if not isinstance(error, PenstockError):
+        logging.getLogger("penstock").error("A callback failed, which ends its operation.", exc_info=error)
+        failure = StoreError(f"a callback failed: {type(error).__name__}: {error}", hint=DEFECT_HINT, retryable=False)
+        failure.__cause__ = error
+        return failure
     kind = ClosedStoreError if isinstance(error, ClosedError) else StoreError
     return kind(error.what, hint=error.hint, retryable=False)
 

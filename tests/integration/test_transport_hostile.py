@@ -13,10 +13,12 @@ import pytest
 
 import penstock as ps
 from exchanges import Heard, KeptServer, RawServer, ask, start
+from penstock.cache.scope import core_of
 from penstock.config import MIB, RetryConfig, TransportConfig
-from penstock.errors import ProtocolError, StoreError, UnavailableError
-from penstock.store.base import perform
-from penstock.transport import CLOSED, LATE_TOTAL, Signing, engine
+from penstock.errors import CancelledOperationError, ClosedError, ProtocolError, StoreError, UnavailableError
+from penstock.store.base import WaitingSink, perform
+from penstock.store.limited import Limited
+from penstock.transport import CLOSED, DEFECT, LATE_TOTAL, Signing, engine
 from penstock.transport.loop import EventLoop
 from penstock.types import Get
 from servers.faulty import FaultyServer
@@ -259,9 +261,8 @@ def test_a_name_that_moved_is_looked_up_again(faulty: FaultyServer, monkeypatch:
 # ── the engine ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_everybody_hears_of_the_end_although_sinks_fail(capfd: pytest.CaptureFixture[str]) -> None:
-    """A sink that raises ends the loop; all other exchanges are told, and the next use starts anew."""
+def test_everybody_hears_of_the_end_although_sinks_fail(caplog: pytest.LogCaptureFixture) -> None:
+    """A sink that raises ends the loop; all other exchanges are told of the defect, and the next use starts anew."""
 
     class Failing(Heard):
         def on_end(self, answer: Any) -> None:
@@ -272,10 +273,117 @@ def test_everybody_hears_of_the_end_although_sinks_fail(capfd: pytest.CaptureFix
         sinks = [start(silent.url, sink=Failing() if index < 3 else Heard())[1] for index in range(8)]
         (failing,) = (thread for thread in threading.enumerate() if thread.name == "penstock-loop-0")
         start(server.url, sink=Failing())
-        assert [sink.wait(5).curl_error for sink in sinks] == [CLOSED] * 8
+        assert [sink.wait(5).curl_error for sink in sinks] == [DEFECT] * 8
+        assert all("RuntimeError: a defect" in sink.wait().reason for sink in sinks)
         failing.join(5)
         assert ask(server.url)[1] == b"x"
-    assert "a defect" in capfd.readouterr().err
+    assert "RuntimeError: a defect" in caplog.text
+
+
+def fail(*_: Any, **_more: Any) -> Any:
+    raise ZeroDivisionError("a defect")
+
+
+def test_a_timer_that_fails_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    """A timer's callback that raises ends the loop with one traceback; who waits for an answer hears of the defect."""
+    with RawServer(None) as silent, KeptServer(lambda *_: [whole(b"x")]) as server:
+        sinks = [start(silent.url)[1] for _ in range(4)]
+        engine.call_later(0.0, fail)
+        assert [sink.wait(5).curl_error for sink in sinks] == [DEFECT] * 4
+        assert ask(server.url)[1] == b"x"
+    assert caplog.text.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("verb", ["list", "read", "write", "stat"])
+@pytest.mark.parametrize("fault", ["stall_head", "503_retry_after"])
+def test_closing_the_engine_ends_every_verb_alike(verb: str, fault: str, faulty: FaultyServer) -> None:
+    """``engine.close()`` under an operation, answered or waiting for its next attempt, makes it a ``ClosedError``."""
+    with ps.connect(faulty.url, endpoint_url=faulty.endpoint_url, anonymous=True) as store:
+        faulty.fail(fault, times=None, seconds=30)
+        verbs: dict[str, Any] = {
+            "list": lambda: list(store.list()),
+            "read": lambda: store.read("a"),
+            "write": lambda: store.write("a", b"x"),
+            "stat": lambda: store.stat("a"),
+        }
+        heard: list[Exception] = []
+
+        def use() -> None:
+            try:
+                verbs[verb]()
+            except Exception as error:
+                heard.append(error)
+
+        user = threading.Thread(target=use, daemon=True)
+        user.start()
+        while not faulty.requests:
+            user.join(0.01)
+        user.join(0.1)
+        engine.close()
+        user.join(10)
+    assert [isinstance(error, ClosedError) for error in heard] == [True], heard
+
+
+def test_a_cancelled_waiter_is_told_on_an_engine_thread() -> None:
+    """Whoever waits for a permit and gives up is not called back by the thread that cancels."""
+
+    class Sink(WaitingSink):
+        thread: threading.Thread | None = None
+
+        def done(self, completion: Any) -> None:
+            self.thread = threading.current_thread()
+            super().done(completion)
+
+    with RawServer(None) as silent:
+        store = ps.connect("s3://bucket", endpoint_url=silent.url, anonymous=True)
+        limited = Limited(core_of(store), requests_max=1)
+        sinks = [Sink(), Sink()]
+        transfers = [limited.submit(Get("k"), sink) for sink in sinks]
+        transfers[1].cancel()
+        assert isinstance(sinks[1].wait(transfers[1]).error, CancelledOperationError)
+        assert sinks[1].thread is not threading.current_thread()
+        transfers[0].cancel()
+        sinks[0].wait(transfers[0])
+
+
+PLACES = ["plain.PlainPool._begin_body", "plain.PlainPool.start", "plain.parse_head", "loop.EventLoop._watch"]
+
+
+@pytest.mark.parametrize("name", [*PLACES, "curl_pool.attach", "curl_pool.settle"])
+def test_what_fails_on_the_loop_ends_its_own_exchange(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect anywhere on the loop's thread ends the exchange that it happened to, too."""
+    with FaultyServer({"a": b"x"}, tls=name.startswith("curl")) as server, monkeypatch.context() as patch:
+        server.fail("delay", seconds=1.0)
+        patch.setattr(f"penstock.transport.{name}", fail)
+        config = TransportConfig(ca_bundle=server.ca_bundle)
+        _, sink = start(server.endpoint_url + "/bucket/a", config=config)
+        assert sink.wait(10).curl_error == DEFECT
+
+
+CALLBACKS = ["traced.Traced.note", "limited.Limited.release", "retrying._Entry._wait_s", "retrying._Entry._remaining",
+             "retrying._Entry._is_refused_resumption", "hedged.Hedged.forget", "exchange.attempt_record",
+             "s3._Exchange.healed"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CALLBACKS, "penstock.fetch.window.Window.completed"])
+def test_a_callback_of_a_wrapper_that_fails_leaves_nobody_waiting(
+    name: str, faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails while an answer is passed on, whoever waits for it hears; and the store reads again afterwards."""
+    retry = RetryConfig(backoff_s=0.001)
+    faulty.objects["a"] = bytes(1000)
+    with ps.connect(faulty.url, endpoint_url=faulty.endpoint_url, anonymous=True, retry=retry) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(name if name.startswith("penstock") else f"penstock.store.{name}", fail)
+            faulty.fail("503", times=2)
+            heard: list[object] = []
+            reader = threading.Thread(target=lambda: heard.extend(store.try_read_many(["a", "a"])), daemon=True)
+            reader.start()
+            reader.join(10)
+            assert len(heard) == 2
+        engine.close()  # waits for a loop that is just ending: what comes too soon would end with it
+        faulty.heal()
+        assert len(store.read("a")) == 1000
 
 
 def test_closing_from_a_sink_does_not_start_anew(nothing_left: Any) -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.config import MIB, FetchConfig
-from penstock.errors import CancelledOperationError, ConfigError, PenstockError, ProtocolError
+from penstock.errors import CancelledOperationError, ConfigError, PenstockError, ProtocolError, as_completion_error
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.places import Places
 from penstock.fetch.plan import cut, is_one_request, parts
@@ -230,10 +230,10 @@ class Flight:
         self._asking_count += 1
         try:
             self._core.submit(Head(item.plan.key), AskingSink(self, item))
-        except PenstockError as error:
+        except Exception as error:
             item.asking = False
             self._asking_count -= 1
-            item.error = error
+            item.error = _refusal(error)
 
     def on_asked(self, item: Item, completion: Completion) -> None:
         """A HEAD ended. Beside parts already asked for its failure is no error: their own checks remain."""
@@ -295,10 +295,10 @@ class Flight:
         self.undelivered_count += 1
         try:
             slot.transfer = self._core.submit(slot.operation(), slot)
-        except PenstockError as error:  # refused before it was sent: a bad key, a closed store
+        except Exception as error:  # refused before it was sent: a bad key, a closed store
             self.sent.discard(slot)
             slot.item.pending_count -= 1
-            slot.item.error = error
+            slot.item.error = _refusal(error)
             self.places.release(slot)
             self._abandon(slot.item)
 
@@ -368,6 +368,19 @@ class Flight:
 
     def on_done(self, slot: Slot, completion: Completion) -> None:
         """A request ended."""
+        try:
+            self._on_end(slot, completion)
+        except Exception as error:
+            self._fail(as_completion_error(error))
+
+    def _fail(self, error: PenstockError) -> None:
+        """A defect here: whatever is in flight fails by it, for nobody knows what was left undone."""
+        with self.lock:
+            for item in self.items:
+                item.error = item.error or error
+            self.changed.notify_all()
+
+    def _on_end(self, slot: Slot, completion: Completion) -> None:
         now_s = time.monotonic()
         with self.lock:
             self.sent.discard(slot)
@@ -447,6 +460,11 @@ class Flight:
     def _learn_size(self, size_bytes: int) -> None:
         self._estimate_bytes += 0.1 * (1.25 * size_bytes - self._estimate_bytes)
         self._estimate_bytes = min(max(self._estimate_bytes, 4096.0), float(2 * self._config.part_bytes))
+
+
+def _refusal(error: Exception) -> PenstockError:
+    """Why a store did not take an operation; a defect as an error that names it."""
+    return error if isinstance(error, PenstockError) else as_completion_error(error)
 
 
 class _LaterError(CancelledOperationError):

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pycurl
 
 from penstock.errors import (
+    DEFECT_HINT,
     AccessDeniedError,
     BucketMissingError,
     CancelledOperationError,
     ChecksumError,
+    ClosedStoreError,
     CredentialsError,
     DeadlineError,
     ObjectChangedError,
@@ -30,6 +32,7 @@ from penstock.errors import (
 from penstock.transport import (
     CANCELLED,
     CLOSED,
+    DEFECT,
     DESCRIPTORS_HINT,
     LATE_BODY,
     LATE_FIRST_BYTE,
@@ -163,8 +166,10 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     code, reason = answer.curl_error, answer.reason
     if "proxy syntax" in reason:  # libcurl quotes the URL that it cannot read
         reason = "the proxy's URL cannot be read"
-    if code == CLOSED:
-        return UnavailableError("the transport was closed", retryable=False)
+    if code in (CLOSED, DEFECT):
+        ended = ClosedStoreError(reason) if code == CLOSED else StoreError(reason, hint=DEFECT_HINT)
+        ended.retryable = False
+        return ended
     if code == CANCELLED:
         return CancelledOperationError("cancelled", retryable=False)
     if code in (LATE_FIRST_BYTE, LATE_BODY, LATE_TOTAL):

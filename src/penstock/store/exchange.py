@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.errors import ObjectChangedError, ProtocolError, StoreError
+from penstock.errors import ClosedError, ObjectChangedError, ProtocolError, StoreError
 from penstock.store.answers import (
     THROTTLES,
     attempt_record,
@@ -30,6 +30,25 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Store)
 
 _NO_CHECKSUMS: dict[str, str] = {}
+
+
+class RemoteStore(Store):
+    """A store whose operations are HTTP requests. Connections and threads are the process's; only its use ends."""
+
+    _closed = False
+
+    def close(self) -> None:
+        """Refuse further operations; those under way go on. Idempotent."""
+        self._closed = True
+
+    def check_open(self) -> None:
+        """Called before an operation.
+
+        Raises:
+            ClosedError: after ``close()``.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.describe('')} was closed", hint="connect() gives another store")
 
 
 class Exchange(ABC, Generic[S]):
@@ -112,20 +131,20 @@ class Exchange(ABC, Generic[S]):
 
     def on_end(self, answer: HttpAnswer) -> None:
         """See ``HttpSink``."""
-        if self.healed(answer):
-            return
         completion = Completion(self.operation)
         try:
+            if self.healed(answer):
+                return
             self._fill(completion, answer)
-        except StoreError as error:
-            completion.error = self._explained(error, answer)
         except Exception as error:
-            completion.error = self._explained(unforeseen(error), answer)
-        throttled = answer.status in (429, 503) or (completion.error is not None and completion.error.code in THROTTLES)
-        offset = self.span.start if self.span is not None else 0
-        completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
+            completion.error = self._explained(error if isinstance(error, StoreError) else unforeseen(error), answer)
         self.transfers.clear()
-        self.sink.done(completion)
+        try:
+            throttled = completion.error is not None and completion.error.code in THROTTLES
+            offset = self.span.start if self.span is not None else 0
+            completion.attempts = (attempt_record(answer, offset, throttled=throttled or answer.status in (429, 503)),)
+        finally:
+            self.sink.done(completion)
 
     def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
         operation = self.operation

@@ -19,7 +19,7 @@ from typing import Any
 from penstock import forks
 from penstock.buffers import small_buffer
 from penstock.config import HedgeConfig
-from penstock.errors import CancelledOperationError, PenstockError
+from penstock.errors import CancelledOperationError
 from penstock.stats import Recent
 from penstock.store.base import Store, Wrapper
 from penstock.transport import engine
@@ -201,7 +201,7 @@ class _Entry:
         self.owner.hedged_count += 1
         try:
             transfer = self.owner.inner.submit(self.operation, second)
-        except PenstockError:
+        except Exception:  # its error would be the first request's, who says it
             self._leg_done(2, Completion(self.operation, error=CancelledOperationError("cancelled")))
             return
         second.transfer = transfer
@@ -237,9 +237,7 @@ class _Entry:
             with self.lock:
                 self.ended = self.second is None
             if self.ended:
-                self.first = None
-                self.owner.forget(self, completion)
-                self.sink.done(completion)
+                self._tell(completion)
                 return
         self._leg_done(1, completion)
 
@@ -289,9 +287,14 @@ class _Entry:
             chosen = other
         if chosen is self.second_done and self.landing is not None:
             self._move(chosen, self.landing)
+        self._tell(chosen)
+
+    def _tell(self, completion: Completion) -> None:
         self.first = self.second = self.first_done = self.second_done = None
-        self.owner.forget(self, chosen)
-        self.sink.done(chosen)
+        try:
+            self.owner.forget(self, completion)
+        finally:
+            self.sink.done(completion)
 
     def _move(self, completion: Completion, landing: Landing) -> None:
         """Put the second request's body, as far as it came, where the caller wants it: nobody else writes there now."""

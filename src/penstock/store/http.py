@@ -9,8 +9,7 @@ from penstock.config import TransportConfig
 from penstock.errors import ConfigError, ProtocolError, StoreError
 from penstock.redaction import public_url, url_parts
 from penstock.store.answers import object_info, status_error
-from penstock.store.base import Store
-from penstock.store.exchange import Exchange
+from penstock.store.exchange import Exchange, RemoteStore
 from penstock.store.keys import has_dot_segment
 from penstock.transport import HttpAnswer, HttpRequest
 from penstock.types import ByteRange, Get, Head, Key, Operation, Sink, Transfer
@@ -25,7 +24,7 @@ _IN_URLS = "/~-._!$&'()*+,;=:@%"
 """Kept of a key with a query: it was cut out of a URL, and is percent-encoded."""
 
 
-class HttpStore(Store):
+class HttpStore(RemoteStore):
     """Read-only objects below a base URL.
 
     Args:
@@ -62,6 +61,7 @@ class HttpStore(Store):
                               hint="give the keys, or a manifest")  # fmt: skip
         if isinstance(operation, Get) and operation.span is not None:
             operation.span.checked()
+        self.check_open()
         exchange = _Exchange(self, operation, sink)
         exchange.send()
         return exchange

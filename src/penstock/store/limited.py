@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import forks
-from penstock.errors import CancelledOperationError, ConfigError, PenstockError, as_completion_error
+from penstock.errors import CancelledOperationError, ConfigError, as_completion_error
 from penstock.store.base import Store, Wrapper
+from penstock.transport import engine
 from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
 
 
@@ -83,8 +84,12 @@ class Limited(Wrapper):
                     self._in_flight -= 1
                     return
                 permit = self._waiting.popleft()
-            if permit.start():
-                return
+            try:
+                if permit.start():
+                    return
+            except BaseException:  # of its sink, which was told; the others that wait must not pay for it
+                self.release()
+                raise
 
     def statistics(self) -> LimitStatistics:
         """See ``LimitStatistics``."""
@@ -120,7 +125,7 @@ class _Permit:
             return False
         try:
             self.transfer = self.owner.inner.submit(self.operation, self)
-        except PenstockError as error:
+        except Exception as error:
             self.sink.done(Completion(self.operation, error=as_completion_error(error)))
             return False
         if self._is_cancelled():  # by another thread, meanwhile
@@ -132,14 +137,20 @@ class _Permit:
 
     def done(self, completion: Completion) -> None:
         self.transfer = None  # no cycle is left behind: buffers go back at once, not when the collector comes
-        self.owner.release()
-        self.sink.done(completion)
+        try:
+            self.owner.release()
+        finally:
+            self.sink.done(completion)
 
     def cancel(self) -> None:
         self.cancelled = True
         if (transfer := self.transfer) is not None:
             transfer.cancel()
-            return
+        else:
+            engine.call_later(0.0, self._leave)  # sinks are told on engine threads only
+
+    def _leave(self) -> None:
+        """Give up waiting for a permit."""
         with self.owner._lock:
             try:
                 self.owner._waiting.remove(self)

@@ -16,8 +16,8 @@ from typing import Any
 from penstock.config import RetryConfig
 from penstock.errors import (
     ChecksumError,
+    ClosedStoreError,
     ObjectChangedError,
-    PenstockError,
     ProtocolError,
     ShortReadError,
     SpanError,
@@ -178,6 +178,16 @@ class _Entry:
         return self.target
 
     def done(self, completion: Completion) -> None:
+        try:
+            over = self._is_over(completion)
+        except Exception as error:
+            self.backoff.clear()  # nobody else ends it
+            completion.error, over = as_completion_error(error), True
+        if over:
+            self.sink.done(completion)
+
+    def _is_over(self, completion: Completion) -> bool:
+        """Whether an attempt was the last one; else the next one is under way, after a backoff."""
         self.transfers.clear()
         if completion.error is None and self.tries_count:
             self._complete(completion)
@@ -190,8 +200,7 @@ class _Entry:
         if error is None:
             if self.attempts:
                 completion.attempts = self.attempts + completion.attempts
-            self.sink.done(completion)
-            return
+            return True
         if not self.start_s and completion.attempts:
             self.start_s = completion.attempts[0].start_s
         self.start_s = self.start_s or time.monotonic()
@@ -207,8 +216,7 @@ class _Entry:
             if error.retryable and not self.cancelled:
                 self.owner.given_up_count += 1
             completion.attempts = self.attempts
-            self.sink.done(completion)
-            return
+            return True
         self._note(completion)
         self.owner.retried_count += 1
         log.debug("attempt %d failed, the next one begins in %.2f s: %s", self.tries_count, wait_s, error)
@@ -216,6 +224,7 @@ class _Entry:
         engine.call_later(wait_s, self._again)
         if self._is_cancelled():  # by another thread, which may have seen no backoff
             engine.call_later(0.0, self._again)
+        return False
 
     def _is_refused_resumption(self, error: StoreError) -> bool:
         """Whether the store did not go on where the body broke: it does no ranges, or nothing was missing but the end."""
@@ -244,20 +253,23 @@ class _Entry:
             failed, closings = self.backoff.pop()
         except IndexError:
             return
+        failed.attempts = self.attempts
+        if closings != engine.closings:
+            assert failed.error is not None
+            what = "the transport was closed before the next attempt"
+            failed.error = ClosedStoreError(what, **_located(failed.error))
         if self.cancelled or closings != engine.closings:
-            failed.attempts = self.attempts
             self.sink.done(failed)
-            return
-        operation = self._remaining()
-        if operation is None:
-            self.done(Completion(self.operation))
             return
         try:
-            transfer = self.owner.inner.submit(operation, self)
-        except PenstockError as error:  # the store was closed meanwhile: whoever waits must hear, and the loop live on
+            operation = self._remaining()
+            transfer = self.owner.inner.submit(operation, self) if operation is not None else None
+        except Exception as error:  # the store was closed meanwhile, or a defect: whoever waits must hear of it
             failed.error = as_completion_error(error)
-            failed.attempts = self.attempts
             self.sink.done(failed)
+            return
+        if transfer is None:
+            self.done(Completion(self.operation))
             return
         self.transfers.append(transfer)
         if self._is_cancelled():  # by another thread, meanwhile

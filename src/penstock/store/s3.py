@@ -17,12 +17,12 @@ from penstock.errors import (
     ObjectExistsError,
     ProtocolError,
     StoreError,
+    as_completion_error,
 )
 from penstock.store import xml
 from penstock.store.answers import http_date_s, object_info, status_error
-from penstock.store.base import Store
 from penstock.store.checksums import full_object
-from penstock.store.exchange import Exchange
+from penstock.store.exchange import Exchange, RemoteStore
 from penstock.store.s3_requests import CLAIM_HEADER, S3Options, Wire, wire_of
 from penstock.transport import HttpAnswer, HttpRequest, Signing
 from penstock.types import (
@@ -56,7 +56,7 @@ _HEALS_MAX = 3
 """Times that one operation may be sent again because the store told its region, or the time."""
 
 
-class S3Store(Store):
+class S3Store(RemoteStore):
     """One bucket, or the part of it below a prefix, at an S3-compatible endpoint.
 
     Of a site without a bucket, ``ListPage`` gives the buckets, as prefixes; it can do nothing else.
@@ -82,7 +82,6 @@ class S3Store(Store):
         self.options = options or S3Options()
         self.keeps_checksums = self.options.upload_checksums
         self._signing: tuple[tuple[Credentials, str, float], Signing] | None = None  # one value: threads share it
-        self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         from penstock.store.s3_site import rebuild
@@ -97,6 +96,7 @@ class S3Store(Store):
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``. Bad keys and ranges raise ``ConfigError`` here."""
+        self.check_open()
         exchange = _Exchange(self, operation, sink)
         exchange.send()
         return exchange
@@ -146,7 +146,10 @@ class _Exchange(Exchange[S3Store]):
         elif self.cancelled:
             self._fail(CancelledOperationError("cancelled"))
         else:
-            self._send(found)
+            try:
+                self._send(found)
+            except Exception as error:
+                self._fail(as_completion_error(error))
 
     def _send(self, credentials: Credentials | None) -> None:
         store = self.store

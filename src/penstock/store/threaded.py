@@ -8,6 +8,7 @@ end with ``close()``, or when the store is dropped.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 import weakref
@@ -48,6 +49,8 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from penstock.types import Key, ObjectInfo, Operation, Sink
+
+log = logging.getLogger("penstock.store")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -92,7 +95,10 @@ class Pool:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job.run()
+            try:
+                job.run()
+            except Exception:  # of its sink: a thread that ended would leave the other jobs waiting
+                log.exception("A callback failed on a thread of %s.", self.name)
             del job  # an idle thread keeps no buffer alive
             with self._lock:
                 self._busy_count -= 1

@@ -126,5 +126,7 @@ class _Trace:
         return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
-        self.owner.note(completion)
-        self.sink.done(completion)
+        try:
+            self.owner.note(completion)
+        finally:
+            self.sink.done(completion)

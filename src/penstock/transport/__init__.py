@@ -4,6 +4,7 @@ from penstock.transport.engine import engine
 from penstock.transport.http import (
     CANCELLED,
     CLOSED,
+    DEFECT,
     DESCRIPTORS_HINT,
     LATE_BODY,
     LATE_FIRST_BYTE,
@@ -19,6 +20,7 @@ from penstock.transport.signing import EMPTY_SHA256, Signing
 __all__ = [
     "CANCELLED",
     "CLOSED",
+    "DEFECT",
     "DESCRIPTORS_HINT",
     "EMPTY_SHA256",
     "LATE_BODY",

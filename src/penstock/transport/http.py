@@ -85,7 +85,7 @@ class HttpAnswer:
         headers: Lower-case names to values, of the last answer.
         landing: Where the body is; ``position`` says how far.
         error_body: The body of an answer that is not 2xx.
-        curl_error: libcurl's code, whoever carried it (0: complete), ``CANCELLED`` or ``CLOSED`` or ``LATE_*``.
+        curl_error: libcurl's code, whoever carried it (0: complete), or one of those below.
         reason: libcurl's words, or ours.
         refused: What ``on_head`` raised.
         resent: The kept connection had died, and the request was sent again on a fresh one.
@@ -135,6 +135,7 @@ LATE_FIRST_BYTE = -3
 LATE_BODY = -4
 LATE_TOTAL = -5
 OVERLONG = -6
+DEFECT = -7
 
 
 class HttpTransfer:

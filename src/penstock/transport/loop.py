@@ -11,11 +11,11 @@ import contextlib
 import ctypes
 import heapq
 import itertools
+import logging
 import os
 import select
 import threading
 import time
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from penstock.transport.curl_pool import CurlPool
 from penstock.transport.http import (
     CANCELLED,
     CLOSED,
+    DEFECT,
     LATE_BODY,
     LATE_FIRST_BYTE,
     LATE_TOTAL,
@@ -42,6 +43,8 @@ WATCH_S = 0.5
 """Seconds between two looks of the watchdog: the precision of every deadline but the connect one, which is libcurl's."""
 
 _EVENTS_MAX = 256
+
+log = logging.getLogger("penstock.transport")
 
 
 class Timer:
@@ -79,6 +82,7 @@ class EventLoop:
         self._sleeping = False
         self._closing = False
         self._ended = False
+        self._why = CLOSED, "the transport was closed"
         self._drainer = 0
         self._waking = threading.RLock()
         self._epoll = select.epoll()
@@ -182,32 +186,39 @@ class EventLoop:
     # ── on the loop's thread ───────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
+        """Until it is closed, or a callback fails: then whatever is in flight ends with an error that names the defect."""
+        try:
+            self._turn()
+        except Exception as error:
+            self._why = DEFECT, f"a callback on the event loop failed: {type(error).__name__}: {error}"
+            log.exception("A callback failed, which ends the event loop and every request on it.")
+        finally:
+            self._shut()
+
+    def _turn(self) -> None:
         poll = self._epoll.poll
         plain, curl = self._plain.connections, self._curl
         watch_due_s = 0.0
-        try:
-            while not self._closing:
-                self._start_incoming()
-                timeout_s = self._sleep_s(watch_due_s)
-                events = poll(timeout_s, _EVENTS_MAX)
-                self._sleeping = False
-                for fd, event in events:
-                    connection = plain.get(fd)
-                    if connection is not None:
-                        connection.on_ready(connection)
-                    elif fd == self._waker:
-                        with contextlib.suppress(BlockingIOError):
-                            os.eventfd_read(self._waker)
-                    else:
-                        curl.on_ready(fd, event)
-                now_s = time.monotonic()
-                curl.collect(now_s)
-                if now_s >= watch_due_s:
-                    watch_due_s = now_s + WATCH_S
-                    self._watch(now_s)
-                self._run_timers(now_s)
-        finally:
-            self._shut()
+        while not self._closing:
+            self._start_incoming()
+            timeout_s = self._sleep_s(watch_due_s)
+            events = poll(timeout_s, _EVENTS_MAX)
+            self._sleeping = False
+            for fd, event in events:
+                connection = plain.get(fd)
+                if connection is not None:
+                    connection.on_ready(connection)
+                elif fd == self._waker:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._waker)
+                else:
+                    curl.on_ready(fd, event)
+            now_s = time.monotonic()
+            curl.collect(now_s)
+            if now_s >= watch_due_s:
+                watch_due_s = now_s + WATCH_S
+                self._watch(now_s)
+            self._run_timers(now_s)
 
     def _sleep_s(self, watch_due_s: float) -> float:
         """Seconds to sleep at most; 0 where something waits. Sets ``_sleeping`` before the last look at the deque."""
@@ -334,7 +345,9 @@ class EventLoop:
         self._closing = True
         self._curl.stop_keeping()
         for transfer in (*self._active, *self._pending):
-            self._tell(self.give_up, transfer, CLOSED, "the transport was closed")
+            self._tell(self.give_up, transfer, *self._why)
+            if not transfer.ended:  # its connection or handle is where the defect was
+                self._tell(self._end, transfer, *self._why)
         self._pending.clear()
         self._ended = True  # from here on, whoever submits drains by himself
         self._drain_closed()
@@ -351,7 +364,7 @@ class EventLoop:
         try:
             call(*args)
         except Exception:
-            traceback.print_exc()
+            log.exception("A callback failed while its event loop ended.")
 
     def _drain_closed(self) -> None:
         if self._drainer == threading.get_ident():
@@ -363,7 +376,7 @@ class EventLoop:
             except IndexError:
                 break
             if isinstance(item, HttpTransfer):
-                self._tell(self.give_up, item, CLOSED, "the transport was closed")
+                self._tell(self.give_up, item, *self._why)
             else:
                 self._tell(item)
         timers, self._timers = self._timers, []
