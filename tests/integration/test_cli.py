@@ -436,6 +436,36 @@ def test_closed_pipe_ends_it_silently(faulty: FaultyServer) -> None:
         assert process.wait(30) == -signal.SIGPIPE
 
 
+@pytest.mark.parametrize(
+    "arguments", [["rm", "-r", "s3://bucket/d/"], ["sync", "--delete", "{folder}", "s3://bucket/d/"]]
+)
+def test_interrupted_deletion(faulty: FaultyServer, tmp_path: Path, arguments: list[str]) -> None:
+    """Ctrl-C while the store does not answer to a deletion: prompt, 130, no traceback."""
+    (tmp_path / "kept").write_bytes(b"x")
+    for name in ("a", "b"):
+        faulty.objects[f"d/{name}"] = b"x"
+    faulty.fail("stall_head", times=None, match=lambda request: "delete" in request.query)
+    with start_at(faulty, *(each.format(folder=tmp_path) for each in arguments)) as process:
+        wait_for(lambda: any(request.fault for request in faulty.requests), process)
+        start_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert time.monotonic() - start_s < ENDS_S_MAX
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_verbose_tells_of_retries(faulty: FaultyServer) -> None:
+    """``-v`` shows the attempt that failed, and each request with what came of it."""
+    faulty.objects["key"] = b"data"
+    faulty.fail("503", times=1, match="key")
+    full = command("-v", "cat", "s3://bucket/key", "--endpoint-url", faulty.endpoint_url, "--anonymous")
+    ended = subprocess.run(full, env=environment({}), capture_output=True, timeout=60, check=True)
+    assert ended.stdout == b"data"
+    assert b"penstock.store: attempt 1 failed, the next one begins in" in ended.stderr
+    assert b"penstock.store: Get s3://bucket/key: 4 bytes" in ended.stderr
+
+
 def test_interrupted_cat(faulty: FaultyServer) -> None:
     """Ctrl-C while nothing arrives: prompt, 130, no traceback."""
     faulty.objects["key"] = LARGE

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
 from penstock.cli.saying import show
-from penstock.cli.selection import Exclude, Filter, Include, Selection
+from penstock.cli.selection import Exclude, Filter, Include, Selection, nothing_left
 from penstock.errors import ObjectMissingError
 from penstock.patterns import is_pattern
 
@@ -57,10 +57,14 @@ def ls(
         place = connection.place(url)
         kept = Filter(include, exclude)
         folder = place.key[: place.key.rfind("/") + 1]
+        shown_count = left_out_count = 0
         try:
             for info in _entries(place, recursive=recursive):
                 if kept.takes(info.key[len(folder) :].rstrip("/")):
+                    shown_count += 1
                     show(_as_json(place, info) if as_json else _as_text(info, human=human))
+                else:
+                    left_out_count += 1
         except ObjectMissingError:
             if not is_pattern(url):
                 raise
@@ -68,6 +72,8 @@ def ls(
             for info in matching:
                 show(_as_json(matching.place, info) if as_json else _as_text(info, human=human))
             matching.check_found()
+        if left_out_count and not shown_count:
+            raise nothing_left(left_out_count, place.url)
 
 
 def _show_buckets(connection: Connection, kept: Filter, *, as_json: bool) -> None:

@@ -50,6 +50,16 @@ class Filter:
         return not any(matches(key) for matches in self._exclude)
 
 
+def nothing_left(count: int, url: str) -> ObjectMissingError:
+    """The error where a filter takes none of `count` objects."""
+    return ObjectMissingError(
+        f"--include and --exclude leave nothing of {count} objects",
+        operation="LIST",
+        url=url,
+        hint="a key is taken if it matches an --include, or there is none, and no --exclude",
+    )
+
+
 def _glob(pattern: str) -> Callable[[str], bool]:
     matches = matcher(pattern)
     return matches if "/" in pattern else lambda key: matches(key.rpartition("/")[2])
@@ -174,13 +184,11 @@ class Selection:
             raise ObjectMissingError(what, operation="LIST", url=url)
         if self.count:
             return
+        url = self.url if self.is_pattern else self.place.url
         if self._left_out_count:
-            what = f"--include and --exclude leave nothing of {self._left_out_count} objects"
-            hint = "a key is taken if it matches an --include, or there is none, and no --exclude"
-        elif self.is_pattern:
+            raise nothing_left(self._left_out_count, url)
+        if self.is_pattern:
             what, hint = "no key matches this", "* and ? stay inside a folder, ** does not"
         else:
             what, hint = "there is nothing below this", "check its spelling: penstock ls lists a shorter prefix"
-        raise ObjectMissingError(
-            what, operation="LIST", url=self.place.url if not self.is_pattern else self.url, hint=hint
-        )
+        raise ObjectMissingError(what, operation="LIST", url=url, hint=hint)

@@ -105,6 +105,8 @@ def test_filters_of_cp_and_ls(memory: MemoryStore, tmp_path: Path, capsys: pytes
     assert names(tmp_path) == ["a-00000.tar", "a-00001.tar", "a-00009.tar"]
     assert run(["ls", "-r", *options, url(memory, "train/")]) == 0
     assert listed(capsys) == [f"train/{name}" for name in names(tmp_path)]
+    assert run(["ls", "-r", "--include", "*.zip", url(memory, "train/")]) == 1
+    assert "leave nothing of 6 objects" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
