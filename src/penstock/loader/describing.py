@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from penstock.config import MIB
 from penstock.loader.plan.memory import said
 
@@ -29,6 +31,8 @@ def describe(batch: Any) -> str:
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, np.generic):
+        return f"{value.dtype} {value}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         dtype = str(value.dtype).rpartition(".")[2]  # torch.uint8 is uint8
         size_bytes = getattr(value, "nbytes", None)

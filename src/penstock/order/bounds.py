@@ -30,7 +30,10 @@ def check_lanes(lanes: int, world_size: int) -> None:
         below = lanes // world_size * world_size
         above = below + world_size
         nearest = below if below and lanes - below <= above - lanes else above
-        raise ConfigError(f"world_size {world_size} does not divide lanes {lanes}", hint=f"use lanes={nearest}")
+        raise ConfigError(
+            f"world_size {world_size} does not divide lanes {lanes}",
+            hint=f"to resume inside an epoch, use a number of ranks that divides {lanes}; for a new job, use lanes={nearest}",
+        )
 
 
 def check_lane(lane: int, lanes_count: int) -> None:

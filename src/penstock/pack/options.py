@@ -14,6 +14,7 @@ from penstock.pack.contents import digest_of, function_digest
 from penstock.pack.fields import Spec, parse_fields
 from penstock.pack.identity import unsigned_url
 from penstock.pack.shard_file import FORMATS_WRITTEN, KEY, PLAIN_FORMATS, written_as
+from penstock.pack.tables import SUFFIXES, is_table_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,6 +88,11 @@ class PackOptions:
             raise ConfigError(f"transform={self.transform!r} must be a function of a sample")
         if self.transform_version is not None and self.transform is None:
             raise ConfigError(f"transform_version={self.transform_version!r} is of a transform, and there is none")
+        if self.labels is not None and self.labels != "folders" and not is_table_name(self.labels):
+            raise ConfigError(
+                f"labels={self.labels!r} is neither 'folders' nor the name of a table",
+                hint=f"a table's name ends with one of {', '.join(SUFFIXES)}",
+            )
         self._check_split()
         parse_fields(self.fields)
         check_key_field(self.key_field, self.format_name)

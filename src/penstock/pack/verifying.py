@@ -216,6 +216,7 @@ def verify_shards(
                 if older is None
                 else ObjectChangedError(
                     f"it has {found.size_bytes} bytes, ETag {found.etag}; its index says {older.size_bytes}, {older.etag}",
+                    hint="it was replaced after it was indexed; if that was intended, run `penstock index` again",
                     url=shard.url,
                 )
             )

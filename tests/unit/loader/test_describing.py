@@ -23,7 +23,8 @@ def test_a_batch_is_a_line_for_each_field(tmp_path: Path) -> None:
     ("value", "said"),
     [
         (np.zeros((2, 1024, 1024), np.uint8), "uint8[2, 1024, 1024], 2 MiB"),
-        (np.float32(1), "float32[]"),
+        (np.float32(1.5), "float32 1.5"),
+        (np.int64(7), "int64 7"),
         (b"x" * 50, "b'" + "x" * 40 + "'... (50)"),
         (memoryview(b"abc"), "b'abc' (3)"),
         ([], "list of 0"),

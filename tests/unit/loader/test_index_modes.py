@@ -44,6 +44,22 @@ def test_auto_takes_an_index_that_knows_all(folder: Path, tmp_path: Path, caplog
             (folder / "t.tar").write_bytes(shard(counted(range(100, 103))))
 
 
+def test_an_index_that_lacks_shards_is_a_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where shards were added after the index was made, order and length change: one warning says so, whatever the epochs."""
+    place = tmp_path / "index"
+    index(pipeline(folder), place)
+    (folder / "t.tar").write_bytes(shard(counted(range(100, 103))))
+    with ps.Loader(pipeline(folder), index_dir=place) as loader:
+        for _ in loader.epochs(2):
+            list(loader)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "knows 5 of 6 shards" in warnings[0]
+    assert "penstock index" in warnings[0]
+
+
 def test_an_index_beside_the_shards_is_found(folder: Path) -> None:
     """Kept beside its data set, an index serves every host without being named."""
     shards = ShardFinder(pipeline(folder).source, fetch=None).find()

@@ -250,6 +250,8 @@ def test_labels_of_folders_and_tables(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no folder"):
         pack(source, tmp_path / "top", labels="folders")
     (source / "top.jpg").unlink()
+    with pytest.raises(ConfigError, match="labels='folder' is neither 'folders' nor .*table.*[.]csv"):
+        pack(source, tmp_path / "misspelt", labels="folder")
     with pytest.raises(DataError, match="a field 'txt' of its own"):
         pack(source, tmp_path / "twice", labels="folders", label_field="txt")
 
@@ -554,6 +556,7 @@ def test_verifying_finds_what_is_wrong(source: Path, tmp_path: Path) -> None:
     assert "not the checksum" in found[first.name]
     assert "is not there" in found[second.name]
     assert "its index says" in found[third.name]
+    assert "run `penstock index` again" in found[third.name]
     assert "no index knows it" in found["zzz.tar"]
     alone = tmp_path / "alone"
     alone.mkdir()

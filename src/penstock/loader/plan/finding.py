@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, StoreError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.loader.shards import Shard
     from penstock.pipeline import Pipeline
     from penstock.store import Store
+
+_log = logging.getLogger("penstock.loader")
 
 
 class FoundSource(NamedTuple):
@@ -112,6 +115,13 @@ class Finder:
         said = f"no index knows {unknown} of {total} shards"
         if index != "auto":
             raise ConfigError(f"{said}, and this loader reads with one", hint="run `penstock index URL`")
+        if unknown < total:  # shards were added or replaced: without a warning, length and order would change unnoticed
+            _log.warning(
+                "the index knows %d of %d shards in their present version: all are read without it, in another order. "
+                "Run `penstock index` to bring it up to date",
+                total - unknown,
+                total,
+            )
         return Found(self._pipeline, sources, False, f"reading {total} shards without an index: {said}")
 
     @property
