@@ -45,9 +45,9 @@ def index(
 ) -> None:
     """Index the shards at URL: samples, offsets, checksums, tied to the shards' ETags.
 
-    An indexed data set has a length, random access, and resumes at any world size. Run it again after shards were added
-    or replaced, or after it was interrupted: what is indexed in its present version is not read again. A shard that
-    fails does not stop the others; the exit code is then 1.
+    An indexed data set has a length and random access, and resumes with another number of ranks. Run it again after
+    shards were added or replaced, or after it was interrupted: what is indexed in its present version is not read
+    again. A shard that fails does not stop the others; the exit code is then 1.
 
     An index that lies beside the shards is the one that is brought up to date, unless --index-dir names another place.
 
