@@ -19,10 +19,12 @@ class Report(ABC):
 
     Args:
         as_json: JSON lines on stdout, and no bar.
+        has_bar: Whether there is a bar on a terminal.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, has_bar: bool = True) -> None:
         self.as_json = as_json
+        self._has_bar = has_bar and not as_json
         self.start_s = time.monotonic()
         self.bar: Any = None
         self._task: Any = None
@@ -30,7 +32,7 @@ class Report(ABC):
         self._redirected = ExitStack()
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self.as_json:
+        if sys.stderr.isatty() and self._has_bar:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 

@@ -126,7 +126,7 @@ class RemoveReport(Report):
     """What ``rm`` says."""
 
     def __init__(self, *, as_json: bool, dry_run: bool) -> None:
-        super().__init__(as_json=as_json)
+        super().__init__(as_json=as_json, has_bar=not dry_run)
         self._dry_run = dry_run
         self._count = 0
 
