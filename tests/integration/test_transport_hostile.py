@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import resource
 import socket
 import threading
 from typing import Any
@@ -561,6 +562,26 @@ def test_an_engine_without_descriptors_is_a_store_error(monkeypatch: pytest.Monk
         with pytest.raises(UnavailableError, match="ulimit"):
             ask(server.url)
         assert ask(server.url)[1] == b"x"
+
+
+@pytest.mark.parametrize("free_count", range(6))
+def test_descriptors_that_end_while_the_engine_starts_are_given_back(free_count: int, nothing_left: Any) -> None:
+    """Wherever the limit of open files is met, it is an error with a hint, and no descriptor stays behind."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with nothing_left():
+        os.close(lowest := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free_count, hard))
+        refused: list[UnavailableError] = []
+        try:
+            engine.call_later(3600.0, list)
+        except UnavailableError as error:
+            refused.append(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert all("ulimit" in str(error) for error in refused)
+        with KeptServer(lambda *_: [whole(b"x")]) as server:
+            assert ask(server.url)[1] == b"x"
+            engine.close()
 
 
 # ── stores ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,8 @@ import itertools
 import threading
 from typing import TYPE_CHECKING
 
+import pycurl
+
 from penstock import forks
 from penstock.config import TransportConfig, cores_count
 from penstock.errors import UnavailableError
@@ -100,8 +102,9 @@ class Engine:
                 return group
             try:
                 loop = EventLoop(connections_max=connections_max, name=f"penstock-loop-{len(group)}")
-            except OSError as error:
-                raise UnavailableError(f"no event loop: {error.strerror}", hint=DESCRIPTORS_HINT) from error
+            except (OSError, pycurl.error) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                raise UnavailableError(f"no event loop: {why}", hint=DESCRIPTORS_HINT) from error
             try:
                 loop.start()
                 living = [other for other in self._loops.get(key, ()) if other.alive]  # a finaliser's, too

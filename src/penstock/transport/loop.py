@@ -86,8 +86,6 @@ class EventLoop:
         self._drainer = 0
         self._waking = threading.RLock()
         self._epoll = select.epoll()
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._waker, select.EPOLLIN)
         self._curl = CurlPool(self._epoll, end=self._end, opened=self._on_new_socket, connections_max=connections_max)
         self._plain = PlainPool(
             self._epoll,
@@ -96,6 +94,8 @@ class EventLoop:
             opened=self._on_new_socket,
             connections_max=connections_max,
         )
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # last: unlike the rest, it does not close itself
+        self._epoll.register(self._waker, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
