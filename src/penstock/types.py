@@ -8,6 +8,7 @@ pass each second.
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -51,11 +52,14 @@ class ByteRange(NamedTuple):
         """Itself, or ``ConfigError`` where it is no range.
 
         Raises:
-            ConfigError: start is negative, or end is not past start.
+            ConfigError: start is negative, end is not past start, or one of them is no whole number.
         """
-        if not 0 <= self.start < self.end:
-            raise ConfigError(f"ByteRange({self.start}, {self.end}) must have 0 <= start < end")
-        return self
+        try:
+            if 0 <= operator.index(self.start) < operator.index(self.end):
+                return self
+        except TypeError:
+            pass
+        raise ConfigError(f"ByteRange({self.start!r}, {self.end!r}) must be whole numbers, 0 <= start < end")
 
     def within(self, size_bytes: int) -> ByteRange:
         """The bytes of it that an object of `size_bytes` has: itself, cut at the object's end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -103,9 +104,8 @@ class Tree:
         """Entries of one directory and, where asked, below it; `base` is its key with a slash, `parents` its chain."""
         for name, entry in self._candidates(path, base, walk):
             key = base + name
-            try:
-                status = entry.stat()
-            except FileNotFoundError:  # removed meanwhile, or a link that leads nowhere
+            status = _status(entry)
+            if status is None:
                 continue
             if not name.endswith("/"):
                 if stat.S_ISREG(status.st_mode) and key > walk.after:
@@ -132,13 +132,25 @@ class Tree:
                 name = entry.name
                 if name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX):
                     continue
-                key = f"{base}{name}/" if entry.is_dir() else base + name
+                status = _status(entry) if entry.is_symlink() else None  # `is_dir` raises where a link is a circle
+                folder = stat.S_ISDIR(status.st_mode) if status is not None else entry.is_dir(follow_symlinks=False)
+                key = f"{base}{name}/" if folder else base + name
                 wanted = key.startswith(walk.prefix) or (key[-1] == "/" and walk.prefix.startswith(key))
                 if wanted and (key > walk.after or walk.after.startswith(key)):
                     _check_name(path, name)
                     found.append((key[len(base) :], entry))
         found.sort(key=lambda pair: pair[0])
         return found
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Of what `entry` names or links to; None where it was removed meanwhile, or is a link that leads nowhere."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        return None
 
 
 def _check_name(path: str, name: str) -> None:

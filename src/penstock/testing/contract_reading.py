@@ -61,9 +61,9 @@ class ReadingContract(Capabilities):
                 store.read("k", ByteRange(start, start + length))
             assert isinstance(caught.value, ValueError)
 
-    @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5)])
+    @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5), (0, 1.5), ("0", "1"), (0, None)])
     def test_what_is_no_span_is_refused_at_once(self, store: Store, start: int, end: int) -> None:
-        """A negative, empty or reversed range is the caller's error."""
+        """A negative, empty or reversed range, or one that is not of whole numbers, is the caller's error."""
         self.seed(store, {"k": b"0123456789"})
         with pytest.raises(ConfigError):
             store.read("k", ByteRange(start, end))

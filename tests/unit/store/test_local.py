@@ -71,6 +71,7 @@ def test_links_are_followed_and_loops_are_not(store, tmp_path):
     (store.root / "d" / "loop").symlink_to(store.root)
     (store.root / "d" / "self").symlink_to(store.root / "d")
     (store.root / "dangling").symlink_to(tmp_path / "nowhere")
+    (store.root / "circle").symlink_to("circle")
     assert keys(store) == ["d/here", "d/link/k"]
     assert store.read("d/link/k").data == b"elsewhere"
 
