@@ -25,11 +25,13 @@ class Lookup(NamedTuple):
         place: Where it lies.
         found: The shards with their versions, in the order given.
         rows: What is known of each, in the same order; None: nothing, or it is of another version.
+        outdated_count: Number of shards that an index knows, but in another version.
     """
 
     place: IndexPlace
     found: list[Found]
     rows: list[ShardRow | None]
+    outdated_count: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -77,8 +79,10 @@ def lookup(
         except (ConfigError, StoreError):  # nobody may look there; the job streams, or indexes elsewhere
             continue
         rows = [index.row_of(each.key, size_bytes=each.size_bytes, etag=each.etag) for each in found]
+        outdated_count = sum(row is None and each.key in index.rows for each, row in zip(found, rows, strict=True))
         if best.rows.count(None) > rows.count(None):
             best = Lookup(place, found, rows)
+        best = best._replace(outdated_count=max(best.outdated_count, outdated_count) if not best.is_complete else 0)
         if best.is_complete:
             break
     known_count = len(best.rows) - best.rows.count(None)

@@ -272,7 +272,7 @@ def _of_source(source: SourcePlan) -> str:
         lines.append(f"  index  complete: {source.samples_count} samples of {said(source.sample_bytes)}")
     elif source.formats:
         lines.append(
-            f"  index  of {source.indexed_count} of {source.shards_count} shards; samples of about "
+            f"  index  knows {source.indexed_count} of {source.shards_count} shards; samples of about "
             f"{said(source.sample_bytes)}. `penstock index` gives a length, and several ranks equal batches"
         )
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,20 @@ def test_an_index_that_lacks_shards_is_a_warning(
     assert len(warnings) == 1
     assert "knows 5 of 6 shards" in warnings[0]
     assert "penstock index" in warnings[0]
+
+
+def test_an_index_of_other_versions_is_a_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy of a data set has shards of other versions than the index that was copied along: a warning says so."""
+    shards = ShardFinder(pipeline(folder).source, fetch=None).find()
+    build(shards, beside(shards))
+    shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copy)
+    with ps.Loader(pipeline(tmp_path / "copy"), index_dir=tmp_path / "none") as loader:
+        assert mode(loader) == "stream"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "knows 0 of 5 shards" in warnings[0]
 
 
 def test_an_index_beside_the_shards_is_found(folder: Path) -> None:

@@ -33,12 +33,14 @@ class FoundSource(NamedTuple):
         rows: What an index knows of each.
         place: Where that index lies; None: there is none.
         objects: Samples that are objects of their own; they need no index.
+        outdated_count: Number of shards that an index knows, but in another version.
     """
 
     shards: list[Shard]
     rows: Sequence[ShardRow | None]
     place: IndexPlace | None
     objects: ObjectSource | None = None
+    outdated_count: int = 0
 
     @property
     def samples_count(self) -> int:
@@ -115,7 +117,8 @@ class Finder:
         said = f"no index knows {unknown} of {total} shards"
         if index != "auto":
             raise ConfigError(f"{said}, and this loader reads with one", hint="run `penstock index URL`")
-        if unknown < total:  # shards were added or replaced: without a warning, length and order would change unnoticed
+        if unknown < total or any(source.outdated_count for source in sources):
+            # shards were added, replaced or copied: without a warning, length and order would change unnoticed
             _log.warning(
                 "the index knows %d of %d shards in their present version: all are read without it, in another order. "
                 "Run `penstock index` to bring it up to date",
@@ -166,7 +169,7 @@ class Finder:
         for shard, each in zip(shards, found.found, strict=True):
             shard.etag = shard.etag or each.if_match
             shard.size_bytes = each.size_bytes
-        return FoundSource(shards, found.rows, found.place)
+        return FoundSource(shards, found.rows, found.place, outdated_count=found.outdated_count)
 
     def _any_index(self, shards: list[Shard]) -> bool:
         for place_of in (beside, lambda given: in_directory(given, self._index_dir)):
