@@ -329,6 +329,8 @@ def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IO
         ObjectMissingError: ``"rb"``, and there is none.
         ObjectExistsError: ``"xb"``, by ``close()``: there is one by then.
     """
+    if not isinstance(url, str) and not isinstance(url, os.PathLike):
+        raise ConfigError(f"open({url!r}) must be given a URL or a path", hint="s3://bucket/key, /data/file")
     if mode not in ("rb", "wb", "xb"):
         raise ConfigError(f"mode {mode!r} must be 'rb', 'wb' or 'xb'", hint="wrap it in io.TextIOWrapper for text")
     root, key = split(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, fields
 from functools import cache
@@ -29,6 +30,18 @@ def check_whole(name: str, value: object, low: int, high: int | None = None) -> 
     if not is_whole or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"in [{low}, {high}]"
         raise ConfigError(f"{name}={value!r} must be a whole number {bounds}")
+
+
+def check_number(name: str, value: object, low: float, high: float = math.inf, *, opened: bool = False) -> None:
+    """Refuse what is no number in [low, high], or with `opened` in (low, high].
+
+    Raises:
+        ConfigError: It names the value and its bounds.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (opened and value == low):  # type: ignore[operator]
+        bounds = f"{'more than' if opened else 'at least'} {low}" + (f" and at most {high}" if high < math.inf else "")
+        raise ConfigError(f"{name}={value!r} must be a number, {bounds}")
 
 
 def check_path(name: str, value: object) -> None:
@@ -105,14 +118,12 @@ class TransportConfig:
             "threads_count",
         ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value!r} must be more than 0")
-        if self.proxy is not None and not (self.proxy.isprintable() and self.proxy and " " not in self.proxy):
+            if value is not None:
+                check_number(name, value, 0, opened=True)
+        proxy = self.proxy
+        if proxy is not None and not (isinstance(proxy, str) and proxy.isprintable() and proxy and " " not in proxy):
             raise ConfigError("proxy= must be a URL without white space", hint="%20 stands for a space in a password")
-        if not 1 * KIB <= self.receive_buffer_bytes <= 10 * MIB:
-            raise ConfigError(
-                f"receive_buffer_bytes={self.receive_buffer_bytes!r} must lie in [1 KiB, 10 MiB], libcurl's limits"
-            )
+        check_whole("receive_buffer_bytes", self.receive_buffer_bytes, 1 * KIB, 10 * MIB)  # libcurl's limits
 
     def __repr__(self) -> str:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -139,8 +150,8 @@ class RetryConfig:
 
     def __post_init__(self) -> None:
         check_whole("attempts_max", self.attempts_max, 1)
-        if min(self.total_s_max, self.backoff_s, self.backoff_s_max) < 0:
-            raise ConfigError("total_s_max, backoff_s and backoff_s_max must not be negative")
+        for name in ("total_s_max", "backoff_s", "backoff_s_max"):
+            check_number(name, getattr(self, name), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +169,11 @@ class HedgeConfig:
     wait_s_min: float = 0.02
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.quantile < 1:
-            raise ConfigError(f"quantile={self.quantile!r} must lie in [0.5, 1)")
-        if not 0 <= self.ratio_max <= 1:
-            raise ConfigError(f"ratio_max={self.ratio_max!r} must lie in [0, 1]")
+        check_number("quantile", self.quantile, 0.5, 1)
+        if self.quantile == 1:
+            raise ConfigError(f"quantile={self.quantile!r} must be less than 1")
+        check_number("ratio_max", self.ratio_max, 0, 1)
+        check_number("wait_s_min", self.wait_s_min, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock import forks
@@ -188,13 +189,11 @@ class ReadAhead:
         # with something to deliver, a slow generator must not hold it back for long
         room_count = max(2 * self._flight.window.limit, _PULL_COUNT) - len(self._flight.planned)
         wanted = room_count if not self._taken else _PULL_COUNT
-        for _ in range(wanted):
-            request = next(requests, None)
-            if request is None:
-                self._requests = None
-                break
+        for request in islice(requests, wanted):
             pulled.append(as_item(request, self._pulled_count))
             self._pulled_count += 1
+        if len(pulled) < wanted:
+            self._requests = None
         if len(pulled) > 1 and self._whole:
             pulled = coalesce(pulled, gap_bytes=self._config.gap_bytes_max, length_bytes_max=self._config.part_bytes)
         with self._flight.lock:

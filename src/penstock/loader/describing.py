@@ -25,9 +25,9 @@ def describe(batch: Any) -> str:
     """
     if not isinstance(batch, Mapping):
         return _kind(batch)
-    names = sorted(batch, key=lambda name: name.startswith("__"))
-    width = max(map(len, names), default=0)
-    return "\n".join(f"{name:<{width}}  {_kind(batch[name])}" for name in names)
+    names = sorted(batch, key=lambda name: str(name).startswith("__"))
+    width = max((len(str(name)) for name in names), default=0)
+    return "\n".join(f"{name!s:<{width}}  {_kind(batch[name])}" for name in names)
 
 
 def _kind(value: Any) -> str:

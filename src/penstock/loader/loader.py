@@ -9,6 +9,7 @@ from penstock.config import check_whole
 from penstock.errors import ConfigError
 from penstock.loader.plan.options import Options
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
+from penstock.order.bounds import WORD_MAX
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 from penstock.tracebacks import boundary
 
@@ -179,7 +180,7 @@ class Loader:
             ConfigError: it is negative.
         """
         if epoch is not None:
-            check_whole("epoch", epoch, 0)
+            check_whole("epoch", epoch, 0, WORD_MAX)
         self._session.begin_at(self._session.epoch if epoch is None else epoch)
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────

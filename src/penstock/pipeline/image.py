@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from penstock.config import check_number
 from penstock.errors import ConfigError
 from penstock.pipeline.fields import Field, Spec
 
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from penstock.images import Box, Picture, Size
 
 _SIDE_MAX = 65_535
+
+
+def _is_interval(value: object) -> bool:
+    """Whether it is (low, high), two numbers with 0 < low <= high."""
+    if (
+        not isinstance(value, tuple | list)
+        or len(value) != 2
+        or not all(isinstance(each, int | float) for each in value)
+    ):
+        return False
+    return bool(0 < value[0] <= value[1])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,13 +82,10 @@ class Image(Field):
             raise ConfigError(f"crop={self.crop!r} must be None, 'center' or 'random'")
         if self.crop is not None and self.height is None:
             raise ConfigError(f"crop={self.crop!r} needs a height and a width", hint="e.g. height=224, width=224")
-        if not 0 < self.crop_fraction <= 1:
-            raise ConfigError(f"crop_fraction={self.crop_fraction!r} must lie in (0, 1]")
-        low, high = self.scale
-        if not 0 < low <= high <= 1:
+        check_number("crop_fraction", self.crop_fraction, 0, 1, opened=True)
+        if not _is_interval(self.scale) or self.scale[1] > 1:
             raise ConfigError(f"scale={self.scale!r} must be two shares with 0 < low <= high <= 1")
-        low, high = self.aspect
-        if not 0 < low <= high:
+        if not _is_interval(self.aspect):
             raise ConfigError(f"aspect={self.aspect!r} must be two ratios with 0 < low <= high")
 
     def with_mask(self, *names: str) -> Image:

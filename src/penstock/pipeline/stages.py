@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from penstock.config import check_whole
 from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize
 from penstock.pipeline.fields import OBJECT, Field, Spec
@@ -227,8 +228,7 @@ class Join:
             raise ConfigError(f".join(on={self.on!r}) must be the name of the column that holds the key")
         if self.missing not in ("raise", "drop"):
             raise ConfigError(f".join(missing={self.missing!r}) must be 'raise' or 'drop'")
-        if self.bytes_max < 1:
-            raise ConfigError(f".join(bytes_max={self.bytes_max!r}) must be at least 1 byte")
+        check_whole(".join bytes_max", self.bytes_max, 1)
 
     def __repr__(self) -> str:
         options = "" if self.fields is None else f", fields={list(self.fields)!r}"

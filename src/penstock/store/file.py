@@ -74,7 +74,7 @@ def open_file(store: Store, key: Key, mode: str = "rb") -> io.IOBase:
     hint = None
     if mode in ("r", "rt", "w", "wt"):
         hint = 'wrap it: io.TextIOWrapper(store.open(key, "rb"), encoding="utf-8")'
-    elif "a" in mode or "+" in mode:
+    elif isinstance(mode, str) and ("a" in mode or "+" in mode):
         hint = "objects are written whole; read it, and write it anew"
     raise ConfigError(f"mode={mode!r} must be one of {', '.join(map(repr, _MODES))}", hint=hint)
 

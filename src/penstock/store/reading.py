@@ -7,7 +7,7 @@ import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
-from penstock.config import FetchConfig
+from penstock.config import FetchConfig, check_whole
 from penstock.errors import (
     ChecksumError,
     ClosedError,
@@ -57,8 +57,7 @@ def read_many(
     store: Store, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise", "return"]
 ) -> Iterator[Blob] | Iterator[Blob | StoreError]:
     """See ``Store.read_many`` and ``Store.try_read_many``."""
-    if isinstance(requests, (str, bytes)):
-        raise ConfigError(f"read_many takes an iterable of keys, not one {type(requests).__name__}", hint="use read()")
+    _check_iterable("read_many", requests)
     return _Blobs(store, requests, ordered=ordered, raises=errors == "raise")
 
 
@@ -66,16 +65,23 @@ def read_parts(
     store: Store, requests: Iterable[Request], *, part_bytes: int | None, requests_max: int | None
 ) -> Iterator[Chunk]:
     """See ``Store.read_parts``."""
-    if isinstance(requests, (str, bytes)):
-        raise ConfigError(f"read_parts takes an iterable of keys, not one {type(requests).__name__}")
+    _check_iterable("read_parts", requests)
     config = store.fetch_config or FetchConfig()
     if part_bytes is not None:
         config = dataclasses.replace(config, part_bytes=part_bytes)
     if requests_max is not None:
+        check_whole("requests_max", requests_max, 1)
         config = dataclasses.replace(
             config, requests_max=requests_max, requests_min=min(config.requests_min, requests_max)
         )
     return _Chunks(store, requests, config)
+
+
+def _check_iterable(method: str, requests: object) -> None:
+    if isinstance(requests, str | bytes) or not hasattr(requests, "__iter__"):
+        raise ConfigError(
+            f"{method} takes an iterable of keys, not one {type(requests).__name__}", hint="read() takes one key"
+        )
 
 
 @boundary

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock import forks
-from penstock.config import GIB, MIB
+from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
 from penstock.store.base import perform
 from penstock.store.inflight import InFlight
@@ -70,8 +70,7 @@ class Writer(io.RawIOBase):
         self._state = "failed"  # what a constructor that raises leaves behind
         super().__init__()
         part_bytes = PART_BYTES if part_bytes is None else part_bytes
-        if part_bytes < 1:
-            raise ConfigError(f"part_bytes={part_bytes!r} must be at least 1")
+        check_whole("part_bytes", part_bytes, 1)
         self._core = core
         self._key = key
         self._part_bytes = part_bytes
@@ -235,8 +234,12 @@ def delete(core: Core, keys: Key | Iterable[Key], *, keys_max: int = DELETE_KEYS
 
 
 def _batches(keys: Key | Iterable[Key], keys_max: int) -> Iterator[list[Key]]:
+    if not hasattr(keys, "__iter__"):
+        raise ConfigError(f"delete({keys!r}) must be given a key, or an iterable of keys")
     batch: list[Key] = []
     for key in (keys,) if isinstance(keys, str) else keys:
+        if not isinstance(key, str):
+            raise ConfigError(f"delete() was given {key!r} among the keys, and a key is a str")
         batch.append(key)
         if len(batch) == keys_max:
             yield batch

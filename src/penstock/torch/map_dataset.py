@@ -9,7 +9,8 @@ import torch.utils.data
 
 from penstock import forks
 from penstock.access.dataset import Dataset, steps_of
-from penstock.errors import ConfigError
+from penstock.config import check_whole
+from penstock.order.bounds import WORD_MAX
 from penstock.torch.epochs import EpochTable, worker_here
 from penstock.tracebacks import boundary
 
@@ -100,8 +101,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             ConfigError: it is negative.
         """
-        if epoch < 0:
-            raise ConfigError(f"set_epoch({epoch}) must not be negative")
+        check_whole("epoch", epoch, 0, WORD_MAX)
         self._epochs.set_next(epoch, worker=worker_here())
 
     def close(self) -> None:

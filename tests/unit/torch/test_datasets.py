@@ -111,7 +111,7 @@ def test_the_epoch_can_be_set(folder: Path, expected: list[list[int]]) -> None:
     assert numbers(dataset) == expected[2]
     dataset.set_epoch(1)
     assert numbers(loader_of(dataset, num_workers=2)) == expected[1]
-    with pytest.raises(ConfigError, match="negative"):
+    with pytest.raises(ConfigError, match="whole number"):
         dataset.set_epoch(-1)
     dataset.close()
 
