@@ -19,6 +19,9 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+SEED_MAX = 2**64 - 1
+"""The largest seed or epoch: each is one word of the random generator's key."""
+
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
     """Refuse what is no whole number in [low, high], or where there is no bound above, of at least `low`.

@@ -78,3 +78,26 @@ def test_random_access_refuses_an_odd_epoch(odd: Any) -> None:
 def test_a_dict_with_any_keys_is_described() -> None:
     """A dict whose keys are no texts is described as well."""
     assert ps.describe({1: 2}) == "1  2"
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_packing_refuses_odd_options(odd: Any, tmp_path: Path) -> None:
+    """Source, destination and every option of packing take their values or refuse them, and none makes it hang."""
+    names = [
+        "name",
+        "fields",
+        "labels",
+        "label_field",
+        "key_field",
+        "seed",
+        "split",
+        "bytes_max",
+        "samples_max",
+        "jobs",
+    ]
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "000.cls").write_bytes(b"1")
+    refused(lambda: ps.pack(odd if odd != "" else None, tmp_path / "to"))
+    refused(lambda: ps.pack(tmp_path / "files", odd if not isinstance(odd, str) else None))
+    for name in [*names, "memory_bytes_max"]:
+        refused(lambda name=name: ps.pack(tmp_path / "files", tmp_path / "to", overwrite=True, **{name: odd}))

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overlo
 from penstock.access.calls import CallPlaces
 from penstock.access.merging import REQUEST_BYTES
 from penstock.access.places import ObjectPlaces, ShardPlaces
-from penstock.config import FetchConfig, check_configs, check_path, check_whole
+from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
 from penstock.loader.batches.samples import SampleRandom, Steps
 from penstock.loader.shards import ShardFinder
-from penstock.order.bounds import WORD_MAX
 from penstock.pipeline import Decode, Join, Map, Mix, Objects, Pipeline, Select
 from penstock.tracebacks import boundary
 
@@ -85,7 +84,7 @@ class Dataset:
     ) -> None:
         check_configs(fetch=fetch)
         check_path("index_dir", index_dir)
-        check_whole("seed", seed, 0, WORD_MAX)
+        check_whole("seed", seed, 0, SEED_MAX)
         self.pipeline = pipeline
         self._steps = steps_of(pipeline)
         self._seed = seed
@@ -163,7 +162,7 @@ class Dataset:
         rows: dict[int, list[int]] = {}  # of each number that is asked for, where
         for row, number in enumerate(numbers):
             rows.setdefault(number, []).append(row)
-        check_whole("epoch", epoch, 0, WORD_MAX)
+        check_whole("epoch", epoch, 0, SEED_MAX)
         random = SampleRandom(seed=self._seed, epoch=epoch)
         samples: list[Any] = [None] * len(numbers)
         asked = list(rows)
@@ -186,7 +185,7 @@ class Dataset:
         Cost: a request for each sample; neighbours in a row are read as one. Holds what is read ahead, within the budget.
         """
         places = self._opened()
-        check_whole("epoch", epoch, 0, WORD_MAX)
+        check_whole("epoch", epoch, 0, SEED_MAX)
         wanted: Iterable[Any] = range(len(self)) if indices is None else indices
         return self._iterated(places, wanted, SampleRandom(seed=self._seed, epoch=epoch))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from penstock.config import check_whole
+from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
 from penstock.loader.plan.options import Options
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
-from penstock.order.bounds import WORD_MAX
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 from penstock.tracebacks import boundary
 
@@ -180,7 +179,7 @@ class Loader:
             ConfigError: it is negative.
         """
         if epoch is not None:
-            check_whole("epoch", epoch, 0, WORD_MAX)
+            check_whole("epoch", epoch, 0, SEED_MAX)
         self._session.begin_at(self._session.epoch if epoch is None else epoch)
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS, format_of_name
 from penstock.pack.contents import digest_of, function_digest
@@ -17,7 +19,7 @@ from penstock.pack.shard_file import FORMATS_WRITTEN, KEY, PLAIN_FORMATS, writte
 from penstock.pack.tables import SUFFIXES, is_table_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 BYTES_MAX = 256_000_000
 """Default size of a shard."""
@@ -76,14 +78,16 @@ class PackOptions:
     def __post_init__(self) -> None:
         if self.format is not None:
             check_format(self.format, "format")
-        if self.bytes_max < 1:
-            raise ConfigError(f"bytes_max={self.bytes_max!r} must be at least 1")
-        if self.samples_max is not None and self.samples_max < 1:
-            raise ConfigError(f"samples_max={self.samples_max!r} must be at least 1")
+        for name in ("name", "fields", "labels", "label_field", "key_field", "transform_version"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name}={value!r} must be a str")
+        check_whole("bytes_max", self.bytes_max, 1)
+        if self.samples_max is not None:
+            check_whole("samples_max", self.samples_max, 1)
         if self.group_by not in ("stem", "file"):
             raise ConfigError(f"group_by={self.group_by!r} must be 'stem' or 'file'")
-        if not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed={self.seed!r} must lie in [0, 2**64)")
+        check_whole("seed", self.seed, 0, SEED_MAX)
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"transform={self.transform!r} must be a function of a sample")
         if self.transform_version is not None and self.transform is None:
@@ -119,6 +123,10 @@ class PackOptions:
     def _check_split(self) -> None:
         if self.split is None:
             return
+        if not isinstance(self.split, Mapping):
+            raise ConfigError(
+                f"split={self.split!r} must be a dict of names and shares", hint='{"train": 0.9, "val": 0.1}'
+            )
         if not self.split or any(not re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in self.split):
             raise ConfigError(f"split={dict(self.split)!r} must name at least one split, in letters and digits")
         if self.name is not None and self.is_mds and _SPLIT not in self.name.rpartition("/")[0]:

@@ -18,7 +18,7 @@ from penstock.pack.options import BYTES_MAX, PackOptions
 from penstock.pack.plan import Plan, cut
 from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
 from penstock.pack.running import Crew, EntriesRecipe, How, carry_out, shares
-from penstock.pack.sequence import write_iterable
+from penstock.pack.sequence import is_map, write_iterable
 from penstock.pack.verifying import check_shard
 from penstock.pipeline import Objects, Pipeline, objects
 from penstock.tracebacks import boundary
@@ -114,6 +114,13 @@ def pack(
     Cost: a listing; each object of the source is read once. Memory: the plan, some 500 bytes per sample, and what
         `memory_bytes_max` says.
     """
+    if not isinstance(destination, str | os.PathLike):
+        raise ConfigError(f"the destination {destination!r} must be a URL or a path")
+    if not isinstance(source, str | os.PathLike | Pipeline) and not hasattr(source, "__iter__") and not is_map(source):
+        raise ConfigError(
+            f"the source {source!r} is neither a URL nor an iterable of samples",
+            hint="penstock.objects(...), a list, ...",
+        )
     folder, named = split_destination(os.fspath(destination))
     if named is not None and name is not None:
         raise ConfigError(f"the destination has names ({named!r}), and name={name!r} has others")

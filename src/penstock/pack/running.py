@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from penstock.config import FetchConfig, default_budget_bytes
+from penstock.config import FetchConfig, check_whole, default_budget_bytes
 from penstock.errors import ClosedError, ConfigError, DataError, StoreError
 from penstock.fetch import set_process_budget
 from penstock.fetch.plan import PlanItem
@@ -106,8 +106,10 @@ class How:
             raise ConfigError("executor='ray' needs Ray", hint="pip install 'penstock[ray]'")
         if self.address is not None and self.executor != "ray":
             raise ConfigError(f"address={self.address!r} is a Ray cluster's", hint="executor='ray'")
-        if self.jobs is not None and self.jobs < 1:
-            raise ConfigError(f"jobs={self.jobs!r} must be at least 1")
+        if self.jobs is not None:
+            check_whole("jobs", self.jobs, 1)
+        if self.memory_bytes_max is not None:
+            check_whole("memory_bytes_max", self.memory_bytes_max, 1)
         shares(self.memory_bytes_max, 1, "tar")
 
 

@@ -285,7 +285,7 @@ def write_iterable(
         if row.key != pattern % number:
             break  # one before it is missing: what is behind that is written again
         index = destination.place.load_shard(row)
-        if index.crc32c is None and not _is_map(source):
+        if index.crc32c is None and not is_map(source):
             break  # whether a replayed sample is what lies there, nothing would tell
         known.append(row)
         indexes.append(index)
@@ -317,7 +317,7 @@ def _rest(source: Any, known: list[ShardIndex], options: PackOptions) -> Iterato
     """Samples behind those of the shards that are `known`."""
     last_key: str | None = None
     number = 0
-    if _is_map(source):
+    if is_map(source):
         for index in known:
             _check_same(source[number], number, index, 0, options)
             number += len(index)
@@ -370,7 +370,7 @@ def _another(number: int, row: ShardRow, key: str, was: str) -> DataError:
     )
 
 
-def _is_map(source: object) -> bool:
+def is_map(source: object) -> bool:
     """Whether it is a data set by number: Hugging Face's and PyTorch's have both methods; a dict is none."""
     return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not hasattr(source, "keys")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from penstock.config import check_whole
+from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize
 from penstock.pipeline.fields import OBJECT, Field, Spec
@@ -25,7 +25,6 @@ Sample: TypeAlias = Mapping[str, Any]
 
 ERRORS_MAX = 1_000_000_000
 TABLE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
-_SEED_MAX = 2**64 - 1
 _JOIN_BYTES_MAX = 1024**3
 _SCALARS: dict[object, str] = {bool: "bool", int: "int64", float: "float64"}
 
@@ -45,7 +44,7 @@ class Shuffle:
     def __post_init__(self) -> None:
         if not isinstance(self.window, int) or self.window < 1:
             raise ConfigError(f"window={self.window!r} must be at least 1 sample")
-        if not isinstance(self.seed, int) or not 0 <= self.seed <= _SEED_MAX:
+        if not isinstance(self.seed, int) or not 0 <= self.seed <= SEED_MAX:
             raise ConfigError(f"seed={self.seed!r} must lie in [0, 2**64)")
 
     def __repr__(self) -> str:

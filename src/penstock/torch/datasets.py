@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch.utils.data
 
-from penstock.config import FetchConfig, check_whole, default_budget_bytes, share_machine
+from penstock.config import SEED_MAX, FetchConfig, check_whole, default_budget_bytes, share_machine
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
 from penstock.loader.plan.finding import Finder
 from penstock.loader.plan.planning import may_drop
 from penstock.loader.plan.ranks import rank_and_world_size
-from penstock.order.bounds import WORD_MAX
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 from penstock.torch.once import Once
@@ -100,7 +99,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         Raises:
             ConfigError: it is negative.
         """
-        check_whole("epoch", epoch, 0, WORD_MAX)
+        check_whole("epoch", epoch, 0, SEED_MAX)
         self._leave_parent()
         self._current = self._pending = None
         self._epochs.set_next(epoch, worker=worker_here())

@@ -9,8 +9,7 @@ import torch.utils.data
 
 from penstock import forks
 from penstock.access.dataset import Dataset, steps_of
-from penstock.config import check_whole
-from penstock.order.bounds import WORD_MAX
+from penstock.config import SEED_MAX, check_whole
 from penstock.torch.epochs import EpochTable, worker_here
 from penstock.tracebacks import boundary
 
@@ -101,7 +100,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             ConfigError: it is negative.
         """
-        check_whole("epoch", epoch, 0, WORD_MAX)
+        check_whole("epoch", epoch, 0, SEED_MAX)
         self._epochs.set_next(epoch, worker=worker_here())
 
     def close(self) -> None:
