@@ -509,7 +509,7 @@ def test_shards_are_no_files_to_pack(source: Path, tmp_path: Path) -> None:
         ({"fields": "a=b:nothing"}, "not one of file"),
         ({"fields": "a=b,c=b"}, "one field twice"),
         ({"fields": "a=,b"}, "SOURCE=FIELD"),
-        ({"seed": -1}, "must lie in"),
+        ({"seed": -1}, "must be a whole number in"),
         ({"group_by": "folder"}, "'stem' or 'file'"),
         ({"transform": 3}, "function"),
         ({"jobs": 0}, "at least 1"),
