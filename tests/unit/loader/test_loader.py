@@ -378,6 +378,8 @@ def test_rank_and_world_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         {"prefetch_batches": 0},
         {"rank": 0},
         {"world_size": 2},
+        {"cache": "nvme"},
+        {"cache": "nvme:10XB"},
     ],
 )
 def test_bad_options_are_refused(folder: Path, options: dict[str, Any]) -> None:

@@ -114,6 +114,10 @@ class Options:
             check_whole("prefetch_batches", self.prefetch_batches, 1, PREFETCH_BATCHES_MAX)
         check_configs(fetch=self.fetch)
         check_path("index_dir", self.index_dir)
+        if self.cache is not None:
+            from penstock.cache import CacheConfig  # here, so that a loader without a cache does not import it
+
+            CacheConfig.of(self.cache)
 
     @property
     def prefetch_count(self) -> int:
