@@ -169,7 +169,8 @@ TELLING: dict[str, Callable[[], object]] = {
     ).join(f"https://u:{SECRET}@h/t.csv?{SECRET}"),
 }  # fmt: skip
 ELSEWHERE = {
-    "Dataset", "LoaderStatistics", "Pipeline", "__version__", "build_index", "explain", "open", "peek", "warm_cache",
+    "Dataset", "LoaderStatistics", "Pipeline", "__version__", "build_index", "describe", "explain", "open", "peek",
+    "warm_cache",
 }  # fmt: skip
 """Calls that do something, and what they give: below."""
 
