@@ -1,4 +1,4 @@
-"""At what rate and CPU does one process read 100 MB objects in order: plain, over TLS, and 90 MB/s per connection?
+"""At what rate and CPU does one process read 100 MB objects in order: plain, over TLS, 90 MB/s per connection, and at first?
 
 penstock reads with `read_many` and drops each object before the next. The connector's pieces and obstore's parts are
 not even joined, so a peer does less than penstock, which delivers each object as one buffer.
@@ -51,6 +51,8 @@ def clients(case: str) -> list[Any]:
     ]
     if case == "plain":
         found += [Client("boto3", "boto3"), Client("s3fs", "s3fs")]
+    if case == "cold":
+        return [client for client in found if client.name in ("penstock", ONE, "obstore")]
     if case != "tls":  # what wrk's TLS costs says little of ours
         found.append(Wrk(connections=PACED_CONNECTIONS, seconds=4 if paced else 2, script=WRK))
     return found
@@ -66,6 +68,8 @@ def rows(case: str, run: Run) -> list[Row]:
             Row("CPU/GB : connector", cpu, 0.3, 0.22, less=True),
             Row("MB/s : obstore", run.ratios("MB/s", "penstock", "obstore"), 1, 1.2),
         ]
+    if case == "cold":
+        return [Row("first pass, MB/s : obstore", run.ratios("MB/s", "penstock", "obstore"), 0.7, 1.2)]
     if case == "tls":
         return [Row("TLS MB/s : connector", rate, 1.2, 1.5), Row("TLS CPU/GB : connector", cpu, 0.75, 0.6, less=True)]
     return [Row("steady MB/s : wrk, 32 connections", run.ratios("steady MB/s", "penstock", "wrk"), 0.85, 0.95)]
@@ -81,9 +85,19 @@ def wrk_answer(client: Wrk, paced: bool) -> dict[str, Any]:
     return answer
 
 
+def first_answer(client: Client, origin: Origin, command: dict[str, Any]) -> dict[str, Any]:
+    """What a process of its own answers that has read nothing before: all its memory is fresh."""
+    fresh = Client(client.name, client.driver, **client.options)
+    try:
+        fresh.start(origin)
+        return fresh.ask({**command, "skip_s": 0.0})
+    finally:
+        fresh.close()
+
+
 def measure(options: Any, case: str) -> None:
     paced = case == "paced"
-    settings = {"plain": {}, "tls": {"tls": True}, "paced": PACED}[case]
+    settings = {"plain": {}, "tls": {"tls": True}, "paced": PACED, "cold": {}}[case]
     # The paced case must outlast its first second: 8 objects take 0.4 s at 2 GB/s.
     repeats = (5 if options.quick else 12) if paced else 1
     keys = keys_of("big", COUNT) * repeats
@@ -98,15 +112,18 @@ def measure(options: Any, case: str) -> None:
             slow = paced and client.driver == "s3torchconnector"  # at 0.3 GB/s a third outlasts a second too
             wanted = keys[: count or (len(keys) // 3 if slow else len(keys))]
             command = {"do": "read", "keys": wanted, "size_bytes": OBJECT_BYTES, "in_order": True}
+            if case == "cold":
+                return verified(client, first_answer(client, origin, command), root, wanted)
             return verified(client, client.ask({**command, "skip_s": 1.0 if paced else 0.0}), root, wanted)
 
         with run:
-            run.turns(turn, warm=lambda client: turn(client, COUNT))  # fresh pages cost more than bytes: see README
+            warm = None if case == "cold" else lambda client: turn(client, COUNT)
+            run.turns(turn, warm=warm)  # fresh pages cost more than bytes: see README
         run.report(rows(case, run), object_bytes=OBJECT_BYTES, case=case, **settings)
 
 
 if __name__ == "__main__":
-    chosen = arguments(__doc__, case={"choices": ["plain", "tls", "paced", "all"], "default": "all"})
-    for one in ("plain", "tls", "paced"):
+    chosen = arguments(__doc__, case={"choices": ["plain", "tls", "paced", "cold", "all"], "default": "all"})
+    for one in ("plain", "tls", "paced", "cold"):
         if chosen.case in (one, "all"):
             measure(chosen, one)

@@ -1,7 +1,8 @@
 """How many requests to keep in flight: few at first, more while that pays, fewer when the store complains.
 
 A consumer that waits says that more is wanted; throughput that rises with the number says that more helps. Both must
-hold for the number to grow. The first windows after a step still hold requests sent before it, on connections that had
+hold for the number to grow, and the thread that receives must have time to spare: requests that wait for a busy thread only
+spread the bytes over more memory. The first windows after a step still hold requests sent before it, on connections that had
 to be made, so a step is judged by its second window where the first does not convince; one that brought less than
 two fifths is taken back (on loopback 8 parts in flight move more bytes a second than 32: they stay in the processor's
 cache) and tried again later, each time after a longer while.
@@ -9,7 +10,13 @@ cache) and tried again later, each time after a longer while.
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _GAIN_MIN = 1.4
 """Where latency is the limit, a step brings its whole factor. Memory that warms up meanwhile, and noise, look like a
@@ -22,6 +29,10 @@ _HOLD_WINDOWS_MIN = 4
 _HOLD_WINDOWS_MAX = 64
 _BACKOFF = 0.5
 _THROTTLED_HOLD_WINDOWS = 16
+_BUSY_MIN = 0.8
+"""Share of a window's time in which the receiving thread runs, from which on it is busy. Decrypting objects of 100 KB on
+loopback it runs 90% of the time and costs 213 us for each with 256 requests in flight, 159 us with 32; and the first 800 MB
+that a process reads touch 300 MB of fresh memory with 8 requests of 8 MiB, 600 MB with 32."""
 _SMALL_BYTES = 512 * 1024
 _SMALL_LIMIT = 64
 _SMALL_LIMIT_MIN = 32
@@ -39,11 +50,14 @@ class Window:
         limit: The most to have in flight now.
         limit_min: Never fewer.
         limit_max: Never more.
+        cpu_s: Seconds that the calling thread has run.
     """
 
     limit: int
     limit_min: int
     limit_max: int
+    cpu_s: Callable[[], float] = time.thread_time
+    _cpu_since: tuple[int, float] = (0, 0.0)  # the thread that began this window, and how long it had run by then
     _completed: int = 0
     _bytes: int = 0
     _since_s: float = 0.0
@@ -71,6 +85,8 @@ class Window:
     def completed(self, received_bytes: int, now_s: float, *, throttled: bool) -> None:
         """A request ended."""
         self.started(now_s)
+        if not self._completed and not self._cpu_since[0]:
+            self._cpu_since = threading.get_ident(), self.cpu_s()  # requests are sent by another thread than receives
         self._completed += 1
         self._since_shrink += 1
         self._bytes += received_bytes
@@ -98,7 +114,7 @@ class Window:
         elif self._hold > 0:
             self._hold -= 1
             self._rate = rate
-        elif self._starved and self.limit < self.limit_max:
+        elif self._starved and self.limit < self.limit_max and not self._is_busy(elapsed_s):
             if self._looks:
                 self._next_hold = _HOLD_WINDOWS_MIN  # the last step paid
             self._rate, self._before, self._looks = rate, self.limit, 1
@@ -107,6 +123,11 @@ class Window:
             self._looks = 0
             self._rate = rate
         self._restart(now_s)
+
+    def _is_busy(self, elapsed_s: float) -> bool:
+        """Whether the thread that receives has run nearly all the time; unknown, and so False, where there are several."""
+        thread, before_s = self._cpu_since
+        return thread == threading.get_ident() and self.cpu_s() - before_s > _BUSY_MIN * elapsed_s
 
     def _step_back(self) -> None:
         self.limit = max(self.limit_min, self._before)
@@ -127,4 +148,5 @@ class Window:
         self._completed = 0
         self._bytes = 0
         self._since_s = now_s
+        self._cpu_since = threading.get_ident(), self.cpu_s()
         self._starved = False

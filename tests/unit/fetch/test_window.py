@@ -59,6 +59,19 @@ def test_it_steps_back_where_more_brings_nothing() -> None:
     assert 8 <= window.limit <= 16
 
 
+def test_it_does_not_grow_where_the_receiving_thread_is_busy() -> None:
+    """A thread that runs all the time while it receives gets no more requests, whatever the consumer wants."""
+    spent_s = 0.0
+    window = Window(limit=8, limit_min=1, limit_max=256, cpu_s=lambda: spent_s)
+    now_s = 1.0
+    for _ in range(400):
+        window.starving()
+        now_s += 0.01
+        spent_s += 0.009
+        window.completed(8 * MIB, now_s, throttled=False)
+    assert window.limit == 8
+
+
 def test_throttling_halves_it_once_per_window() -> None:
     """SlowDown halves the limit; a burst of them counts once; the minimum holds."""
     window = Window(limit=64, limit_min=3, limit_max=256)
