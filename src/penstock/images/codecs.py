@@ -85,9 +85,9 @@ def open_picture(data: memoryview) -> Picture:
             return _Other(data)
     if head.startswith(_PNG):
         size = _bare_png_size(data)
-        return _BarePng(data, size) if size is not None else _Png(data)
+        return _Still(data, size) if size is not None else _Png(data)
     webp = _webp_header(data)
-    return _WebP(data, webp.size) if webp is not None and webp.is_plain else _Other(data)
+    return _Still(data, webp.size) if webp is not None and webp.is_plain else _Other(data)
 
 
 def mask_pixels(data: memoryview) -> NDArray[np.uint8]:
@@ -178,19 +178,9 @@ class _Png(_Other):
         return super().pixels(mode) if pixels is None else pixels
 
 
-class _BarePng(Picture):
-    """A PNG in which OpenCV notices all damage by itself."""
+class _Still(Picture):
+    """A still PNG or WebP in which OpenCV notices all damage by itself."""
 
-    def __init__(self, data: memoryview, size: Size) -> None:
-        self._data = data
-        self.size = _checked(size)
-
-    def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        pixels = _by_opencv(self._data, self.size) if mode == "RGB" else None
-        return _Other(self._data).pixels(mode) if pixels is None else pixels
-
-
-class _WebP(Picture):
     def __init__(self, data: memoryview, size: Size) -> None:
         self._data = data
         self.size = _checked(size)
