@@ -84,7 +84,10 @@ def test_the_module_is_the_command() -> None:
 
 def test_shells_complete_commands_and_options() -> None:
     """The script for the shell is printed, and what it then asks is answered."""
-    assert "_PENSTOCK_COMPLETE" in penstock("--show-completion", "bash")
+    asking = [sys.executable, "-m", "penstock", "--show-completion"]  # of the shell that it runs in, found by its process
+    shell = ["bash", "-c", '"$@"; exit $?', "bash", *asking]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True)
+    assert "_PENSTOCK_COMPLETE" in done.stdout
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock c", "COMP_CWORD": "1"}
     assert {"cat", "cp", "convert"} <= set(penstock(**asked).split())
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ls --rec", "COMP_CWORD": "2"}
