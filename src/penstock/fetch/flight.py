@@ -88,7 +88,7 @@ class Flight:
         self.sent: set[Slot] = set()
         self.undelivered_count = 0
         self.waiting = False
-        self.window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max)
+        self.window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max, settles=whole)
         self.closed = False
         self.received_bytes = 0
         self.throttled_count = 0

@@ -188,7 +188,7 @@ class ReadAhead:
         pulled: list[PlanItem] = []
         # with something to deliver, a slow generator must not hold it back for long
         room_count = max(2 * self._flight.window.limit, _PULL_COUNT) - len(self._flight.planned)
-        wanted = room_count if not self._taken else _PULL_COUNT
+        wanted = max(0, room_count) if not self._taken else _PULL_COUNT  # a window that shrank has planned for more
         for request in islice(requests, wanted):
             pulled.append(as_item(request, self._pulled_count))
             self._pulled_count += 1

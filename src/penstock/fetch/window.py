@@ -22,6 +22,8 @@ _GAIN_MIN = 1.4
 """Where latency is the limit, a step brings its whole factor. Memory that warms up meanwhile, and noise, look like a
 gain too; and connections cost: libcurl takes 30 us more of CPU per small object at 256 than at 64."""
 _LOOKS_MAX = 2
+_SETTLED_MAX = 1.2
+"""A rate has settled when it is less than this many times the one before it at the same limit."""
 _WINDOW_S_MIN = 0.02
 """A measurement lasts at least this long: completions come in bursts, and windows of 32 small objects on loopback, 5 ms long,
 read anything from 900 to 46 000 objects a second. Behind 20 ms and more of latency it changes nothing."""
@@ -50,12 +52,16 @@ class Window:
         limit: The most to have in flight now.
         limit_min: Never fewer.
         limit_max: Never more.
+        settles: Large answers are measured again at the same limit until their rate no longer rises, and only then does the
+            limit grow. Objects that are delivered whole land in fresh memory at first, and a rate that rises because memory
+            warms up looks like the gain of more requests, which would need more fresh memory still.
         cpu_s: Seconds that the calling thread has run.
     """
 
     limit: int
     limit_min: int
     limit_max: int
+    settles: bool = False
     cpu_s: Callable[[], float] = time.thread_time
     _cpu_since: tuple[int, float] = (0, 0.0)  # the thread that began this window, and how long it had run by then
     _completed: int = 0
@@ -63,6 +69,7 @@ class Window:
     _since_s: float = 0.0
     _starved: bool = False
     _rate: float = 0.0
+    _rate_here: float = 0.0  # the one before, if it was measured at this limit too
     _hold: int = 0
     _next_hold: int = _HOLD_WINDOWS_MIN
     _looks: int = 0
@@ -117,12 +124,19 @@ class Window:
         elif self._starved and self.limit < self.limit_max and not self._is_busy(elapsed_s):
             if self._looks:
                 self._next_hold = _HOLD_WINDOWS_MIN  # the last step paid
-            self._rate, self._before, self._looks = rate, self.limit, 1
-            self.limit = min(self.limit_max, self.limit * self._factor())
+            self._rate, self._looks = rate, 0
+            if self.settles and not self._is_small() and rate > _SETTLED_MAX * self._rate_here:
+                self._rate_here = rate
+            else:
+                self._step_up()
         else:
             self._looks = 0
             self._rate = rate
         self._restart(now_s)
+
+    def _step_up(self) -> None:
+        self._before, self._looks, self._rate_here = self.limit, 1, 0.0
+        self.limit = min(self.limit_max, self.limit * self._factor())
 
     def _is_busy(self, elapsed_s: float) -> bool:
         """Whether the thread that receives has run nearly all the time; unknown, and so False, where there are several."""
@@ -133,7 +147,7 @@ class Window:
         self.limit = max(self.limit_min, self._before)
         if self._is_small():
             self.limit = min(self.limit_max, max(self.limit, _SMALL_LIMIT_MIN))
-        self._looks = 0
+        self._looks, self._rate_here = 0, 0.0
         self._hold = self._next_hold
         self._next_hold = min(_HOLD_WINDOWS_MAX, 2 * self._next_hold)
 

@@ -127,6 +127,18 @@ def test_it_begins_wider_where_answers_are_known_to_be_small(size_bytes: int | N
     reader.close()
 
 
+def test_a_window_may_shrink_below_what_is_planned() -> None:
+    """A window that shrinks while many more requests are planned than it holds takes no more of the plan, and goes on."""
+    plan = [PlanItem(f"k{number}", etag="e", size_bytes=1000) for number in range(2000)]
+    reader = ReadAhead(Silent(), plan, config=FetchConfig(), budget=Budget(1 << 30), whole=True)  # type: ignore[arg-type]
+    flight = reader._flight
+    for limit in (256, 1, 1):
+        flight.window.limit = limit
+        reader.start()
+        assert len(flight.planned) + len(flight.sent) >= 512
+    reader.close()
+
+
 class Noting:
     """A core that notes what it is asked."""
 
