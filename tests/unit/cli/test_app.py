@@ -84,7 +84,7 @@ def test_the_module_is_the_command() -> None:
 
 def test_shells_complete_commands_and_options() -> None:
     """The script for the shell is printed, and what it then asks is answered."""
-    asking = [sys.executable, "-m", "penstock", "--show-completion"]  # of the shell that it runs in, found by its process
+    asking = [sys.executable, "-m", "penstock", "--show-completion"]  # for the shell that it finds among its parents
     shell = ["bash", "-c", '"$@"; exit $?', "bash", *asking]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True)
     assert "_PENSTOCK_COMPLETE" in done.stdout
