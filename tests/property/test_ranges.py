@@ -58,7 +58,7 @@ def answers(store: Store, size: int, span: ByteRange) -> list[Any]:
 
 
 @pytest.mark.server
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15)
 @given(
     size=st.sampled_from(SIZES), start=st.integers(0, 2 * MIB), length=ENDS, part_kib=st.sampled_from([64, 100, 8192])
 )
