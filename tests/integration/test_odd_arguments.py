@@ -10,7 +10,15 @@ import pytest
 
 import penstock as ps
 
-ODD: list[Any] = [None, True, -1, 0.5, 10**30, float("nan"), "", "x", b"x", [None], {}, object()]
+
+class Odd:
+    """A value that nothing takes; shown the same in every process, for pytest-xdist compares what tests are called."""
+
+    def __repr__(self) -> str:
+        return "Odd()"
+
+
+ODD: list[Any] = [None, True, -1, 0.5, 10**30, float("nan"), "", "x", b"x", [None], {}, Odd()]
 NUMBERS = {
     ps.TransportConfig: ["connect_s_max", "connections_max", "receive_buffer_bytes", "proxy"],
     ps.RetryConfig: ["attempts_max", "total_s_max", "backoff_s", "backoff_s_max"],
