@@ -73,7 +73,8 @@ def test_a_plan_is_a_function_and_reads_back(samples: list[Entry], data: st.Data
     chosen = options(data.draw)
     plans = []
     for _ in range(2):
-        plan = Plan(identity="0" * 16, kind="entries", format="tar", patterns=chosen.patterns, starts={})
+        roots = ["file:///source/"]
+        plan = Plan(identity="0" * 16, kind="entries", format="tar", patterns=chosen.patterns, starts={}, roots=roots)
         plan.shards = cut(list(samples), chosen, dict.fromkeys(chosen.patterns, 0))
         plans.append(plan)
     stored = plans[0].encode()
