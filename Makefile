@@ -44,7 +44,7 @@ unit: $(VENV)/.ready  ## Offline tests, under a minute
 
 suite: $(VENV)/.ready  ## Contracts, properties, and tests against real servers on loopback
 	@echo "== contract, property and integration tests"
-	$(BIN)/python -m pytest tests --ignore tests/doors -q -m server
+	$(BIN)/python -m pytest tests --ignore tests/doors -q -n 2 -m server
 	$(BIN)/python -m pytest tests/contract tests/property tests/integration -q -n 2 -m 'not server'
 
 fuzz: $(VENV)/.ready  ## Random jobs of the loader against a naive model: SECONDS=600 SEED=0, or one job again: CASE="Case(...)"
