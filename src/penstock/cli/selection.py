@@ -73,14 +73,14 @@ class Selection:
 
     Args:
         connection: Where to ask.
-        url: Of an object, of a folder, or a pattern.
-        include: See ``Filter``.
-        exclude: See ``Filter``.
+        url: URL of an object or folder, or a pattern.
+        include: Globs of which a key must match one; without any, every key is taken.
+        exclude: Globs of which a key must match none.
 
     Attributes:
         place: The object, the folder, or the folder above the pattern's first wildcard.
         only: The object, where `url` names one.
-        prefix: What the keys of all begin with; names are relative to it.
+        prefix: Prefix that all keys share; names are relative to it.
         is_pattern: Whether `url` was taken for a pattern.
         count: Objects that the last iteration gave.
 

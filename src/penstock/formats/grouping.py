@@ -64,7 +64,7 @@ def likeness(key: str, names: Iterable[str]) -> str:
 
     Args:
         key: Of the sample.
-        names: That the table has.
+        names: Names that the table has.
 
     Returns:
         One of them, and what it has more or less than the key where they differ by a beginning or an end.

@@ -35,12 +35,12 @@ class ColumnChunk(NamedTuple):
     """A column of a row group, as the footer and the schema describe it.
 
     Attributes:
-        path: Of the column, with dots.
+        path: Path of the column, with dots.
         kind: Its physical type, as pyarrow writes it.
         width: In bytes, of a value of type FIXED_LEN_BYTE_ARRAY.
         is_repeated: Whether it is inside a list.
         values_count: Number of values, nulls included.
-        decoded_bytes: Of its pages, decompressed, as the footer says.
+        decoded_bytes: Bytes of the column's pages, decompressed, as the footer says.
     """
 
     path: str
@@ -55,10 +55,10 @@ class Pages(NamedTuple):
     """What the headers of a column's pages say.
 
     Attributes:
-        decoded_bytes: Of all pages, decompressed.
+        decoded_bytes: Bytes of all pages, decompressed.
         values_count: Of all data pages.
-        dictionary_bytes: Of the dictionary, decompressed.
-        prefixed_bytes: Of the largest page whose values share prefixes, decompressed.
+        dictionary_bytes: Bytes of the dictionary, decompressed.
+        prefixed_bytes: Bytes of the largest page whose values share prefixes, decompressed.
     """
 
     decoded_bytes: int = 0
@@ -71,7 +71,7 @@ class Reading(NamedTuple):
     """How a row group can be read in bounded memory.
 
     Attributes:
-        decoded_bytes: Of the wanted columns.
+        decoded_bytes: Bytes of the wanted columns, decompressed.
         rows_max: To be decoded together.
         dictionaries: Paths of the columns to be read as dictionaries.
     """

@@ -73,7 +73,7 @@ class ShardsRecipe:
         source_format: Of the sources, where it was said.
         on_corrupt: Of the sources.
         specs: Fields that are taken; None: all.
-        key_field: That takes the keys.
+        key_field: Name of the field that takes the keys.
         bytes_max: Of a sample too, where shards are cut anew.
         allow_loss: Whether a TFRecord's own key may be lost.
     """

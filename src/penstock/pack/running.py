@@ -300,7 +300,7 @@ class EntriesRecipe:
     Attributes:
         format: That is written.
         transform: Of each sample.
-        key_field: That takes the keys.
+        key_field: Name of the field that takes the keys.
     """
 
     format: str

@@ -45,7 +45,7 @@ class Sequence:
         bytes_max: Of a shard.
         samples_max: Of a shard.
         first_number: Of the first shard's name.
-        key_field: That takes the keys.
+        key_field: Name of the field that takes the keys.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Verified(NamedTuple):
         shards_count: Shards that were read and are what the index says, by their checksums.
         samples_count: Samples in these.
         size_bytes: Bytes of these.
-        problems: Of all other shards, one each.
+        problems: One error for each of the other shards.
     """
 
     url: str

@@ -129,7 +129,7 @@ class WatchingSink:
     Args:
         landing: Where a body goes.
         beforehand: The store may know that before there is an answer, and then skip ``head``.
-        refuse: What ``head`` raises.
+        refuse: Error that ``head`` raises.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Asking:
 
         Args:
             objects: The source.
-            numbers: Of its samples.
+            numbers: Numbers of the shard's samples, from 0.
             needed_count: How many of them the epoch takes; None: all.
 
         Raises:
