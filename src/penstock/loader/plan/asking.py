@@ -99,7 +99,7 @@ class Asking:
 
         Args:
             objects: The source.
-            numbers: Numbers of the shard's samples, from 0.
+            numbers: Numbers of the source's samples, from 0, in the order in which they are read.
             needed_count: How many of them the epoch takes; None: all.
 
         Raises:
