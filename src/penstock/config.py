@@ -92,7 +92,7 @@ class TransportConfig:
         threads_count: Event-loop threads. None follows the machine and the scheme: one for plain HTTP; over TLS one for
             every four of ``cores_count()``, at most four. Source: bench/event_loops.py.
         receive_buffer_bytes: libcurl's receive buffer, used over TLS and through proxies. TLS records are 16 KiB, and a small
-            buffer stays in the cache. Source: docs/LOG.md, 2026-11-21, large objects.
+            buffer stays in the cache. Source: docs/development/experiments.md, 2026-11-21, large objects.
         ca_bundle: PEM file of the authorities to trust; None means ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the system's.
         verify_tls: False accepts any certificate; for tests only.
         proxy: URL of a proxy, ``http://[user:password@]host:port``; None follows ``HTTPS_PROXY``, ``HTTP_PROXY``,

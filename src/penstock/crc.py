@@ -24,7 +24,7 @@ def sample_crc(data: Buffer, crc: int = 0) -> int:
     """The CRC32C of a sample's bytes. Below 1 MiB it keeps the GIL.
 
     Releasing it for the 4 to 12 µs that 100 KB take costs two context switches: a conversion took 2.2 s of CPU per GB with
-    them and 1.8 s without (docs/LOG.md).
+    them and 1.8 s without (docs/development/experiments.md).
 
     Args:
         data: The bytes, uint8[any length].

@@ -18,7 +18,8 @@ class Turns:
     """Turns for what needs a processor. A disk is kept busy by more threads, which wait for it without a turn.
 
     Threads that copy and sum from memory hold each other up beyond the number of processors: each system call lets go of
-    the interpreter, and comes back to a queue of others (docs/LOG.md: 4.5 context switches a block with 8 threads).
+    the interpreter, and comes back to a queue of others
+    (docs/development/experiments.md: 4.5 context switches a block with 8 threads).
     """
 
     __slots__ = ("_can_tell", "_free")
@@ -46,7 +47,8 @@ class Turns:
         """Fill `head` from the start of a file and `view` from byte `offset`, then ``check(bytes of view that were there)``.
 
         `head` is read by itself. What follows the first page the kernel then reads ahead in larger and larger folios; read at
-        once, all pages of a block are single ones, and cost twice as much each time that they are copied (docs/LOG.md).
+        once, all pages of a block are single ones, and cost twice as much each time that they are copied
+        (docs/development/experiments.md).
 
         Raises:
             OSError: of reading.

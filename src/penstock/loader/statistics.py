@@ -24,7 +24,8 @@ STEP_CPU_RATIO_MIN = 0.25
 THREADS_CPU_RATIO_MIN = 0.05
 """Of the time: what threads run less, they can hardly keep from the loop."""
 THREADS_WAIT_RATIO_MIN = 1.0
-"""Of the time that threads run: beside a loop of pure Python they wait 6 to 12 times as long as they run (docs/LOG.md)."""
+"""Of the time that threads run: beside a loop of pure Python they wait 6 to 12 times as long as they run
+(docs/development/experiments.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -43,7 +43,7 @@ READ_REQUESTS_MAX = 4
 READ_PART_BYTES = 2 * MIB
 """A source is read in four such parts at a time: 160 MB/s at 30 ms and 90 MB/s a connection, for each shard at work (more
 of them, by `jobs`, where a store is slower). Larger parts, or more, lie in fresh memory until their turn, and clearing
-that was up to a third of the CPU of a conversion (docs/LOG.md)."""
+that was up to a third of the CPU of a conversion (docs/development/experiments.md)."""
 
 
 class _Piece(NamedTuple):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 UPLOAD_BUFFER_BYTES = 256 * KIB
 """Through which libcurl sends, small enough for a processor's second-level cache; measured together with bodies that are read
-where they lie (docs/LOG.md)."""
+where they lie (docs/development/experiments.md)."""
 
 DIRECT_BYTES_MIN = 1 * MIB
 """Landings in an mmap from this size on take the body without a Python frame per piece. An error document cannot be

@@ -2,7 +2,7 @@
 
 Runs are filled while the run before is handed out, one sample in for each one out: reading stays even, and a lane never
 holds more than about one run's worth of samples. Everything here works on several samples at a time; one sample at a
-time cost 8 µs of Python for each, in blocks it is well under one (docs/LOG.md).
+time cost 8 µs of Python for each, in blocks it is well under one (docs/development/experiments.md).
 """
 
 from __future__ import annotations

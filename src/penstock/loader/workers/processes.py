@@ -5,7 +5,8 @@ slot that all workers share, and a batch is complete when all have said so. A sl
 batch any more; while the training loop holds them all, one more is made.
 
 No thread listens to the workers: what they say waits in their sockets until the training loop asks for a batch. A thread
-that woke up for each message took the interpreter from a loop that holds it, several times a step (docs/LOG.md).
+that woke up for each message took the interpreter from a loop that holds it, several times a step
+(docs/development/experiments.md).
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ PR_SET_PDEATHSIG = 1
 
 NICENESS = 10
 """Added to a worker's. One that a message wakes takes the core of the training loop that sent it in one of three to five times;
-at this priority in one of twenty-five (docs/LOG.md). A loop that waits for a batch leaves its core to the workers."""
+at this priority in one of twenty-five
+(docs/development/experiments.md). A loop that waits for a batch leaves its core to the workers."""
 
 
 class Forwarding(Tolerance):
