@@ -2,9 +2,8 @@
 
 libcurl copies a body into its buffer, and again into ours, and calls Python for every header line and every 16 KiB. Here
 the kernel writes a body straight to where it stays: 15 µs of Python per request instead of 60, and half the CPU of large
-bodies
-(docs/development/experiments.md). TLS, proxies, redirects and everything that writes stay libcurl's, which is better at them and, over
-TLS, no slower.
+bodies (docs/development/experiments.md). TLS, proxies, redirects and everything that writes stay libcurl's, which is
+better at them and, over TLS, no slower.
 
 A connection is always in one stage, ``on_ready``: connecting, sending, awaiting the head, one of three kinds of body, or
 idle. It stays registered with epoll all its life, for input; an idle one that becomes readable was closed by the server.
