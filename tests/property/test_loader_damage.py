@@ -43,10 +43,10 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     return bytes(out[: chance.choice([len(out), len(out), len(out), chance.randrange(len(out)), chance.randrange(30)])])
 
 
-def read(folder: Path, policy: Any, fetch: ps.FetchConfig, errors_max: int) -> tuple[list[str], Any]:
+def read(folder: Path, policy: Any, fetch: ps.FetchConfig, max_errors: int) -> tuple[list[str], Any]:
     """The keys, and the statistics."""
     decode = ps.Image("img", height=6, width=7)
-    made = ps.shards(f"{folder}/", on_corrupt=policy).decode(decode, ps.Integer("cls"), max_errors=errors_max).batch(4)
+    made = ps.shards(f"{folder}/", on_corrupt=policy).decode(decode, ps.Integer("cls"), max_errors=max_errors).batch(4)
     with ps.Loader(made, threads=1, fetch=fetch, index="stream", world_size=1, rank=0) as loader:
         keys = [key for batch in loader for key in batch["__key__"]]
         return keys, loader.statistics()
@@ -64,7 +64,7 @@ def test_damage_is_counted_or_named(fetch: ps.FetchConfig, policy: str, which: A
         (Path(folder) / f"a.{name}").write_bytes(damaged(SHARDS[which], chance))
         (Path(folder) / f"b.{name}").write_bytes(SHARDS[which])
         try:
-            keys, statistics = read(Path(folder), policy, fetch, errors_max=2 * ROWS)
+            keys, statistics = read(Path(folder), policy, fetch, max_errors=2 * ROWS)
         except CorruptShardError:
             assert policy == "raise"
         except UnsupportedFormatError:

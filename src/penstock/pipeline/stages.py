@@ -57,11 +57,11 @@ class Decode:
 
     Attributes:
         fields: What a sample shall have.
-        errors_max: Samples that may be dropped, per epoch, because a member does not decode.
+        max_errors: Samples that may be dropped, per epoch, because a member does not decode.
     """
 
     fields: tuple[Field, ...]
-    errors_max: int = 0
+    max_errors: int = 0
 
     def __post_init__(self) -> None:
         if not self.fields:
@@ -73,7 +73,7 @@ class Decode:
                 raise ConfigError(f".decode({entry!r}) is no field", hint=_decode_hint(entry))
         if repeated := sorted({name for name in self.names if self.names.count(name) > 1}):
             raise ConfigError(f".decode() names {', '.join(map(repr, repeated))} more than once")
-        _check_errors_max(self.errors_max)
+        _check_max_errors(self.max_errors)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Decode:
         return tuple(name for entry in self.fields for name in entry.names)
 
     def __repr__(self) -> str:
-        return f".decode({', '.join(map(repr, self.fields))}{_errors_shown(self.errors_max)})"
+        return f".decode({', '.join(map(repr, self.fields))}{_errors_shown(self.max_errors)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +112,22 @@ class Map(Call):
     Attributes:
         fn: The function.
         fields: What it gives, in its order, where that was said.
-        errors_max: Samples that may be dropped, per epoch, because it fails.
+        max_errors: Samples that may be dropped, per epoch, because it fails.
     """
 
     fields: tuple[tuple[str, Spec], ...] | None = None
-    errors_max: int = 0
+    max_errors: int = 0
 
     def __post_init__(self) -> None:
         Call.__post_init__(self)
-        _check_errors_max(self.errors_max)
+        _check_max_errors(self.max_errors)
 
     def __repr__(self) -> str:
         shown = ""
         if self.fields is not None:
             entries = (f"{name!r}: {'object' if spec == OBJECT else tuple(spec)}" for name, spec in self.fields)
             shown = f", fields={{{', '.join(entries)}}}"
-        return f".map({self.name}{shown}{_errors_shown(self.errors_max)})"
+        return f".map({self.name}{shown}{_errors_shown(self.max_errors)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +137,19 @@ class Filter(Call):
     Attributes:
         fn: The function.
         refill: Batches are filled up with the samples that follow, instead of being shorter.
-        errors_max: Samples that may be dropped, per epoch, because it fails.
+        max_errors: Samples that may be dropped, per epoch, because it fails.
     """
 
     METHOD: ClassVar[str] = "filter"
     refill: bool = False
-    errors_max: int = 0
+    max_errors: int = 0
 
     def __post_init__(self) -> None:
         Call.__post_init__(self)
-        _check_errors_max(self.errors_max)
+        _check_max_errors(self.max_errors)
 
     def __repr__(self) -> str:
-        return f".filter({self.name}{', refill=True' if self.refill else ''}{_errors_shown(self.errors_max)})"
+        return f".filter({self.name}{', refill=True' if self.refill else ''}{_errors_shown(self.max_errors)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +158,18 @@ class FlatMap(Call):
 
     Attributes:
         fn: The function.
-        errors_max: Samples that may be dropped, per epoch, because it fails.
+        max_errors: Samples that may be dropped, per epoch, because it fails.
     """
 
     METHOD: ClassVar[str] = "flat_map"
-    errors_max: int = 0
+    max_errors: int = 0
 
     def __post_init__(self) -> None:
         Call.__post_init__(self)
-        _check_errors_max(self.errors_max)
+        _check_max_errors(self.max_errors)
 
     def __repr__(self) -> str:
-        return f".flat_map({self.name}{_errors_shown(self.errors_max)})"
+        return f".flat_map({self.name}{_errors_shown(self.max_errors)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ def _decode_hint(entry: object) -> str:
     return f"say what it is: ps.Text({name!r}), or ps.Image, Integer, Float, Json, Numpy, Audio or Bytes"
 
 
-def _check_errors_max(count: object) -> None:
+def _check_max_errors(count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= ERRORS_MAX:
         raise ConfigError(f"max_errors={count!r} must lie in [0, {ERRORS_MAX}]")
 

@@ -65,7 +65,7 @@ class _Step(NamedTuple):
     stage: Decode | Map | Filter | FlatMap | Select | Join
     name: str
     takes_rng: bool
-    errors_max: int
+    max_errors: int
     is_raw: bool  # values are members still: views of a part, which no user's function may keep
 
 
@@ -131,7 +131,7 @@ class Steps:
         self.is_many = FlatMap in kinds
         self.may_drop = (
             Filter in kinds
-            or any(step.errors_max for step in self._steps)
+            or any(step.max_errors for step in self._steps)
             or any(join.missing == "drop" for join in joins)
         )
         self._ends_raw = is_raw
@@ -242,7 +242,7 @@ class Steps:
             assert isinstance(last.stage, Decode)
             values, written = written_in_place(last.stage, values, origin, layout, batch, row)
         except DataError as error:
-            self.tolerance.drop(error, last.name, last.errors_max, origin.epoch)
+            self.tolerance.drop(error, last.name, last.max_errors, origin.epoch)
             return False
         layout.put(batch, row, values, key=sample.key, shard=shard, written=written)
         return True
@@ -253,7 +253,7 @@ class Steps:
             try:
                 values = self._applied(step, values, origin)
             except DataError as error:
-                self.tolerance.drop(error, step.name, step.errors_max, origin.epoch)
+                self.tolerance.drop(error, step.name, step.max_errors, origin.epoch)
                 return None
             if values is None:
                 return None
@@ -295,7 +295,7 @@ def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
     kind = {Decode: "decode", Map: "map", Filter: "filter", FlatMap: "flat_map", Select: "select", Join: "join"}
     name = kind[type(stage)] if isinstance(stage, Decode | Select) else f"{kind[type(stage)]}[{number}]"
     takes_rng = getattr(stage, "takes_rng", False)
-    return _Step(stage, name, takes_rng, getattr(stage, "errors_max", 0), is_raw)
+    return _Step(stage, name, takes_rng, getattr(stage, "max_errors", 0), is_raw)
 
 
 def _tables_of(joins: Iterable[Join], pipeline: Pipeline) -> dict[Join, Table]:

@@ -17,23 +17,23 @@ class Tolerance:
         self._counts: dict[str, int] = {}
         self._within: dict[str, tuple[int, int]] = {}  # stage: epoch, count in it
 
-    def drop(self, error: DataError, stage: str, errors_max: int, epoch: int) -> None:
+    def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
         """Count a sample as dropped, if one more may be.
 
         Raises:
             DataError: `error`, where the epoch's bound is reached.
         """
-        if not errors_max:
+        if not max_errors:
             raise error
         with self._lock:
             counted_epoch, count = self._within.get(stage, (epoch, 0))
             if counted_epoch != epoch:
                 count = 0
-            if count < errors_max:
+            if count < max_errors:
                 self._within[stage] = (epoch, count + 1)
                 self._counts[stage] = self._counts.get(stage, 0) + 1
                 return
-        error.add_note(f"max_errors={errors_max}: {stage} has dropped as many samples in epoch {epoch} already")
+        error.add_note(f"max_errors={max_errors}: {stage} has dropped as many samples in epoch {epoch} already")
         raise error
 
     def count(self, stage: str) -> None:
@@ -50,9 +50,9 @@ class Tolerance:
 class Uncounted(Tolerance):
     """For samples that go through the stages once more: those that are dropped then have been counted before."""
 
-    def drop(self, error: DataError, stage: str, errors_max: int, epoch: int) -> None:
+    def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
         """See ``Tolerance``: without a bound, where the stage drops samples at all."""
-        if not errors_max:
+        if not max_errors:
             raise error
 
     def count(self, stage: str) -> None:

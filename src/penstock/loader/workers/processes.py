@@ -318,12 +318,12 @@ class ProcessRun:
             worker.add_heap(pending.slot, descriptor, heap_bytes)
         pending.parts[worker.number] = Part(about, packed, dropped, cursor)
         try:
-            for source, error, stage, errors_max, epoch in events:
+            for source, error, stage, max_errors, epoch in events:
                 tolerance = self.plan.steps[source].tolerance
                 if error is None:
                     tolerance.count(stage)
                 else:
-                    tolerance.drop(error.revived(worker.described()), stage, errors_max, epoch)
+                    tolerance.drop(error.revived(worker.described()), stage, max_errors, epoch)
         except DataError as error:
             pending.error = pending.error or error
 

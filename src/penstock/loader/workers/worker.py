@@ -59,10 +59,10 @@ class Forwarding(Tolerance):
         self._source = source
         self._events = events
 
-    def drop(self, error: DataError, stage: str, errors_max: int, epoch: int) -> None:
+    def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
         """See ``Tolerance``: what one worker drops is bounded here, the rest by the loader."""
-        super().drop(error, stage, errors_max, epoch)
-        self._events.append((self._source, ToldError.of(error), stage, errors_max, epoch))
+        super().drop(error, stage, max_errors, epoch)
+        self._events.append((self._source, ToldError.of(error), stage, max_errors, epoch))
 
     def count(self, stage: str) -> None:
         """See ``Tolerance``."""
