@@ -136,7 +136,7 @@ def measure(options: Any, case: str) -> None:
 
 
 def report(chosen: list[Trainer], question: str, case: str, turns: int) -> None:
-    """Medians and quartiles of all turns, and the issue's row three ways: counted in the step, in all, over the control."""
+    """Medians and quartiles of all turns, and the slow-down three ways: counted in the step, in all, over the control."""
     names = list(chosen[0].turns[0])
     table, rows = [["client", *names]], []
     record: dict[str, Any] = {"bench": question, "case": case, **surroundings(), "repetitions": turns, "clients": {}}

@@ -133,25 +133,28 @@ class _Ends:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the issue's table: `value` of each turn against `must` and `aim`; more is better unless `less`."""
+    """A comparison with a limit: `values` of each turn, the worst that is accepted, and what we would like to reach.
+
+    More is better unless `less`.
+    """
 
     text: str
     values: list[float]
-    must: float
-    aim: float
+    limit: float
+    target: float
     less: bool = False
 
     @property
     def verdict(self) -> str:
         value, sign = statistics.median(self.values), -1 if self.less else 1
-        if sign * value >= sign * self.aim:
-            return "aim"
-        return "pass" if sign * value >= sign * self.must else "FAIL"
+        if sign * value >= sign * self.target:
+            return "target"
+        return "pass" if sign * value >= sign * self.limit else "FAIL"
 
     def record(self) -> dict[str, Any]:
         return {
             "row": self.text, "value": _rounded(statistics.median(self.values)), "min": _rounded(min(self.values)),
-            "max": _rounded(max(self.values)), "must": self.must, "aim": self.aim, "verdict": self.verdict,
+            "max": _rounded(max(self.values)), "limit": self.limit, "target": self.target, "verdict": self.verdict,
         }  # fmt: skip
 
 
@@ -251,10 +254,16 @@ def print_report(question: str, table: list[list[str]], rows: list[Row], record:
     if records:
         print()
         lines = [
-            [r["row"], f"{r['value']:g} ({r['min']:g}..{r['max']:g})", f"{r['must']:g}", f"{r['aim']:g}", r["verdict"]]
+            [
+                r["row"],
+                f"{r['value']:g} ({r['min']:g}..{r['max']:g})",
+                f"{r['limit']:g}",
+                f"{r['target']:g}",
+                r["verdict"],
+            ]
             for r in records
         ]
-        _print_table([["row", "measured", "must", "aim", "verdict"], *lines])
+        _print_table([["row", "measured", "limit", "target", "verdict"], *lines])
     print("\n" + json.dumps({**record, "rows": records}), flush=True)
 
 
