@@ -58,7 +58,7 @@ def pipeline(folder: Path, *, window: int | None = 64, seed: int = 0, batch: int
 def index(made: Any, folder: Path) -> Path:
     """Build the index of a pipeline's shards in `folder`, and give it back, for ``Loader(index_dir=)``."""
     from penstock.index import build, in_directory
-    from penstock.loader.shards import ShardFinder
+    from penstock.sources.shards import ShardFinder
 
     for leaf in made.flat().leaves:
         finder = ShardFinder(leaf.source, fetch=None)
@@ -71,7 +71,7 @@ def index(made: Any, folder: Path) -> Path:
 def index_beside(folder: Path) -> None:
     """Build the index of a folder's shards beside them: every loader goes by it."""
     from penstock.index import beside, build
-    from penstock.loader.shards import ShardFinder
+    from penstock.sources.shards import ShardFinder
 
     finder = ShardFinder(ps.shards(f"{folder}/").source, fetch=None)  # type: ignore[arg-type]
     shards = finder.find()
@@ -83,7 +83,7 @@ def forget_content(made: Any, folder: Path) -> None:
     """Have an index say of the formats what it said before it knew what records hold."""
     from penstock.formats import without_content
     from penstock.index import IndexBuilder, ShardIndex, in_directory
-    from penstock.loader.shards import ShardFinder
+    from penstock.sources.shards import ShardFinder
 
     finder = ShardFinder(made.flat().leaves[0].source, fetch=None)
     with IndexBuilder(in_directory(finder.find(), folder)) as builder:

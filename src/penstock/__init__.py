@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.loader import LoaderStatistics as LoaderStatistics
     from penstock.loader.describing import describe as describe
     from penstock.loader.explain import explain as explain
-    from penstock.loader.indexing import build_index as build_index
     from penstock.loader.peek import peek as peek
     from penstock.loader.warming import warm_cache as warm_cache
     from penstock.pack import PackModule
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.pipeline import mix as mix
     from penstock.pipeline import objects as objects
     from penstock.pipeline import shards as shards
+    from penstock.sources.indexing import build_index as build_index
     from penstock.store import Credentials as Credentials
     from penstock.store import Store as Store
     from penstock.types import Blob as Blob
@@ -81,7 +81,7 @@ _ORIGIN = {
     ),
     "Dataset": "penstock.access",
     **dict.fromkeys(("Loader", "LoaderStatistics"), "penstock.loader"),
-    "build_index": "penstock.loader.indexing",
+    "build_index": "penstock.sources.indexing",
     "describe": "penstock.loader.describing",
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.peek",

@@ -16,7 +16,7 @@ import penstock as ps
 from loading import write_counted
 from pages import write_pictures
 from penstock.index import beside, build
-from penstock.loader.shards import ShardFinder
+from penstock.sources.shards import ShardFinder
 
 if TYPE_CHECKING:
     from servers.faulty import FaultyServer

@@ -166,5 +166,5 @@ def test_an_error_of_penstock_is_shown_where_the_user_met_it(place: Path, name: 
 def test_the_environment_asks_for_every_frame(place: Path, name: str) -> None:
     """With PENSTOCK_TRACEBACK=full the frames of the package and the whole chain of causes are printed."""
     text = said(place, "CASES", name, PENSTOCK_TRACEBACK="full")
-    assert f"{PACKAGE}/loader/batches/samples.py" in text
+    assert f"{PACKAGE}/samples/transform.py" in text
     assert "direct cause" in text

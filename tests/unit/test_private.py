@@ -11,8 +11,8 @@ import pytest
 import penstock as ps
 from penstock.cache.folder import LAYOUT
 from penstock.index.place import in_directory
-from penstock.loader.shards import Shard
 from penstock.private import check_private, open_private
+from penstock.sources.shards import Shard
 from penstock.store.local import LocalStore
 
 STRANGER = 54_321

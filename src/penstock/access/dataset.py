@@ -12,9 +12,9 @@ from penstock.access.places import ObjectPlaces, ShardPlaces
 from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
-from penstock.loader.batches.samples import SampleRandom, Steps
-from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Decode, Join, Map, Mix, Objects, Pipeline, Select
+from penstock.samples.transform import SampleRandom, Steps
+from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from penstock.access.places import Fetched, Places
     from penstock.cache import CacheConfig
     from penstock.index import Lookup
-    from penstock.loader.shards import Shard
     from penstock.pipeline import Shards
+    from penstock.sources.shards import Shard
 
 Sample: TypeAlias = dict[str, Any]
 Index: TypeAlias = Literal["auto", "require"]

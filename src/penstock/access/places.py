@@ -19,7 +19,7 @@ from penstock.access.names import Names
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.index import SampleMap
-from penstock.loader.lanes.selecting import gap_bytes_of, may_pay, wanted_spans
+from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
 from penstock.store.several import Several
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from penstock.config import FetchConfig
     from penstock.index import Lookup
-    from penstock.loader.shards import Shard
     from penstock.pipeline import Objects
+    from penstock.sources.shards import Shard
     from penstock.store import Store
     from penstock.types import ByteRange
 

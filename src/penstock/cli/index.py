@@ -56,8 +56,8 @@ def index(
         penstock index s3://bucket/train/
         penstock index --beside "s3://bucket/train/part-{000..099}.tar"
     """
-    from penstock.loader.indexing import build_index
     from penstock.pipeline import shards
+    from penstock.sources.indexing import build_index
 
     source = shards(
         url,

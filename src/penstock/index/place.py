@@ -46,7 +46,7 @@ _SAMPLE_BYTES = 16  # of a shard's index, about: position, checksum, key, member
 
 
 class ShardLike(Protocol):
-    """A shard as a listing gives it; ``penstock.loader.shards.Shard`` is one."""
+    """A shard as a listing gives it; ``penstock.sources.shards.Shard`` is one."""
 
     @property
     def store(self) -> Store:

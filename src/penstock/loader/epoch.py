@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.loader.agreeing import Agreement
-    from penstock.loader.batches.columns import Layout
     from penstock.loader.batches.run import Delivery, RunPlan
     from penstock.loader.lanes.feed import Begun
     from penstock.loader.plan.planning import Plan
     from penstock.loader.workers.children import Workers
     from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
+    from penstock.samples.columns import Layout
 
 
 class Found(NamedTuple):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.loader.plan.asking import Asks
     from penstock.loader.plan.indexed import IndexedSource
     from penstock.loader.plan.planning import Plan
-    from penstock.loader.shards import Shard
+    from penstock.sources.shards import Shard
 
 LISTED_PER_REQUEST = 1000
 _ENTRY = {

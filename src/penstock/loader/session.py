@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader.agreeing import Agreement
 from penstock.loader.batches.run import RunPlan
-from penstock.loader.batches.samples import Steps
 from penstock.loader.batches.scattering import cursor_of
 from penstock.loader.changing import reweighted
 from penstock.loader.epoch import Epoch
@@ -27,6 +26,7 @@ from penstock.loader.reporting import LiveLine
 from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
 from penstock.order import ORDER_VERSION
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
+from penstock.samples.transform import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.index import lookup
-from penstock.loader.shards import ShardFinder
 from penstock.pack.verifying import Verified, missing_shards, verify_shards
 from penstock.patterns import is_pattern
 from penstock.pipeline import Shards, shards
+from penstock.sources.shards import ShardFinder
 
 if TYPE_CHECKING:
     import os

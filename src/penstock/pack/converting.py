@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal, cast
 from penstock import compose
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS, HEAD_BYTES, detect, format_of_name
-from penstock.loader.shards import ShardFinder
 from penstock.pack import keeping
 from penstock.pack.destination import Destination, refuse_inside, split_destination
 from penstock.pack.entries import Entry, Member, relative_names, resolve_sizes
@@ -34,15 +33,16 @@ from penstock.pack.rewriting import ShardsRecipe
 from penstock.pack.running import Crew, How, carry_out
 from penstock.pack.shard_file import FORMATS_WRITTEN
 from penstock.pipeline import Pipeline, Shards, shards
+from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from penstock.loader.shards import Shard
     from penstock.pack.running import Unit
     from penstock.pipeline.sources import ConnectionOptions
+    from penstock.sources.shards import Shard
 
 
 @boundary

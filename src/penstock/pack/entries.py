@@ -20,9 +20,9 @@ from penstock.pack.fields import cast
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.loader.shards import Shard
     from penstock.pack.fields import Spec
     from penstock.pack.options import PackOptions
+    from penstock.sources.shards import Shard
     from penstock.store import Store
 
 _SHARDS = {"tar", "tfrecord", "recordio", "mds"}

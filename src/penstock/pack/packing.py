@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock import compose
 from penstock.errors import ConfigError, DataError
 from penstock.index import is_manifest_name
-from penstock.loader.shards import Shard, ShardFinder
 from penstock.pack import entries, tables
 from penstock.pack.destination import Destination, refuse_inside, split_destination
 from penstock.pack.identity import job_identity, source_digest
@@ -21,6 +20,7 @@ from penstock.pack.running import Crew, EntriesRecipe, How, carry_out, shares
 from penstock.pack.sequence import is_map, write_iterable
 from penstock.pack.verifying import check_shard
 from penstock.pipeline import Objects, Pipeline, objects
+from penstock.sources.shards import Shard, ShardFinder
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:

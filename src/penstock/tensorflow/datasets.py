@@ -10,7 +10,7 @@ import tensorflow as tf  # type: ignore[import-untyped]
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader
-from penstock.loader.batches.columns import Ragged
+from penstock.samples.columns import Ragged
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import penstock as ps
 from loading import pipeline, write_counted
 from pages import write_pictures
 from penstock.index import beside, build
-from penstock.loader.shards import ShardFinder
+from penstock.sources.shards import ShardFinder
 
 lightning = pytest.importorskip("lightning")
 import torch  # noqa: E402 - Lightning brings it

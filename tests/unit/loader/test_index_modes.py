@@ -13,8 +13,8 @@ import penstock as ps
 from loading import counted, index, numbers, pipeline, shard, write_counted
 from penstock.errors import ConfigError, CorruptShardError
 from penstock.index import beside, build
-from penstock.loader.shards import ShardFinder
 from penstock.pipeline import mix
+from penstock.sources.shards import ShardFinder
 
 SIZES = (9, 0, 1, 14, 5)
 

@@ -16,12 +16,12 @@ import penstock as ps
 from penstock.errors import ConfigError, DataError, ObjectChangedError, ObjectMissingError, StoreError
 from penstock.formats import feed_in_pieces, parser_of
 from penstock.index import read_manifest
-from penstock.loader.shards import ShardFinder
 from penstock.pack import Packed, Packing, PackOptions, advice, pack, verify
 from penstock.pack.destination import Destination
 from penstock.pack.plan import Plan
 from penstock.pack.progress import Silence
 from penstock.pack.running import How
+from penstock.sources.shards import ShardFinder
 from penstock.store.local import LocalStore
 
 

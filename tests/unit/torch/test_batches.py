@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from loading import index, index_beside, numbers, pipeline, write_counted
 from penstock.errors import ConfigError
-from penstock.loader.batches.columns import Ragged
+from penstock.samples.columns import Ragged
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -13,8 +13,8 @@ import penstock as ps
 from loading import write_counted
 from penstock.errors import ConfigError, DecodeError, ObjectChangedError, ObjectMissingError
 from penstock.index import build, in_directory
-from penstock.loader.shards import ShardFinder
 from penstock.pipeline import mix, objects
+from penstock.sources.shards import ShardFinder
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import DecodeError
-from penstock.loader.batches.columns import Layout
 from penstock.loader.batches.run import OpenBatch
-from penstock.loader.batches.samples import SampleRandom
 from penstock.pipeline import BatchBySize
+from penstock.samples.columns import Layout
+from penstock.samples.transform import SampleRandom
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:

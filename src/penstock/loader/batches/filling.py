@@ -16,9 +16,9 @@ from penstock.buffers import as_bytes, is_typed
 from penstock.config import MIB
 from penstock.errors import DecodeError
 from penstock.formats import LOST, Samples
-from penstock.loader.batches.columns import Layout
 from penstock.loader.batches.run import OpenBatch
-from penstock.loader.batches.samples import SampleRandom
+from penstock.samples.columns import Layout
+from penstock.samples.transform import SampleRandom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

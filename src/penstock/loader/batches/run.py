@@ -26,11 +26,11 @@ from penstock.loader.statistics import ThreadMeter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.loader.batches.columns import Layout
-    from penstock.loader.batches.samples import Steps
     from penstock.loader.lanes.feed import Feed
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Batch, BatchBySize
+    from penstock.samples.columns import Layout
+    from penstock.samples.transform import Steps
 
 SMALL_BATCHES_MAX = 15
 JOIN_S_MAX = 10.0  # a user's function that does not return must not hang close()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.formats import FORMATS, without_content
 from penstock.loader.lanes.reading import Segment
-from penstock.loader.lanes.selecting import gap_bytes_of, may_pay, wanted_spans
+from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
 
 if TYPE_CHECKING:
     from penstock.index import IndexPlace, ShardIndex, ShardRow
-    from penstock.loader.shards import Shard
     from penstock.order import Segment as Stored
+    from penstock.sources.shards import Shard
 
 
 def segment_of(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.index import ShardIndex
     from penstock.loader.lanes.feed import Items, Where
     from penstock.loader.lanes.lane import Lane, RunStart
-    from penstock.loader.shards import Shard
+    from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
 RUNS_BYTES_MIN = 8 * MIB

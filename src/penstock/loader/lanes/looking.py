@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from penstock.fetch import Chunk
     from penstock.formats import RangedReader
     from penstock.loader.lanes.reading import Reading, Segment
-    from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
+    from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
 T = TypeVar("T")

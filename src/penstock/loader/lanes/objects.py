@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from penstock.loader.lanes.feed import Items, Where
     from penstock.loader.lanes.lane import RunStart
-    from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
     from penstock.order import IndexedOrder
     from penstock.pipeline import Objects
+    from penstock.sources.shards import Shard
     from penstock.store import Store
 
 LOCATED_COUNT = 4096

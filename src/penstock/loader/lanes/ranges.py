@@ -17,7 +17,7 @@ from penstock.errors import ClosedError, ConfigError, CorruptShardError, Penstoc
 from penstock.fetch import PlanItem, coalesce
 from penstock.formats import FORMATS, LOST, format_of_name, joined
 from penstock.loader.lanes.looking import contents_of
-from penstock.loader.lanes.selecting import gap_bytes_of
+from penstock.sources.selecting import gap_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from penstock.formats import OnCorrupt, Sample
     from penstock.loader.lanes.recording import Recording
-    from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
+    from penstock.sources.shards import Shard
 
 READ_AHEAD_BYTES_MAX = 256 * MIB  # all lanes together; 128 requests of 0.7 MiB cover 30 ms at 2 GB/s
 PART_BYTES_MIN = 256 * 1024

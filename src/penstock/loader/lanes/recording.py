@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.index import IndexPlace
     from penstock.loader.lanes.reading import Segment
-    from penstock.loader.shards import Shard
+    from penstock.sources.shards import Shard
 
 _log = logging.getLogger("penstock.loader")
 _PLACE = attrgetter("offset_bytes", "size_bytes")

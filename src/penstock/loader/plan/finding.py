@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, StoreError
 from penstock.index import beside, in_directory, lookup
-from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Mix, Objects, Shards
+from penstock.sources.shards import ShardFinder
 
 if TYPE_CHECKING:
     import os
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.config import FetchConfig
     from penstock.index import EarlyIndex, IndexPlace, Lookup, ShardRow
     from penstock.loader.lanes.objects import ObjectSource
-    from penstock.loader.shards import Shard
     from penstock.pipeline import Pipeline
+    from penstock.sources.shards import Shard
     from penstock.store import Store
 
 _log = logging.getLogger("penstock.loader")

@@ -26,9 +26,9 @@ from penstock.loader.lanes.leading import (
 )
 from penstock.loader.lanes.parts import Part, led_rows, part_of, parts_of, positions_between, row_of
 from penstock.loader.lanes.reading import LaneReader
-from penstock.loader.lanes.selecting import may_pay
 from penstock.loader.plan.asking import Asking, UnknownAsksError
 from penstock.order import Batches, Mix
+from penstock.sources.selecting import may_pay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.reading import Reading, Segment
     from penstock.loader.plan.asking import Asks
     from penstock.loader.plan.memory import MemoryPlan
-    from penstock.loader.shards import Shard
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
+    from penstock.sources.shards import Shard
 
 
 class IndexedSource(NamedTuple):

@@ -11,7 +11,6 @@ from penstock.config import FetchConfig, cores_count, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
-from penstock.loader.batches.samples import Steps
 from penstock.loader.lanes.feed import Batching
 from penstock.loader.lanes.reading import Reading, read_ahead
 from penstock.loader.lanes.recording import Recording
@@ -22,6 +21,7 @@ from penstock.loader.plan.state import data_digest
 from penstock.loader.plan.streaming import StreamJob
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take
+from penstock.samples.transform import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from penstock.loader.plan.finding import Finder, Found, FoundSource
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.options import Options
-    from penstock.loader.shards import Shard
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
+    from penstock.sources.shards import Shard
 
 _AT_END: dict[str, Any] = {"all": "stop", "first": "first", "repeat": "repeat"}
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.reading import Reading
     from penstock.loader.plan.asking import Asks
     from penstock.loader.plan.memory import Holding, MemoryPlan
-    from penstock.loader.shards import Shard
     from penstock.order import StreamOrder
+    from penstock.sources.shards import Shard
 
 
 SIZED_COUNT = 8

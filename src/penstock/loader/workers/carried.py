@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.formats import Sample
-    from penstock.loader.batches.columns import Layout
     from penstock.loader.batches.run import RunPlan
-    from penstock.loader.batches.samples import SampleRandom, Steps
     from penstock.loader.statistics import Meter
     from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
     from penstock.pipeline import Spec
+    from penstock.samples.columns import Layout
+    from penstock.samples.transform import SampleRandom, Steps
 
 BLOCK_SAMPLES = 64
 """Dealt at a time: a state that was saved inside decodes at most so many again."""

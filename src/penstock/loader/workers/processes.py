@@ -19,7 +19,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, DataError, WorkerDiedError
-from penstock.loader.batches.columns import Layout
 from penstock.loader.batches.filling import said_layout
 from penstock.loader.batches.run import Delivery
 from penstock.loader.workers.children import EXIT_S_MAX
@@ -27,6 +26,7 @@ from penstock.loader.workers.dealing import Known
 from penstock.loader.workers.gathering import Part, Pending, gathered
 from penstock.loader.workers.shared import Anchors
 from penstock.loader.workers.slots import Slots
+from penstock.samples.columns import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

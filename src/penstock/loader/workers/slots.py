@@ -18,7 +18,7 @@ import numpy as np
 from penstock.buffers import lease
 
 if TYPE_CHECKING:
-    from penstock.loader.batches.columns import Layout
+    from penstock.samples.columns import Layout
 
 _log = logging.getLogger("penstock.loader")
 _ALIGN_BYTES = 64  # a cache line: no two columns share one

@@ -21,11 +21,8 @@ import numpy as np
 
 from penstock.config import share_machine
 from penstock.fetch import set_process_budget
-from penstock.loader.batches.columns import Layout
 from penstock.loader.batches.filling import MembersFilling, RowsFilling, without_lost
 from penstock.loader.batches.run import Delivery, EpochRun, OpenBatch
-from penstock.loader.batches.samples import Steps
-from penstock.loader.batches.tolerance import Tolerance
 from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
 from penstock.loader.plan.planning import is_plain
@@ -35,6 +32,9 @@ from penstock.loader.workers.shared import INLINE_BYTES_MAX, Heaps, packed, pick
 from penstock.loader.workers.slots import SlotPlan, mapped
 from penstock.loader.workers.told import ToldError, WorkerJob
 from penstock.loader.workers.wire import Wire
+from penstock.samples.columns import Layout
+from penstock.samples.tolerance import Tolerance
+from penstock.samples.transform import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,8 +17,8 @@ from penstock.errors import ClosedError, ConfigError, CorruptShardError, ObjectC
 from penstock.fetch import process_budget
 from penstock.loader.lanes.ranges import RangedShard
 from penstock.loader.lanes.reading import ReadAhead, Reading, Segment
-from penstock.loader.shards import Shard
 from penstock.loader.statistics import LoaderStatistics, Meter
+from penstock.sources.shards import Shard
 
 KIB = 1024
 ROWS = 60

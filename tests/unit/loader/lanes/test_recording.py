@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from loading import FORMATS_WRITTEN, index, number_of, numbers, pipeline, write_counted, write_formatted
 from penstock.index import lookup
-from penstock.loader.shards import ShardFinder
+from penstock.sources.shards import ShardFinder
 
 SIZES = [9, 0, 14, 5, 11]
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.loader.batches.columns import Layout
 from penstock.loader.workers.shared import Heaps, packed, unpacked
 from penstock.loader.workers.slots import Slots, mapped
+from penstock.samples.columns import Layout
 
 COLUMNS = st.one_of(
     st.lists(st.binary(max_size=50), min_size=1),

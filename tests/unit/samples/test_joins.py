@@ -11,8 +11,8 @@ import penstock as ps
 from loading import counted, shard
 from penstock.errors import ConfigError, DecodeError, FieldMissingError, ObjectMissingError
 from penstock.formats import Sample
-from penstock.loader.batches.samples import SampleRandom, Steps
 from penstock.pack.tables import read_table
+from penstock.samples.transform import SampleRandom, Steps
 
 ROWS = [
     {"key": "007", "label": 3, "score": 0.5, "text": "sieben"},

@@ -16,18 +16,18 @@ from penstock.buffers import is_typed
 from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingError
 from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.formats.grouping import likeness
-from penstock.loader.batches.decoding import decoded, written_in_place
-from penstock.loader.batches.tolerance import Tolerance, Uncounted
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
+from penstock.samples.decoding import decoded, written_in_place
+from penstock.samples.tolerance import Tolerance, Uncounted
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.formats import Sample
-    from penstock.loader.batches.columns import Layout
-    from penstock.loader.batches.joins import Table
     from penstock.pipeline import Pipeline, Spec
+    from penstock.samples.columns import Layout
+    from penstock.samples.joins import Table
 
 _STREAM = 0x70656E73746F636B  # "penstock": tells these streams from others with the same seed
 
@@ -299,7 +299,7 @@ def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
 
 
 def _tables_of(joins: Iterable[Join], pipeline: Pipeline) -> dict[Join, Table]:
-    from penstock.loader.batches.joins import table_of
+    from penstock.samples.joins import table_of
 
     return {join: table_of(join, pipeline) for join in joins}
 

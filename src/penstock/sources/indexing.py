@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from penstock import index
 from penstock.config import check_path
 from penstock.errors import ConfigError
-from penstock.loader.shards import ShardFinder
 from penstock.pipeline import Pipeline, Shards, shards
+from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
-    from penstock.loader.shards import Shard
+    from penstock.sources.shards import Shard
 
 
 @boundary

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DecodeError
-from penstock.loader.batches.columns import Layout, Ragged
 from penstock.pipeline import Batch, Spec
+from penstock.samples.columns import Layout, Ragged
 
 
 class Tensor:

@@ -8,7 +8,7 @@ import pytest
 import penstock as ps
 from loading import write_counted
 from penstock.errors import ObjectMissingError
-from penstock.loader.shards import ShardFinder
+from penstock.sources.shards import ShardFinder
 from servers.faulty import FaultyServer
 
 

@@ -9,8 +9,8 @@ import pytest
 import penstock as ps
 from penstock.errors import ConfigError, DecodeError, FieldMissingError
 from penstock.formats import Sample
-from penstock.loader.batches.columns import Layout
-from penstock.loader.batches.samples import SampleRandom, Steps
+from penstock.samples.columns import Layout
+from penstock.samples.transform import SampleRandom, Steps
 
 
 def sample(**fields: bytes) -> Sample:

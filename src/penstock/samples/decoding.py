@@ -14,9 +14,9 @@ from penstock.tracebacks import failed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.batches.columns import Layout
-    from penstock.loader.batches.samples import Origin
     from penstock.pipeline import Decode, Field
+    from penstock.samples.columns import Layout
+    from penstock.samples.transform import Origin
 
 
 def decoded(stage: Decode, members: Mapping[str, Any], origin: Origin) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from penstock.index import ShardIndex, ShardRow
-    from penstock.loader.shards import Shard
+    from penstock.sources.shards import Shard
 
 
 def gap_bytes_of(shard: Shard) -> int:
