@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from penstock.config import KIB, MIB
 from penstock.errors import ConfigError
+from penstock.sizes import parse_bytes
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]I?|)B?", re.IGNORECASE)
 _HINT = "/nvme/penstock:200GB, or CacheConfig(path, bytes_max)"
 
 
@@ -93,15 +91,3 @@ class CacheConfig:
         while grain_bytes > part_bytes and grain_bytes % 2 == 0:
             grain_bytes //= 2
         return part_bytes - part_bytes % grain_bytes if grain_bytes <= part_bytes else part_bytes
-
-
-def parse_bytes(text: str) -> int:
-    """``"200GB"`` (10^9), ``"1.5 GiB"`` (2^30), ``"4096"``: bytes.
-
-    Raises:
-        ConfigError: it is no size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"{text!r} is not a size", hint="200GB, 1.5TiB, or bytes")
-    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 from penstock.cli.saying import show, tell
 from penstock.redaction import public_url
+from penstock.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,11 +55,11 @@ def stats(path: Directory, *, as_json: AsJson = False) -> None:
         print(json.dumps({"path": path, **asdict(found)}))
         return
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.counts.items()))
-    show(f"{path}: {human_bytes(found.size_bytes)} in {found.entries_count} entries ({kinds or 'empty'})")
-    show(f"least recently used {_age(found.oldest_s)} ago; {human_bytes(found.free_bytes)} free on the disk")
+    show(f"{path}: {format_bytes(found.size_bytes)} in {found.entries_count} entries ({kinds or 'empty'})")
+    show(f"least recently used {_age(found.oldest_s)} ago; {format_bytes(found.free_bytes)} free on the disk")
     for origin in found.origins:
         where = " ".join(part for part in (origin.namespace, origin.endpoint, origin.name) if part)
-        text = f"{human_bytes(origin.size_bytes):>10}  {origin.objects_count} objects, {origin.blocks_count} blocks"
+        text = f"{format_bytes(origin.size_bytes):>10}  {origin.objects_count} objects, {origin.blocks_count} blocks"
         show(f"{text}  {where}")
 
 
@@ -126,13 +126,13 @@ def warm(
             )
         )
     else:
-        there = f", {human_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
-        show(f"{done.requests_count} objects, {human_bytes(done.size_bytes)}{there}: {config.path}")
+        there = f", {format_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
+        show(f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{there}: {config.path}")
     if done.refused_count:
         tell(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full")
     if done.evicted_bytes:
         gone = (
-            f"{human_bytes(done.evicted_bytes)} of it is gone again: the cache or its disk is too small for all of it"
+            f"{format_bytes(done.evicted_bytes)} of it is gone again: the cache or its disk is too small for all of it"
         )
         tell(f"penstock: {gone}")
     if done.refused_count or done.evicted_bytes:
@@ -173,7 +173,7 @@ def clear(path: Directory, *, as_json: AsJson = False) -> None:
     print(
         json.dumps({"path": path, "removed_bytes": removed_bytes})
         if as_json
-        else f"{human_bytes(removed_bytes)} removed"
+        else f"{format_bytes(removed_bytes)} removed"
     )
 
 
@@ -191,13 +191,12 @@ def trim(
         penstock cache trim /nvme/penstock 100GB
     """
     from penstock.cache.care import trim as shrink
-    from penstock.cache.config import parse_bytes
 
-    removed_count, removed_bytes = shrink(path, parse_bytes(size))
+    removed_count, removed_bytes = shrink(path, parse_bytes(size, option="SIZE"))
     if as_json:
         print(json.dumps({"path": path, "removed_count": removed_count, "removed_bytes": removed_bytes}))
     else:
-        show(f"{removed_count} entries, {human_bytes(removed_bytes)} removed")
+        show(f"{removed_count} entries, {format_bytes(removed_bytes)} removed")
 
 
 def _warmed(url: str, config: CacheConfig, options: dict[str, Any], accesses: str | None, bar: Bar) -> Warmed:

@@ -20,11 +20,11 @@ from penstock.cli.pack import (
     PackReport,
     ShardBytes,
     Verify,
-    bytes_of,
     how_of,
     print_plan,
 )
 from penstock.cli.saying import tell
+from penstock.sizes import parse_bytes
 
 
 def _print_table(wanted: bool) -> None:
@@ -97,7 +97,7 @@ def convert(
         source, format=source_format, on_corrupt="skip_sample" if skip_corrupt else "raise", **connection
     )
     how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)
-    shard_bytes = None if bytes_max is None else bytes_of(bytes_max, "--bytes-max")
+    shard_bytes = None if bytes_max is None else parse_bytes(bytes_max, option="--bytes-max")
     if shard_bytes is not None and (said := advice(shard_bytes)) is not None:
         tell(f"penstock: {said}")
     options = ConvertOptions(

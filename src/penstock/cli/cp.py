@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from penstock.cli.files import is_there, one_line
-from penstock.cli.ls import human_bytes
 from penstock.cli.options import (
     Anonymous,
     AsJson,
@@ -30,6 +29,7 @@ from penstock.cli.selection import Exclude, Include, Selection
 from penstock.cli.transfer import Files, Item, Objects, copy_inside, stream
 from penstock.errors import ConfigError, DirectoryMissingError, ObjectMissingError, StoreError
 from penstock.redaction import printable
+from penstock.sizes import format_bytes
 from penstock.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -322,8 +322,8 @@ class Report:
         self._arrived_bytes += size_bytes
         if self._progress is not None:
             rate = self._arrived_bytes / max(1e-9, time.monotonic() - self._start_s)
-            text = f"{self.moved_count} copied, {self.skipped_count} there already, {human_bytes(self._arrived_bytes)}"
-            self._progress.update(self._task, description=f"{text}, {human_bytes(rate)}/s")
+            text = f"{self.moved_count} copied, {self.skipped_count} there already, {format_bytes(self._arrived_bytes)}"
+            self._progress.update(self._task, description=f"{text}, {format_bytes(rate)}/s")
 
     # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -391,7 +391,7 @@ class Report:
             print(json.dumps(summary))
             return
         verb = "would be copied" if self._dry_run else "copied"
-        text = f"{self.moved_count} {verb} ({human_bytes(self.moved_bytes)}), {self.skipped_count} there already"
+        text = f"{self.moved_count} {verb} ({format_bytes(self.moved_bytes)}), {self.skipped_count} there already"
         text += f", {self.deleted_count} {'would be ' if self._dry_run else ''}deleted" if self._deletes else ""
-        rate = f", {human_bytes(self.moved_bytes / max(seconds, 1e-9))}/s" if not self._dry_run else ""
+        rate = f", {format_bytes(self.moved_bytes / max(seconds, 1e-9))}/s" if not self._dry_run else ""
         self._say(text + (f", {self.failed_count} failed" if self.failed_count else "") + f", {seconds:.1f} s{rate}")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Profile, Region
 from penstock.cli.saying import show
 from penstock.cli.selection import Exclude, Include, Selection
+from penstock.sizes import format_bytes
 
 
 def du(
@@ -56,5 +56,5 @@ def du(
                 there = selection.place.store.describe(key)
                 show(json.dumps({"key": key, "url": there, "size_bytes": size_bytes, "objects": count}))
             else:
-                size = human_bytes(size_bytes) if human else str(size_bytes)
+                size = format_bytes(size_bytes) if human else str(size_bytes)
                 show(f"{size:>12}  {count:>9}  {key or selection.place.url}")

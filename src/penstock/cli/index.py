@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 from penstock.cli.progress import Report
 from penstock.cli.saying import tell
 from penstock.redaction import printable
+from penstock.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
@@ -142,7 +142,7 @@ class IndexReport(Report):
             return
         how = [f"{count} {_WORDS[how]}" for how, count in self._counts.items() if count]
         text = f"{built.dataset.samples_count} samples in {len(built.dataset)} shards ({', '.join(how)})"
-        rate = f", {human_bytes(self._read_bytes / max(seconds, 1e-9))}/s" if self._read_bytes else ""
+        rate = f", {format_bytes(self._read_bytes / max(seconds, 1e-9))}/s" if self._read_bytes else ""
         failed = f", {len(built.failed)} failed" if built.failed else ""
         if built.skipped:
             skipped = sum(count for _, count in built.skipped)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import penstock
-from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
 from penstock.cli.saying import show
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
+from penstock.sizes import format_bytes
 from penstock.store.base import Wrapper, perform
 from penstock.store.s3 import S3Store
 from penstock.types import ByteRange, Get
@@ -179,9 +179,9 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _shown(name: str, value: Any) -> str:
     if name.endswith("_bytes_per_s"):
-        return f"{human_bytes(value)}/s"
+        return f"{format_bytes(value)}/s"
     if name.endswith("_bytes"):
-        return human_bytes(value)
+        return format_bytes(value)
     if name.endswith("_s"):
         return f"{value * 1000:.2f} ms"
     return str(value)

@@ -14,6 +14,7 @@ from penstock.cli.saying import show
 from penstock.cli.selection import Exclude, Filter, Include, Selection, nothing_left
 from penstock.errors import ObjectMissingError
 from penstock.patterns import is_pattern
+from penstock.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,7 @@ def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:
 def _as_text(info: ObjectInfo, *, human: bool) -> str:
     if info.is_prefix:
         return f"{'':>12}  {'':20}  {info.key}"
-    size = human_bytes(info.size_bytes) if human else str(info.size_bytes)
+    size = format_bytes(info.size_bytes) if human else str(info.size_bytes)
     return f"{size:>12}  {_moment(info) or '':20}  {info.key}"
 
 
@@ -134,12 +135,3 @@ def _moment(info: ObjectInfo) -> str | None:
     if info.last_modified_s is None:
         return None
     return datetime.fromtimestamp(info.last_modified_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def human_bytes(size: float) -> str:
-    """Bytes with three digits and a binary unit."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} PiB"

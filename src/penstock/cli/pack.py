@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 from penstock.cli.progress import Report
 from penstock.cli.saying import show, tell
 from penstock.errors import ConfigError
+from penstock.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,6 @@ Memory = Annotated[
 ]
 Executor = Annotated[str, typer.Option("--executor", metavar="threads|ray", help="Here, or on a Ray cluster.")]
 Address = Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster.")]
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
 def pack(
@@ -136,7 +135,7 @@ def pack(
     from penstock.pack.progress import OneAtATime
     from penstock.pipeline.sources import ConnectionOptions
 
-    shard_bytes = bytes_of(bytes_max or "256MB", "--bytes-max")
+    shard_bytes = parse_bytes(bytes_max or "256MB", option="--bytes-max")
     how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)
     folder, named = split_destination(destination)
     if named is not None and name is not None:
@@ -185,24 +184,9 @@ def how_of(jobs: int | None, memory: str | None, executor: str, address: str | N
         executor=executor,  # type: ignore[arg-type]
         address=address,
         jobs=jobs,
-        memory_bytes_max=None if memory is None else bytes_of(memory, "--memory-bytes-max"),
+        memory_bytes_max=None if memory is None else parse_bytes(memory, option="--memory-bytes-max"),
         verify=verify,
     )
-
-
-def bytes_of(text: str, option: str) -> int:
-    """Bytes of ``256MB``, ``1GiB``, ``1000``.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    upper = text.strip().upper().removesuffix("B")
-    number = upper.rstrip("KMGI")
-    try:
-        size = int(float(number) * _UNITS[upper[len(number) :]])
-    except (ValueError, KeyError, OverflowError):
-        raise ConfigError(f"{option} {text!r} is no number of bytes", hint="e.g. 256MB, 1GiB") from None
-    return size
 
 
 def shares_of(text: str) -> dict[str, float]:
@@ -245,7 +229,7 @@ def print_plan(plan: Plan, url: str, *, as_json: bool) -> None:
             print(json.dumps(row))
         else:
             what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
-            show(f"{what} {human_bytes(size_bytes):>10}  {shard.name}")
+            show(f"{what} {format_bytes(size_bytes):>10}  {shard.name}")
     summary = {
         "action": "plan",
         "destination": url,
@@ -258,7 +242,7 @@ def print_plan(plan: Plan, url: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary))
     else:
-        samples = f"{plan.samples_count} samples" if counted else human_bytes(plan.source_bytes)
+        samples = f"{plan.samples_count} samples" if counted else format_bytes(plan.source_bytes)
         tell(f"{samples} in {len(plan.shards)} {plan.format} shards: {url}")
 
 
@@ -293,7 +277,7 @@ class PackReport(Report):
         self._samples += samples_count
         self._bytes += source_bytes
         if self.bar is not None:
-            rate = human_bytes(self._bytes / max(self.seconds, 1e-9))
+            rate = format_bytes(self._bytes / max(self.seconds, 1e-9))
             advance = source_bytes if self._goal_bytes else samples_count
             self.update(advance=advance, rate=f"{self._samples} samples, {rate}/s")
 
@@ -328,8 +312,8 @@ class PackReport(Report):
         words = f" ({known} were there)" if known else ""
         words += f", {self._verified} verified" if self._verified else ""
         words += f", {packed.passed_over} files passed over" if packed.passed_over else ""
-        rate = f", {human_bytes(self._bytes / max(seconds, 1e-9))}/s" if self._bytes else ""
+        rate = f", {format_bytes(self._bytes / max(seconds, 1e-9))}/s" if self._bytes else ""
         tell(
             f"{packed.samples_count} samples in {len(packed.rows)} shards{words}, "
-            f"{human_bytes(packed.size_bytes)}, {seconds:.1f} s{rate}: {packed.url}",
+            f"{format_bytes(packed.size_bytes)}, {seconds:.1f} s{rate}: {packed.url}",
         )

@@ -126,14 +126,14 @@ def _print_table(samples: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from penstock.cli.ls import human_bytes
+    from penstock.sizes import format_bytes
 
     table = Table(box=None, pad_edge=False)
     for heading in ("key", "field", "size", "value"):
         table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
     for sample in samples:
         for number, (name, value) in enumerate(_fields(sample).items()):
-            size = human_bytes(_size_bytes(value))
+            size = format_bytes(_size_bytes(value))
             key = "" if number else str(sample["__key__"])
             table.add_row(
                 Text(printable(key)), Text(printable(name)), size, Text(_shown(value))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import EXIT_UNCHECKED
-from penstock.cli.ls import human_bytes
 from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
 from penstock.cli.saying import tell
+from penstock.sizes import format_bytes
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
@@ -81,7 +81,7 @@ def verify(
     else:
         failed = f", {len(found.failed)} failed" if found.failed else ""
         failed += f", {len(found.unchecked)} not verified" if found.unchecked else ""
-        rate = human_bytes(found.size_bytes / max(seconds, 1e-9))
+        rate = format_bytes(found.size_bytes / max(seconds, 1e-9))
         tell(
             f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
             f"{seconds:.1f} s, {rate}/s: {found.url}",

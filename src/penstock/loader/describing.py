@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config import MIB
-from penstock.loader.plan.memory import said
+from penstock.sizes import format_bytes
 
 VALUE_CHARACTERS_MAX = 40
 
@@ -36,7 +36,7 @@ def _kind(value: Any) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         dtype = str(value.dtype).rpartition(".")[2]  # torch.uint8 is uint8
         size_bytes = getattr(value, "nbytes", None)
-        size = f", {said(size_bytes)}" if size_bytes is not None and size_bytes >= MIB else ""
+        size = f", {format_bytes(size_bytes)}" if size_bytes is not None and size_bytes >= MIB else ""
         return f"{dtype}[{', '.join(map(str, value.shape))}]{size}{_place(value)}"
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # put end to end: data and offsets
         return ", ".join(f"{name} {_kind(getattr(value, name))}" for name in value._fields)

@@ -10,13 +10,13 @@ from penstock.config import FetchConfig, check_names
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
 from penstock.loader.plan.finding import Finder
-from penstock.loader.plan.memory import MemoryPlan, said
 from penstock.loader.plan.options import LoaderOptions, Options
 from penstock.loader.plan.planning import plan_of, row_bytes
 from penstock.loader.plan.streaming import StreamJob
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
 from penstock.pipeline import Batch, Pipeline, Shards, Shuffle
+from penstock.sizes import format_bytes
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.loader.plan.asking import Asks
     from penstock.loader.plan.indexed import IndexedSource
+    from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.planning import Plan
     from penstock.sources.shards import Shard
 
@@ -260,20 +261,20 @@ def _listing_requests(source: IndexedSource) -> int:
 
 def _of_source(source: SourcePlan) -> str:
     share = f" {source.share:.1%} of the samples" if source.share < 1 else ""
-    size = "sizes unknown" if source.size_bytes is None else said(source.size_bytes)
-    largest = "" if source.largest_bytes is None else f", largest {said(source.largest_bytes)}"
+    size = "sizes unknown" if source.size_bytes is None else format_bytes(source.size_bytes)
+    largest = "" if source.largest_bytes is None else f", largest {format_bytes(source.largest_bytes)}"
     what = "shards" if source.formats or source.samples_count is None else "objects"
     lines = [f"source   {source.what}{share}", f"  data   {source.shards_count} {what}, {size}{largest}"]
-    cost = f", on average {said(source.entry_bytes)}" if source.entry_bytes else ""
+    cost = f", on average {format_bytes(source.entry_bytes)}" if source.entry_bytes else ""
     for name in source.formats:
         unit = FORMATS[name].unit if name in FORMATS else "shard"
         lines.append(f"  format {name}: {_ENTRY[unit]}{cost if unit != 'sample' else ''}")
     if source.formats and source.samples_count is not None:
-        lines.append(f"  index  complete: {source.samples_count} samples of {said(source.sample_bytes)}")
+        lines.append(f"  index  complete: {source.samples_count} samples of {format_bytes(source.sample_bytes)}")
     elif source.formats:
         lines.append(
             f"  index  knows {source.indexed_count} of {source.shards_count} shards; samples of about "
-            f"{said(source.sample_bytes)}. `penstock index` gives a length, and several ranks equal batches"
+            f"{format_bytes(source.sample_bytes)}. `penstock index` gives a length, and several ranks equal batches"
         )
     return "\n".join(lines)
 
@@ -286,25 +287,25 @@ def _of_order(plan: Explanation) -> list[str]:
 
 def _of_cost(plan: Explanation) -> list[str]:
     memory = plan.memory
-    row = "" if plan.row_bytes is None else f", a row {said(plan.row_bytes)}"
+    row = "" if plan.row_bytes is None else f", a row {format_bytes(plan.row_bytes)}"
     if not memory.batches_bytes:
         row = ", batches of objects as stored not counted"
     verdict = "fits" if memory.total_bytes <= memory.budget_bytes else "does NOT fit"
     factors = plan.worker_factors
     workers = f"a DataLoader with {_listed(factors)} workers reads each byte {_listed(factors.values())}"
     held = " + ".join(
-        f"{name} {said(held)}"
+        f"{name} {format_bytes(held)}"
         for name, held in (
             ("window", memory.window_bytes),
             ("read-ahead", memory.read_ahead_bytes),
             ("batches", memory.batches_bytes),
         )
     )
-    requests = f"{plan.listing_requests} to list; {_of_epoch(plan)}, of up to {said(plan.part_bytes)}"
+    requests = f"{plan.listing_requests} to list; {_of_epoch(plan)}, of up to {format_bytes(plan.part_bytes)}"
     return [
         f"requests {requests}, {plan.in_flight_max} at a time",
         f"workers  {workers} times; without, and with processes=, once",
-        f"memory   {held} = {said(memory.total_bytes)}{row}; {verdict} into {said(memory.budget_bytes)}",
+        f"memory   {held} = {format_bytes(memory.total_bytes)}{row}; {verdict} into {format_bytes(memory.budget_bytes)}",
     ]
 
 
@@ -312,7 +313,7 @@ def _of_epoch(plan: Explanation) -> str:
     if plan.epoch_requests is None or plan.epoch_bytes is None:
         return "per epoch unknown before it is read"
     at_least = f"{plan.epoch_requests_min} to " if plan.epoch_requests_min != plan.epoch_requests else ""
-    return f"per epoch {at_least}{plan.epoch_requests} of {said(plan.epoch_bytes)} in all"
+    return f"per epoch {at_least}{plan.epoch_requests} of {format_bytes(plan.epoch_bytes)} in all"
 
 
 def _listed(values: Iterable[float]) -> str:

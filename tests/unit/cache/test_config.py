@@ -11,32 +11,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.cache import CacheConfig
-from penstock.cache.config import parse_bytes
 from penstock.config import MIB
 from penstock.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("text", "size_bytes"),
-    [
-        ("200GB", 200 * 10**9),
-        ("1.5TiB", 3 << 39),
-        ("10 MB", 10**7),
-        ("64k", 64_000),
-        ("512KiB", 1 << 19),
-        ("123456", 123456),
-    ],
-)
-def test_sizes(text: str, size_bytes: int) -> None:
-    """Decimal and binary units, with or without a space and the B."""
-    assert parse_bytes(text) == size_bytes
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1XB", "1 GB 2", "inf"])
-def test_what_is_no_size(text: str) -> None:
-    """Anything else is refused by name."""
-    with pytest.raises(ConfigError):
-        parse_bytes(text)
 
 
 def test_the_short_spelling() -> None:

@@ -107,7 +107,7 @@ def test_a_transform_by_name(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--shard-size", "many"], "no number of bytes"),
+        (["--shard-size", "many"], "not a size"),
         (["--split", "half"], "NAME=SHARE"),
         (["--jobs", "0"], "at least 1"),
         (["--group-by", "x"], "'stem' or 'file'"),

@@ -9,7 +9,8 @@ import penstock as ps
 from loading import formatted, index, shard, write_counted, write_formatted
 from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectMissingError
-from penstock.loader.explain import MemoryPlan, explain
+from penstock.loader.explain import explain
+from penstock.loader.plan.memory import MemoryPlan
 
 
 @pytest.fixture

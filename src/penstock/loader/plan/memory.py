@@ -9,6 +9,7 @@ from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.fetch import PARTS_PER_REQUEST
 from penstock.loader.lanes.reading import ReadAhead, read_ahead
+from penstock.sizes import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,9 @@ class MemoryPlan:
         """
         if self.total_bytes > self.budget_bytes:
             raise ConfigError(
-                f"this plan holds {said(self.total_bytes)} (window {said(self.window_bytes)}, read-ahead "
-                f"{said(self.read_ahead_bytes)}, batches {said(self.batches_bytes)}), more than its budget of "
-                f"{said(self.budget_bytes)}",
+                f"this plan holds {format_bytes(self.total_bytes)} (window {format_bytes(self.window_bytes)}, read-ahead "
+                f"{format_bytes(self.read_ahead_bytes)}, batches {format_bytes(self.batches_bytes)}), more than its budget of "
+                f"{format_bytes(self.budget_bytes)}",
                 hint="a smaller window or batch, fewer lanes, or FetchConfig(budget_bytes_max=...)",
             )
 
@@ -97,12 +98,3 @@ class Holding(NamedTuple):
             window_bytes = min(window_bytes, self.data_bytes)
         batches_bytes = round(self.rows_count * (self.row_bytes or sample_bytes))
         return window_bytes, batches_bytes, max(0, self._budget_bytes - window_bytes - batches_bytes)
-
-
-def said(size_bytes: float) -> str:
-    """A number of bytes, for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.3g} TiB"
