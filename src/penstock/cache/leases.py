@@ -12,20 +12,18 @@ up knows which of them nobody writes any more, without process ids, which contai
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
-import struct
 import threading
 from typing import TYPE_CHECKING
 
 from penstock import forks
+from penstock.locks import is_range_locked, try_lock_range, unlock_range
 from penstock.private import open_private
 
 if TYPE_CHECKING:
     from penstock.cache.troubles import Troubles
 
-_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid: struct flock of 64-bit Linux
 _NAMES = 1 << 60
 _TOKENS = 1 << 62  # where the bytes of tokens begin
 _TOKEN_BITS = 52
@@ -96,7 +94,7 @@ class Leases:
                     self._troubles.note("lock", error)
                 return False
             try:
-                _set(fd, fcntl.F_WRLCK, _TOKENS + self._token)
+                try_lock_range(fd, _TOKENS + self._token)
             except OSError as error:
                 os.close(fd)
                 self._troubles.note("lock", error)
@@ -117,28 +115,20 @@ class Leases:
         if not self.open():
             return None
         try:
-            if not self._set(fcntl.F_WRLCK, name, count):
-                return None
+            with self._lock:
+                return try_lock_range(self._fd, name % _NAMES, count) if self._fd >= 0 else None
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
             self._troubles.note("lock", error)
             return None
-        return True
 
     def release(self, name: int, count: int = 1) -> None:
         """Give leases back."""
         try:
-            self._set(fcntl.F_UNLCK, name, count)
+            with self._lock:
+                if self._fd >= 0:  # closing the file released all of them
+                    unlock_range(self._fd, name % _NAMES, count)
         except OSError as error:
             self._troubles.note("lock", error)
-
-    def _set(self, kind: int, name: int, count: int) -> bool:
-        """Set or drop locks; False where the file was closed, which drops all of them."""
-        with self._lock:
-            if self._fd >= 0:
-                _set(self._fd, kind, name % _NAMES, count)
-            return self._fd >= 0
 
     def is_alive(self, token: str) -> bool:
         """Whether the process of this token still runs; True where that cannot be known."""
@@ -151,11 +141,4 @@ class Leases:
         if number >= 1 << _TOKEN_BITS or number == self._token:
             return number == self._token
         with self._lock:
-            if self._fd < 0:
-                return True
-            answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _TOKENS + number, 1, 0))
-        return bool(_FLOCK.unpack(answer[: _FLOCK.size])[0] != fcntl.F_UNLCK)
-
-
-def _set(fd: int, kind: int, offset: int, count: int = 1) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, offset, count, 0))
+            return self._fd < 0 or is_range_locked(self._fd, _TOKENS + number)

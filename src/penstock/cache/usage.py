@@ -10,7 +10,6 @@ No lock is waited for longer than a moment: a stopped process must stop nobody, 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
 import threading
@@ -22,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.cache.entry import FOLDERS_COUNT
+from penstock.locks import try_lock_range, unlock_range
 from penstock.private import open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _NUMBER = struct.Struct("<q")
-_FLOCK = struct.Struct("hhqqi4x")
 _BYTES = FOLDERS_COUNT * _NUMBER.size
 _TRIES_MAX = 50
 _PAUSE_S = 0.0002
@@ -144,7 +143,7 @@ class Usage:
 
     def _change(self, change: Callable[[array[int]], bool]) -> bool:
         with self._lock:
-            locked = self._fd >= 0 and self._locked(fcntl.F_WRLCK)
+            locked = self._fd >= 0 and self._try_lock()
             try:
                 numbers = self.numbers()
                 if not change(numbers):
@@ -153,17 +152,14 @@ class Usage:
                     os.pwrite(self._fd, numbers.tobytes(), 0)
             finally:
                 if locked:
-                    self._locked(fcntl.F_UNLCK)
+                    with suppress(OSError):
+                        unlock_range(self._fd, 0, _BYTES)
         return True
 
-    def _locked(self, kind: int) -> bool:
-        for _ in range(_TRIES_MAX):
-            try:
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, 0, _BYTES, 0))
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    return False
+    def _try_lock(self) -> bool:
+        with suppress(OSError):
+            for _ in range(_TRIES_MAX):
+                if try_lock_range(self._fd, 0, _BYTES):
+                    return True
                 time.sleep(_PAUSE_S)
-            else:
-                return True
         return False  # its holder is stopped: a number that is off by an entry heals, a job that waits does not

@@ -9,7 +9,6 @@ taken over and written anew, and two runs never write the same one.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError, StoreError
+from penstock.locks import try_lock_file
 from penstock.private import open_private
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
 
@@ -64,14 +64,13 @@ class Download:
         while True:
             fd = open_private(self.temporary, os.O_WRONLY | os.O_CREAT, 0o666)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not try_lock_file(fd):
+                    os.close(fd)
+                    raise StoreError(f"{self.path} is being written by another process")
                 if os.path.samestat(os.fstat(fd), self.temporary.stat()):
                     return fd
             except FileNotFoundError:
                 pass
-            except BlockingIOError as error:
-                os.close(fd)
-                raise StoreError(f"{self.path} is being written by another process") from error
             os.close(fd)  # it was finished, and given its name, between our opening it and the lock
 
     def write(self, data: memoryview) -> None:

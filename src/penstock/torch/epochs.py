@@ -8,7 +8,6 @@ seed that DataLoader draws for each and gives to all its workers.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -19,6 +18,8 @@ from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
+
+from penstock.locks import process_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,16 +94,13 @@ class EpochTable:
     @contextmanager
     def _opened(self) -> Iterator[dict[str, Any]]:
         """The table, locked against other processes; changes to it are kept."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
+        with process_lock(self._descriptor):
             text = os.pread(self._descriptor, _BYTES_MAX, 0)
             table = json.loads(text) if text else {"next": {}, "in_workers": {}, "iterations": []}
             yield table
             written = json.dumps(table).encode()
             os.pwrite(self._descriptor, written, 0)
             os.ftruncate(self._descriptor, len(written))
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
 
 def worker_here() -> Worker | None:

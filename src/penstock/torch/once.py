@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import weakref
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any
+
+from penstock.locks import process_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,7 @@ class Once:
 
     def get(self, make: Callable[[], bytes]) -> bytes:
         """What the first call's ``make()`` gave; the others wait for it. One that raises leaves it to the next."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
+        with process_lock(self._descriptor):
             size_bytes = os.fstat(self._descriptor).st_size
             if size_bytes:
                 return _read(self._descriptor, size_bytes)
@@ -34,8 +34,6 @@ class Once:
             while view:
                 view = view[os.pwrite(self._descriptor, view, len(data) - len(view)) :]
             return data
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
