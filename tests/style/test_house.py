@@ -155,6 +155,65 @@ def test_no_module_has_a_public_name() -> None:
     assert modules & set(ps.__all__) == set()
 
 
+DUPLICATES_LEFT = {
+    "Block",
+    "Column",
+    "Connection",
+    "Entry",
+    "Files",
+    "Filter",
+    "Flight",
+    "Found",
+    "Header",
+    "Item",
+    "Job",
+    "Known",
+    "Listener",
+    "Member",
+    "Mix",
+    "ObjectReader",
+    "Objects",
+    "Origin",
+    "PackModule",
+    "Packed",
+    "Part",
+    "Piece",
+    "Place",
+    "Places",
+    "Plan",
+    "Read",
+    "ReadAhead",
+    "Reading",
+    "Report",
+    "Segment",
+    "Spec",
+    "Stretch",
+    "Wire",
+    "Worker",
+    "_Entry",
+    "_Exchange",
+    "_Group",
+    "_Listing",
+    "_Piece",
+    "_Sink",
+    "_Step",
+    "_Walk",
+}
+"""Class names that still occur more than once; the list only shrinks."""
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    """Each class of the package has a name of its own, so that a name stands for one idea."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{shown(path)}:{node.lineno}")
+    repeated = {name: found for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in repeated.items() if name not in DUPLICATES_LEFT} == {}
+    assert DUPLICATES_LEFT - set(repeated) == set(), "no longer repeated: remove from DUPLICATES_LEFT"
+
+
 CALLS_WITH_IO = [
     ps.Store.read, ps.Store.read_many, ps.Store.read_parts, ps.Store.stat, ps.Store.list, ps.Store.write,
     ps.Store.delete, ps.Loader,
