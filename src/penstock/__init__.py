@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from penstock.errors import *  # noqa: F403 - __all__ there
     from penstock.loader import Loader as Loader
     from penstock.loader import LoaderStatistics as LoaderStatistics
-    from penstock.loader.describing import describe as describe
     from penstock.loader.explain import explain as explain
-    from penstock.loader.peek import peek as peek
+    from penstock.loader.preview import describe as describe
+    from penstock.loader.preview import peek as peek
     from penstock.loader.warming import warm_cache as warm_cache
     from penstock.pack import PackModule
     from penstock.pipeline import Audio as Audio
@@ -82,9 +82,9 @@ _ORIGIN = {
     "Dataset": "penstock.access",
     **dict.fromkeys(("Loader", "LoaderStatistics"), "penstock.loader"),
     "build_index": "penstock.sources.indexing",
-    "describe": "penstock.loader.describing",
+    "describe": "penstock.loader.preview",
     "explain": "penstock.loader.explain",
-    "peek": "penstock.loader.peek",
+    "peek": "penstock.loader.preview",
     "warm_cache": "penstock.loader.warming",
     **dict.fromkeys(_errors, "penstock.errors"),
 }

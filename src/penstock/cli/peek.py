@@ -55,7 +55,7 @@ def peek(
         penstock peek s3://bucket/train/
         penstock peek -n 64 -o sheet.html "s3://bucket/train-{000..009}.tar"
     """
-    from penstock.loader.peek import peek as first_samples
+    from penstock.loader.preview import peek as first_samples
     from penstock.pipeline import shards
 
     source = shards(

@@ -1,7 +1,7 @@
 """Runs a pipeline: see README.md in this folder."""
 
 from penstock.loader.loader import Loader
-from penstock.loader.plan.options import LoaderOptions
+from penstock.loader.options import LoaderOptions
 from penstock.loader.reporting import Bottleneck
 from penstock.loader.statistics import LoaderStatistics
 

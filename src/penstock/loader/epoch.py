@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.loader.agreeing import Agreement
     from penstock.loader.batches.run import Delivery, RunPlan
     from penstock.loader.lanes.feed import Begun
-    from penstock.loader.plan.planning import Plan
+    from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.workers.children import Workers
     from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
@@ -53,7 +53,7 @@ class Epoch:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LoaderPlan,
         *,
         run_plan: RunPlan,
         number: int,
@@ -106,10 +106,10 @@ class Epoch:
             from penstock.loader.plan.strided import begin_strided
 
             begun = begin_strided(
-                plan.job, number, cursor, batching=self._batching, first_batch=first_batch, stride=stride
+                plan.read_plan, number, cursor, batching=self._batching, first_batch=first_batch, stride=stride
             )
         self._is_chosen = begun is not None  # the feed gives the stride's batches alone
-        begun = begun or plan.job.begin(number, cursor, batching=self._batching)
+        begun = begun or plan.read_plan.begin(number, cursor, batching=self._batching)
         self._batches = begun.batches if not plan.carries else None
         self._agree = agree if plan.world_size > 1 and self._batches is None else None
         # where batches are counted, the feed ends where the last of them does
@@ -268,7 +268,7 @@ class Epoch:
         steps = tuple(steps.uncounted() for steps in self._run_plan.steps)
         run_plan = self._run_plan._replace(steps=steps, drop_last=False)
         batching = self._batching._replace(drop_last=False)
-        for job in (self._plan.job, self._plan.job.divided(0, 1)):
+        for job in (self._plan.read_plan, self._plan.read_plan.divided(0, 1)):
             feed = job.begin(self._number, None, batching=batching).feed
             run = EpochRun(run_plan, feed=feed, filling=self._filling, meter=Meter())
             try:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TextIO, Unpack
 from penstock.config import FetchConfig, check_names
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
-from penstock.loader.plan.finding import Finder
-from penstock.loader.plan.options import LoaderOptions, Options
-from penstock.loader.plan.planning import plan_of, row_bytes
-from penstock.loader.plan.streaming import StreamJob
+from penstock.loader.options import LoaderOptions, Options
+from penstock.loader.plan.loader_plan import make_plan, row_bytes
+from penstock.loader.plan.sources import SourceFinder
+from penstock.loader.plan.streaming import StreamReadPlan
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
 from penstock.pipeline import Batch, Pipeline, Shards, Shuffle
@@ -22,10 +22,10 @@ from penstock.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.loader.plan.asking import Asks
     from penstock.loader.plan.indexed import IndexedSource
+    from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.plan.memory import MemoryPlan
-    from penstock.loader.plan.planning import Plan
+    from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.sources.shards import Shard
 
 LISTED_PER_REQUEST = 1000
@@ -137,9 +137,9 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     check_names("explain", options, ("file", *Options.__dataclass_fields__))
     given = Options(**options)
     given.check()
-    finder = Finder(pipeline, fetch=given.fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
+    finder = SourceFinder(pipeline, fetch=given.fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
     try:
-        plan = plan_of(pipeline, options=given, finder=finder, meter=Meter())
+        plan = make_plan(pipeline, options=given, finder=finder, meter=Meter())
         made, refusal = _explanation(pipeline, plan, given)
     finally:
         finder.close()
@@ -201,19 +201,19 @@ def _entry_bytes(shards: Sequence[Shard], unit_bytes: int) -> int | None:
     return total_bytes // max(1, len(shards))
 
 
-def _asks(plan: Plan, memory: MemoryPlan) -> tuple[Asks | None, ConfigError | None]:
+def _asks(plan: LoaderPlan, memory: MemoryPlan) -> tuple[RequestEstimate | None, ConfigError | None]:
     """What an epoch asks of the stores, and why the loader would refuse to read it."""
     try:
         memory.check()
-        return plan.asks(), None
+        return plan.estimate_requests(), None
     except ConfigError as refusal:
         return None, refusal
 
 
-def _explanation(pipeline: Pipeline, plan: Plan, options: Options) -> tuple[Explanation, ConfigError | None]:
-    job, fetch = plan.job, options.fetch or FetchConfig()
+def _explanation(pipeline: Pipeline, plan: LoaderPlan, options: Options) -> tuple[Explanation, ConfigError | None]:
+    job, fetch = plan.read_plan, options.fetch or FetchConfig()
     sample_bytes, memory = None, job.memory
-    if isinstance(job, StreamJob):
+    if isinstance(job, StreamReadPlan):
         sample_bytes, memory = job.sized()
     assert memory is not None
     asks, refusal = _asks(plan, memory)

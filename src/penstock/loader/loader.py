@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
-from penstock.loader.plan.options import Options
+from penstock.loader.options import Options
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 from penstock.tracebacks import boundary
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
-    from penstock.loader.plan.planning import Plan
+    from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.reporting import ScalarWriter
     from penstock.loader.statistics import LoaderStatistics
 
@@ -156,7 +156,7 @@ class Loader:
         """
         self._session.check_open()
         self._session.left_s = None
-        return _Batches(self, self._session.turn)
+        return _Batches(self, self._session.generation)
 
     def epochs(self, n: int) -> Iterator[int]:
         """The numbers of the epochs up to `n` in all: ``for epoch in loader.epochs(90): for batch in loader: ...``.
@@ -262,7 +262,7 @@ class Loader:
             TypeError: there is no index, or a stage changes the number of samples.
         """
         plan = self._planned()
-        batches = plan.job.batches(self.epoch, batching=plan.batching) if not plan.carries else None
+        batches = plan.read_plan.batches(self.epoch, batching=plan.batching) if not plan.carries else None
         if batches is None:
             raise TypeError(
                 "this loader does not know its number of batches: shards without an index tell how many samples they "
@@ -284,10 +284,10 @@ class Loader:
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _next(self, turn: int) -> Any:
-        return self._session.next(turn)
+    def _next(self, generation: int) -> Any:
+        return self._session.next(generation)
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> LoaderPlan:
         return self._session.planned()
 
 
@@ -295,15 +295,15 @@ class Loader:
 class _Batches:
     """Iterates over the rest of one epoch. Keeps the loader alive, not the other way round."""
 
-    def __init__(self, loader: Loader, turn: int) -> None:
+    def __init__(self, loader: Loader, generation: int) -> None:
         self._loader = loader
-        self._turn = turn
+        self._generation = generation
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        batch = self._loader._next(self._turn)
+        batch = self._loader._next(self._generation)
         if batch is None:
             raise StopIteration
         return batch

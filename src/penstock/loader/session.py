@@ -15,14 +15,14 @@ from penstock.errors import ClosedError, ConfigError
 from penstock.loader.agreeing import Agreement
 from penstock.loader.batches.run import RunPlan
 from penstock.loader.batches.scattering import cursor_of
-from penstock.loader.changing import reweighted
 from penstock.loader.epoch import Epoch
-from penstock.loader.plan.finding import Finder
-from penstock.loader.plan.options import PREFETCH_BYTES
-from penstock.loader.plan.planning import Plan, plan_of, threads_count
+from penstock.loader.options import PREFETCH_BYTES
+from penstock.loader.plan.loader_plan import LoaderPlan, make_plan, threads_count
+from penstock.loader.plan.mix import reweighted
 from penstock.loader.plan.ranks import rank_and_world_size
-from penstock.loader.plan.state import STATE_VERSION, check_same_data, check_same_job, checked
+from penstock.loader.plan.sources import SourceFinder
 from penstock.loader.reporting import LiveLine
+from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
 from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
 from penstock.order import ORDER_VERSION
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
@@ -31,7 +31,7 @@ from penstock.samples.transform import Steps
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.plan.options import Options
+    from penstock.loader.options import Options
     from penstock.loader.workers.children import Workers
 
 _log = logging.getLogger("penstock.loader")
@@ -50,7 +50,7 @@ class Session:
         self.options = options
         self.meter = Meter()
         self.epoch = 0
-        self.turn = 0  # counts epochs and restarts: an iterator of an earlier turn is exhausted
+        self.generation = 0  # counts epochs and restarts: an iterator of an earlier generation is exhausted
         self.left_s: float | None = None  # when the training loop got its last batch
         self._left_cpu_s = 0.0  # what its thread had run until then
         self._first = pipeline  # as given; `on_epoch` may replace it
@@ -63,7 +63,7 @@ class Session:
         self._loaded: dict[str, Any] | None = None  # a state that iteration has yet to begin from
         self._accepts_changed_data = False
         self._running: Epoch | None = None
-        self._plan: Plan | None = None
+        self._plan: LoaderPlan | None = None
         self._workers: Workers | None = None
         self._closed = self._is_stepping = False
         self._line = LiveLine() if options.progress else None
@@ -73,7 +73,7 @@ class Session:
         """Read another pipeline from now on."""
         self.pipeline = pipeline
         self.steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
-        self._finder = Finder(
+        self._finder = SourceFinder(
             pipeline,
             fetch=self.options.fetch,
             index_dir=self.options.index_dir,
@@ -85,9 +85,9 @@ class Session:
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def next(self, turn: int) -> Any:
-        """The next batch of a turn; None at its end. See ``Loader``."""
-        if turn != self.turn:
+    def next(self, generation: int) -> Any:
+        """The next batch of a generation; None at its end. See ``Loader``."""
+        if generation != self.generation:
             return None
         self.check_open()
         if self._is_stepping:  # it would give batches twice
@@ -128,21 +128,21 @@ class Session:
         """Be at the beginning of an epoch; iterators made before are exhausted."""
         self._close_epoch()
         self.epoch = epoch
-        self.turn += 1
+        self.generation += 1
         self._batches_count = 0
         self._mark = self._cursor = self._loaded = self._decided = None
         self.left_s = None
 
-    def planned(self) -> Plan:
+    def planned(self) -> LoaderPlan:
         """What was found by looking, now or before."""
         if self._plan is None:
             self._plan = self._planned(self.options)
         return self._plan
 
-    def _planned(self, options: Options) -> Plan:
-        plan = plan_of(self.pipeline, options=options, finder=self._finder, meter=self.meter, state=self._loaded)
-        if plan.job.memory is not None:
-            plan.job.memory.check()
+    def _planned(self, options: Options) -> LoaderPlan:
+        plan = make_plan(self.pipeline, options=options, finder=self._finder, meter=self.meter, state=self._loaded)
+        if plan.read_plan.memory is not None:
+            plan.read_plan.memory.check()
         return plan
 
     def check_open(self) -> None:
@@ -158,7 +158,7 @@ class Session:
         """End the threads and the stores' use; idempotent."""
         self._closed = True
         self._close_epoch()
-        recording = self._plan.job.reading.recording if self._plan is not None else None
+        recording = self._plan.read_plan.reading.recording if self._plan is not None else None
         if recording is not None:
             recording.close()
         if self._workers is not None:
@@ -186,7 +186,7 @@ class Session:
             line.summarise(self.statistics(), epoch=self.epoch, batches=self._batches_count, now_s=now_s)
         elif line.is_due(now_s):
             plan = self.planned()
-            batches = None if plan.carries else plan.job.batches(self.epoch, batching=plan.batching)
+            batches = None if plan.carries else plan.read_plan.batches(self.epoch, batching=plan.batching)
             count = None if batches is None else len(batches)
             line.draw(self.statistics(), epoch=self.epoch, batch=self._batches_count, batches=count, now_s=now_s)
 
@@ -201,7 +201,7 @@ class Session:
         return {
             "version": STATE_VERSION,
             "order_version": ORDER_VERSION,
-            "mode": plan.job.mode if plan is not None else "",
+            "mode": plan.read_plan.mode if plan is not None else "",
             "epoch": self.epoch,
             "batches": self._batches_count,
             "job": dict(plan.facts) if plan is not None else {},
@@ -363,7 +363,7 @@ class Session:
         is_saved = self._loaded is not None and bool(self._loaded["mode"])
         if self._has_agreed or agreement is None or is_saved or self.options.index != "auto":
             return
-        is_indexed = self.planned().job.mode == "index"
+        is_indexed = self.planned().read_plan.mode == "index"
         if not agreement.smallest(int(is_indexed)) and is_indexed:
             self._plan = self._planned(replace(self.options, index="stream"))
 
@@ -378,7 +378,7 @@ class Session:
                 hint="decide from what all ranks know",
             )
 
-    def _resumed(self, plan: Plan) -> dict[str, Any] | None:
+    def _resumed(self, plan: LoaderPlan) -> dict[str, Any] | None:
         """Where in the epoch the loaded state says to begin."""
         state = self._loaded
         if state is None or not state["job"]:
@@ -390,5 +390,5 @@ class Session:
         check_same_data(state, plan.digest)
         cursor: dict[str, Any] | None = state["cursor"]
         if cursor is not None:  # at an epoch's beginning another job may go on
-            check_same_job(state, mode=plan.job.mode, job=plan.facts)
+            check_same_job(state, mode=plan.read_plan.mode, job=plan.facts)
         return cursor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.warm import Warmed, warm
 from penstock.errors import ConfigError
 from penstock.fetch import PlanItem
-from penstock.loader.plan.finding import Finder
+from penstock.loader.plan.sources import SourceFinder
 from penstock.pipeline import Pipeline
 from penstock.tracebacks import boundary
 
@@ -46,7 +46,7 @@ def warm_cache(
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"warm_cache({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
-    finder = Finder(pipeline, fetch=None, index_dir=index_dir, cache=cache)
+    finder = SourceFinder(pipeline, fetch=None, index_dir=index_dir, cache=cache)
     try:
         by_store: dict[Store, list[PlanItem]] = {}
         for source in finder.find(index="auto").sources:  # reads the indexes, through the cache

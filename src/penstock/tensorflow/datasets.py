@@ -16,7 +16,7 @@ from penstock.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.loader.plan.options import LoaderOptions
+    from penstock.loader.options import LoaderOptions
     from penstock.pipeline import Pipeline
 
 

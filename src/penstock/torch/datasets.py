@@ -12,9 +12,9 @@ import torch.utils.data
 from penstock.config import SEED_MAX, FetchConfig, check_whole, default_budget_bytes, share_machine
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
-from penstock.loader.plan.finding import Finder
-from penstock.loader.plan.planning import may_drop
+from penstock.loader.plan.loader_plan import may_drop
 from penstock.loader.plan.ranks import rank_and_world_size
+from penstock.loader.plan.sources import SourceFinder
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
 from penstock.torch.once import Once
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.loader import LoaderStatistics
-    from penstock.loader.plan.options import LoaderOptions
+    from penstock.loader.options import LoaderOptions
     from penstock.pipeline import Pipeline
 
 STATE_VERSION = 1
@@ -177,7 +177,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             if state is not None and state["mode"]:
                 return b"require" if state["mode"] == "index" else b"stream"
             where: Any = {name: options.get(name) for name in ("fetch", "index_dir", "cache", "share")}
-            finder = Finder(self.pipeline, **where)
+            finder = SourceFinder(self.pipeline, **where)
             try:
                 return b"require" if finder.find(index="auto").is_indexed else b"stream"
             finally:

@@ -69,6 +69,6 @@ def test_a_loaders_parts_are_whole_blocks(tmp_path: Path) -> None:
     sizes = []
     for cache in (None, CacheConfig(tmp_path / "cache", 10**9)):
         with ps.Loader(pipeline, lanes=1, cache=cache) as loader:
-            sizes.append(loader._session.planned().job.reading.sizes.part_bytes)
+            sizes.append(loader._session.planned().read_plan.reading.sizes.part_bytes)
     assert sizes[0] % MIB != 0
     assert sizes[1] == sizes[0] - sizes[0] % MIB > 0

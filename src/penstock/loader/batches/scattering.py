@@ -10,7 +10,7 @@ from penstock.order import HandedOut
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.loader.plan.planning import Plan
+    from penstock.loader.plan.loader_plan import LoaderPlan
 
 
 class Scattered(NamedTuple):
@@ -25,7 +25,7 @@ class Scattered(NamedTuple):
     handed: tuple[int, ...]
 
 
-def cursor_of(plan: Plan, mark: Any) -> dict[str, Any]:
+def cursor_of(plan: LoaderPlan, mark: Any) -> dict[str, Any]:
     """Any mark as JSON."""
     if isinstance(mark, Scattered):
         size = plan.batching.global_size
@@ -45,7 +45,7 @@ class Scatter:
         ConfigError: batches of another size were handed out.
     """
 
-    def __init__(self, cursor: Mapping[str, Any] | None, *, mark: Any, plan: Plan) -> None:
+    def __init__(self, cursor: Mapping[str, Any] | None, *, mark: Any, plan: LoaderPlan) -> None:
         self._before = tuple(cursor.get("handed", ())) if cursor is not None else ()
         if self._before and cursor is not None and cursor["handed_size"] != plan.batching.global_size:
             raise ConfigError(

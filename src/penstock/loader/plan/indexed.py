@@ -26,7 +26,7 @@ from penstock.loader.lanes.leading import (
 )
 from penstock.loader.lanes.parts import Part, led_rows, part_of, parts_of, positions_between, row_of
 from penstock.loader.lanes.reading import LaneReader
-from penstock.loader.plan.asking import Asking, UnknownAsksError
+from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.order import Batches, Mix
 from penstock.sources.selecting import may_pay
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.feed import AnyLane, Batching, Feed, Where
     from penstock.loader.lanes.objects import ObjectSource
     from penstock.loader.lanes.reading import Reading, Segment
-    from penstock.loader.plan.asking import Asks
     from penstock.loader.plan.memory import MemoryPlan
+    from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
     from penstock.sources.shards import Shard
@@ -71,7 +71,7 @@ class IndexedSource(NamedTuple):
         return sum(row.size_bytes for row in self.rows) / max(1, sum(self.counts)) if self.objects is None else 0.0
 
 
-class IndexedJob:
+class IndexedReadPlan:
     """What this rank reads, in the order of an index.
 
     Args:
@@ -80,7 +80,7 @@ class IndexedJob:
         reading: How.
         threads_count: For users' functions that read.
         led_count: The first positions to be read, which do not wait for their runs: those of a batch.
-        memory: See ``Job``.
+        memory: See ``ReadPlan``.
     """
 
     mode = "index"
@@ -105,7 +105,7 @@ class IndexedJob:
         self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
 
     def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
-        """See ``Job``."""
+        """See ``ReadPlan``."""
         position = 0 if cursor is None else cursor["position"]
         batches = self.batches(epoch, batching=batching, origin=position)
         return Begun(self.feed_between(epoch, position, batches.stop), batches)
@@ -125,10 +125,10 @@ class IndexedJob:
             threads_count=self._threads_count,
         )
 
-    def divided(self, rank: int, world_size: int) -> IndexedJob:
+    def divided(self, rank: int, world_size: int) -> IndexedReadPlan:
         """The same job as another rank of another world sees it; the order of positions stays."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
-        return IndexedJob(
+        return IndexedReadPlan(
             self.sources,
             order=order,
             reading=self.reading,
@@ -138,7 +138,7 @@ class IndexedJob:
         )
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
-        """See ``Job``; those from position `origin` on."""
+        """See ``ReadPlan``; those from position `origin` on."""
         order = self.order.at_epoch(epoch)
         return Batches(
             samples_count=order.samples_count,
@@ -150,14 +150,14 @@ class IndexedJob:
             origin=origin,
         )
 
-    def asks(self, *, batching: Batching) -> Asks | None:
-        """See ``Job``.
+    def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
+        """See ``ReadPlan``.
 
         Cost: what reading ahead of the first sample costs: an index of each shard that is entered or left inside or that
             holds samples of the first batch. For formats with a table of contents also that, of up to ``LOOKS_MAX`` shards.
         """
         order, stop = self.order, self.batches(0, batching=batching).stop
-        asking = Asking(self.reading)
+        asking = RequestEstimator(self.reading)
         try:
             objects = self.sources[0].objects
             if objects is not None and not isinstance(order, Mix):
@@ -166,11 +166,11 @@ class IndexedJob:
                 asking.add_objects(objects, located(order, positions_between(order, 0, stop)))
             else:
                 self._ask(asking, order, stop)
-        except UnknownAsksError:
+        except UnknownRequestsError:
             return None
         return asking.total
 
-    def _ask(self, asking: Asking, order: IndexedOrder | Mix, stop: int) -> None:
+    def _ask(self, asking: RequestEstimator, order: IndexedOrder | Mix, stop: int) -> None:
         """Add what the lanes ask, as ``_feed`` has them read."""
         self._offsets = {}
         owned = [number for number in order.lanes_owned if order.lane_length(number)]
@@ -196,7 +196,7 @@ class IndexedJob:
                 asking.add_lane(self._segments(part), needed_count=needed, ends_inside=ends_inside)
 
     def cursor(self, mark: Any) -> dict[str, Any]:
-        """See ``Job``; the mark is a position of the job, or this rank's feed's."""
+        """See ``ReadPlan``; the mark is a position of the job, or this rank's feed's."""
         return {"position": mark.position if isinstance(mark, Mark) else mark}
 
     def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed:

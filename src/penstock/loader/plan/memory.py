@@ -45,7 +45,7 @@ class MemoryPlan:
             )
 
 
-class Holding(NamedTuple):
+class MemoryNeeds(NamedTuple):
     """What a rank's loader holds, but for the size of its samples, which is known later where there is no index.
 
     Attributes:

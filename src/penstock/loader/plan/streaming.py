@@ -10,8 +10,8 @@ from penstock.formats import FORMATS, format_of_name
 from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
 from penstock.loader.lanes.lane import Lane, Pins, RunStart
 from penstock.loader.lanes.reading import PART_BYTES_MIN, LaneReader, ReadAhead, Segment
-from penstock.loader.plan.asking import Asking, UnknownAsksError
 from penstock.loader.plan.indexed import IndexedSource
+from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.types import strong_etag
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from penstock.loader.lanes.feed import Batching
     from penstock.loader.lanes.reading import Reading
-    from penstock.loader.plan.asking import Asks
-    from penstock.loader.plan.memory import Holding, MemoryPlan
+    from penstock.loader.plan.memory import MemoryNeeds, MemoryPlan
+    from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.order import StreamOrder
     from penstock.sources.shards import Shard
 
@@ -29,7 +29,7 @@ SIZED_COUNT = 8
 """Samples of each lane from which the size of all is estimated."""
 
 
-class StreamJob:
+class StreamReadPlan:
     """What this rank reads, in the order that needs no index.
 
     Args:
@@ -42,7 +42,7 @@ class StreamJob:
     mode = "stream"
     memory: MemoryPlan | None = None
 
-    def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading, holding: Holding) -> None:
+    def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading, holding: MemoryNeeds) -> None:
         self.order = order
         self._holding = holding
         self._shards = shards
@@ -50,7 +50,7 @@ class StreamJob:
         self.reading = reading
 
     def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
-        """See ``Job``.
+        """See ``ReadPlan``.
 
         Raises:
             ConfigError: the cursor is none of this job's.
@@ -72,10 +72,10 @@ class StreamJob:
         )
         return Begun(feed, None)
 
-    def divided(self, rank: int, world_size: int) -> StreamJob:
-        """See ``Job``; nothing is recorded of what it reads."""
+    def divided(self, rank: int, world_size: int) -> StreamReadPlan:
+        """See ``ReadPlan``; nothing is recorded of what it reads."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_configured)
-        return StreamJob(
+        return StreamReadPlan(
             self._shards, order=order, reading=self.reading._replace(recording=None), holding=self._holding
         )
 
@@ -94,7 +94,7 @@ class StreamJob:
         Cost: the first samples of each of the rank's lanes, read in parts of 256 KiB.
         """
         reading = self.reading._replace(sizes=ReadAhead(PART_BYTES_MIN, 1), recording=None)
-        small = StreamJob(self._shards, order=self.order, reading=reading, holding=self._holding)
+        small = StreamReadPlan(self._shards, order=self.order, reading=reading, holding=self._holding)
         lanes = small._lanes(self.order, None, [])
         try:
             for lane in lanes:
@@ -106,9 +106,9 @@ class StreamJob:
                 lane.close()
         return sample_bytes, self._holding.plan(sample_bytes, self.reading.sizes)
 
-    def asks(self, *, batching: Batching) -> Asks | None:
-        """See ``Job``."""
-        order, asking = self.order, Asking(self.reading)
+    def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
+        """See ``ReadPlan``."""
+        order, asking = self.order, RequestEstimator(self.reading)
         may_end_early = order.world_size > 1 and batching.drop_last  # with the first rank that runs out
         needed = batching.take
         try:
@@ -118,12 +118,12 @@ class StreamJob:
                     segment.format = segment.format or format_of_name(segment.shard.key)
                 taken = None if needed is None else int(turn < needed)  # how long shards are, nobody knows
                 asking.add_lane(segments, needed_count=1 if may_end_early and taken is None else taken)
-        except UnknownAsksError:
+        except UnknownRequestsError:
             return None
         return asking.total
 
     def batches(self, epoch: int, *, batching: Batching) -> None:
-        """See ``Job``; nobody knows."""
+        """See ``ReadPlan``; nobody knows."""
 
     def cursor(self, mark: Mark) -> dict[str, Any]:
         """`mark` as JSON: by lane that is not empty, where its run begins and how many samples of it have left."""

@@ -19,7 +19,7 @@ from penstock.loader.lanes.feed import Begun, Block, Mark
 from penstock.loader.lanes.lane import copied
 from penstock.loader.lanes.leading import Place, Stretch, is_enterable, parsed
 from penstock.loader.lanes.objects import ObjectsFeed
-from penstock.loader.plan.indexed import IndexedJob
+from penstock.loader.plan.indexed import IndexedReadPlan
 from penstock.order import IndexedOrder
 
 if TYPE_CHECKING:
@@ -270,17 +270,17 @@ def begin_strided(
     first_batch: int,
     stride: tuple[int, int],
 ) -> Begun | None:
-    """As ``Job.begin``, of a worker's batches alone; None where all have to be read.
+    """As ``ReadPlan.begin``, of a worker's batches alone; None where all have to be read.
 
     Args:
         job: The rank's.
-        epoch: See ``Job``.
+        epoch: See ``ReadPlan``.
         cursor: See there.
         batching: See there.
         first_batch: Number of the batch at `cursor`.
         stride: ``(j, n)``: batches k with k mod n = j.
     """
-    if not isinstance(job, IndexedJob) or not isinstance(job.order, IndexedOrder):
+    if not isinstance(job, IndexedReadPlan) or not isinstance(job.order, IndexedOrder):
         return None
     order, source = job.order.at_epoch(epoch), job.sources[0]
     batches = job.batches(epoch, batching=batching, origin=0 if cursor is None else cursor["position"])

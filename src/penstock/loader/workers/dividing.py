@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.fetch import process_budget
 from penstock.loader.batches.carrying import CarryMark
-from penstock.loader.plan.indexed import IndexedJob
+from penstock.loader.plan.indexed import IndexedReadPlan
 from penstock.loader.workers.carried import Blocks, block_plan, carried
 from penstock.loader.workers.dealing import IndexedDeal, StreamDeal, part_of_cursor
 from penstock.loader.workers.processes import ProcessRun
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.loader.batches.run import EpochRun, RunPlan
     from penstock.loader.lanes.feed import Batching
-    from penstock.loader.plan.planning import Plan
+    from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.statistics import Meter
     from penstock.loader.workers.children import Workers
     from penstock.loader.workers.dealing import Deal
@@ -28,7 +28,7 @@ _log = logging.getLogger("penstock.loader")
 
 
 def divided(
-    plan: Plan,
+    plan: LoaderPlan,
     run_plan: RunPlan,
     cursor: Mapping[str, Any] | None,
     *,
@@ -55,16 +55,16 @@ def divided(
     Returns:
         The rank's batches, where an index tells and nothing is carried; the run; and the mark of where it begins.
     """
-    order = plan.job.order.at_epoch(epoch)
-    count = usable_count(len(order.lanes_owned), processes, evenly=isinstance(plan.job, IndexedJob))
+    order = plan.read_plan.order.at_epoch(epoch)
+    count = usable_count(len(order.lanes_owned), processes, evenly=isinstance(plan.read_plan, IndexedReadPlan))
     made = block_plan(run_plan) if plan.carries else run_plan
     batches: Batches | None = None
     deal: Deal
-    if isinstance(plan.job, IndexedJob):
+    if isinstance(plan.read_plan, IndexedReadPlan):
         cursor = {"position": 0} if cursor is None else cursor
         if plan.carries:
             batching = batching._replace(global_size=made.batch_size * plan.world_size)
-        batches = plan.job.batches(epoch, batching=batching, origin=cursor["position"])
+        batches = plan.read_plan.batches(epoch, batching=batching, origin=cursor["position"])
         made = made._replace(drop_last=False)  # the last batch is the last that counts
         deal = IndexedDeal(batches, workers_count=count)
         cursors = [cursor] * count
@@ -76,7 +76,7 @@ def divided(
         cursors = [part_of_cursor(cursor, order.lanes_owned, number, count) for number in range(count)]
         begin = deal.begin_mark(dict(enumerate(cursors)))
     job = WorkerJob(
-        job=plan.job,
+        job=plan.read_plan,
         pipeline=plan.pipeline,
         plan=made._replace(
             steps=(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.loader.lanes.feed import Batching
-from penstock.loader.plan.indexed import IndexedJob
+from penstock.loader.plan.indexed import IndexedReadPlan
 from penstock.tracebacks import is_full
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.loader.batches.run import RunPlan
     from penstock.loader.lanes.feed import Feed
-    from penstock.loader.plan.planning import Job
+    from penstock.loader.plan.loader_plan import ReadPlan
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
 
@@ -42,7 +42,7 @@ class WorkerJob(NamedTuple):
         carries: Whether it gives for each sample the list of what comes out of it: ``carried.py``.
     """
 
-    job: Job
+    job: ReadPlan
     pipeline: Pipeline
     plan: RunPlan
     epoch: int
@@ -73,7 +73,7 @@ class WorkerJob(NamedTuple):
         job = self.job
         bytes_max = job.reading.pinned_bytes_max // self.workers_count  # of the smaller budget, the same share
         job.reading = job.reading._replace(pinned_bytes_max=bytes_max)
-        if not isinstance(job, IndexedJob):
+        if not isinstance(job, IndexedReadPlan):
             return job.begin(self.epoch, self.cursor, batching=Batching(1, drop_last=False, take=None)).feed
         # to the order a worker is a rank of a larger world
         world_size = job.order.world_size

@@ -25,7 +25,7 @@ from penstock.loader.batches.filling import MembersFilling, RowsFilling, without
 from penstock.loader.batches.run import Delivery, EpochRun, OpenBatch
 from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
-from penstock.loader.plan.planning import is_plain
+from penstock.loader.plan.loader_plan import is_plain
 from penstock.loader.statistics import cache_sums
 from penstock.loader.workers.carried import OUTS, OutSteps
 from penstock.loader.workers.shared import INLINE_BYTES_MAX, Heaps, packed, pickled

@@ -34,7 +34,7 @@ def opened(tmp_path: Path, **options: Any) -> ps.Loader:
 def test_a_first_batch_costs_its_samples(tmp_path: Path, position: int) -> None:
     """Of runs of 60 samples, also where one of them was begun, the first batch of 8 reads little more than those 8."""
     with opened(tmp_path) as loader:
-        job = loader._planned().job
+        job = loader._planned().read_plan
         feed = job.feed_between(0, position, 480)  # type: ignore[attr-defined]
         sample_bytes = sum(path.stat().st_size for path in (tmp_path / "data").iterdir()) / 480
         samples = list(feed.take(8).samples)

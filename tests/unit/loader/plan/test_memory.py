@@ -18,7 +18,7 @@ from penstock.buffers import give_back_free_memory
 from penstock.config import MIB, FetchConfig
 from penstock.errors import ConfigError
 from penstock.fetch import process_budget
-from penstock.loader.plan.memory import Holding
+from penstock.loader.plan.memory import MemoryNeeds
 
 SAMPLE_BYTES = 200_000
 
@@ -61,7 +61,7 @@ def test_a_window_is_no_larger_than_the_data(tmp_path: Path) -> None:
 def test_read_ahead_has_what_the_window_leaves() -> None:
     """A window that fills most of the budget is read with less ahead, and fits."""
     fetch = FetchConfig(budget_bytes_max=2048 * MIB)
-    holding = Holding(
+    holding = MemoryNeeds(
         window_count=16384, rows_count=3 * 128, row_bytes=150_528, readers_count=64, data_bytes=None, fetch=fetch
     )
     for sample_bytes in (1_000, 60_000, 115_000):
@@ -81,7 +81,7 @@ def test_what_left_is_let_go_of(tmp_path: Path, is_indexed: bool) -> None:
     used_bytes = process_budget().statistics().used_bytes
     with ps.Loader(made, lanes=4, threads=1, index_dir=place) as loader:
         plan = loader._planned()
-        feed = plan.job.begin(0, None, batching=plan.batching).feed
+        feed = plan.read_plan.begin(0, None, batching=plan.batching).feed
         for _ in range(115):
             feed.take(8)
         held = sum(len(lane._ready_from) + len(lane._filling_from) for lane in feed.lanes)

@@ -14,11 +14,11 @@ from penstock.index import in_directory
 from penstock.loader.lanes.feed import Batching
 from penstock.loader.lanes.reading import Reading, read_ahead
 from penstock.loader.lanes.recording import Recording
-from penstock.loader.plan.indexed import IndexedJob, IndexedSource
-from penstock.loader.plan.memory import Holding
+from penstock.loader.plan.indexed import IndexedReadPlan, IndexedSource
+from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.ranks import rank_and_world_size
-from penstock.loader.plan.state import data_digest
-from penstock.loader.plan.streaming import StreamJob
+from penstock.loader.plan.streaming import StreamReadPlan
+from penstock.loader.state import data_digest
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take
 from penstock.samples.transform import Steps
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from penstock.loader.batches.carrying import CarryMark
     from penstock.loader.lanes.feed import Begun
     from penstock.loader.lanes.reading import ReadAhead
-    from penstock.loader.plan.asking import Asks
-    from penstock.loader.plan.finding import Finder, Found, FoundSource
+    from penstock.loader.options import Options
     from penstock.loader.plan.memory import MemoryPlan
-    from penstock.loader.plan.options import Options
+    from penstock.loader.plan.request_estimate import RequestEstimate
+    from penstock.loader.plan.sources import DataSource, DataSources, SourceFinder
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
     from penstock.sources.shards import Shard
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _AT_END: dict[str, Any] = {"all": "stop", "first": "first", "repeat": "repeat"}
 
 
-class Job(Protocol):
+class ReadPlan(Protocol):
     """How a rank reads its part of the data, epoch after epoch.
 
     Attributes:
@@ -68,7 +68,7 @@ class Job(Protocol):
     def batches(self, epoch: int, *, batching: Batching) -> Batches | None:
         """Those of a whole epoch, where an index tells."""
 
-    def asks(self, *, batching: Batching) -> Asks | None:
+    def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
         """What the rank's first epoch asks of the stores; None where only reading tells.
 
         Raises:
@@ -79,16 +79,16 @@ class Job(Protocol):
     def cursor(self, mark: Any) -> dict[str, Any]:
         """A mark as JSON."""
 
-    def divided(self, rank: int, world_size: int) -> Job:
+    def divided(self, rank: int, world_size: int) -> ReadPlan:
         """The same data, in the same order, as another rank of another world reads it."""
 
 
-class Plan(NamedTuple):
+class LoaderPlan(NamedTuple):
     """What was found out.
 
     Attributes:
         pipeline: What to do.
-        job: What to read.
+        read_plan: What to read.
         batching: How much at a time.
         facts: Everything that the order depends on, for the state.
         digest: Identity of the data set.
@@ -103,7 +103,7 @@ class Plan(NamedTuple):
     """
 
     pipeline: Pipeline
-    job: Job
+    read_plan: ReadPlan
     batching: Batching
     facts: dict[str, Any]
     digest: str
@@ -124,28 +124,28 @@ class Plan(NamedTuple):
     @property
     def cursor(self) -> Callable[[Any], dict[str, Any]]:
         """A mark as JSON."""
-        return self._carried if self.carries else self.job.cursor
+        return self._carried if self.carries else self.read_plan.cursor
 
     def _carried(self, mark: CarryMark) -> dict[str, Any]:
-        return {**self.job.cursor(mark.mark), "skip": mark.skip_count}
+        return {**self.read_plan.cursor(mark.mark), "skip": mark.skip_count}
 
     @property
     def read_batching(self) -> Batching:
         """How much at a time is read: where stages carry samples on, what comes out fills batches, not what goes in."""
         return self.batching._replace(drop_last=self.batching.drop_last and not self.carries)
 
-    def asks(self) -> Asks | None:
+    def estimate_requests(self) -> RequestEstimate | None:
         """What this rank asks of the stores in its first epoch; None where only reading tells.
 
         Raises:
-            StoreError, DataError, ConfigError: as ``Job.asks``.
+            StoreError, DataError, ConfigError: as ``ReadPlan.estimate_requests``.
         """
-        asks = self.job.asks(batching=self.read_batching)
-        batches = self.job.batches(0, batching=self.read_batching)
+        asks = self.read_plan.estimate_requests(batching=self.read_batching)
+        batches = self.read_plan.batches(0, batching=self.read_batching)
         if asks is None or not self.is_masked or batches is None or not 0 <= self.rank - batches.stop < self.world_size:
             return asks
         # a rank without a sample pads its only batch with a row of another rank
-        others = self.job.divided(0, 1).asks(batching=self.read_batching)
+        others = self.read_plan.divided(0, 1).estimate_requests(batching=self.read_batching)
         return None if others is None else asks + others.begun()
 
     @property
@@ -165,9 +165,9 @@ class _Order(NamedTuple):
     world_size: int
 
 
-def plan_of(
-    pipeline: Pipeline, *, options: Options, finder: Finder, meter: Meter, state: Mapping[str, Any] | None = None
-) -> Plan:
+def make_plan(
+    pipeline: Pipeline, *, options: Options, finder: SourceFinder, meter: Meter, state: Mapping[str, Any] | None = None
+) -> LoaderPlan:
     """Look at the data and the job.
 
     Args:
@@ -203,7 +203,7 @@ def plan_of(
             hint="give Loader(agree=penstock.torch.agree), which asks all ranks before each batch",
         )
     found = finder.find(index=mode if options.index == "auto" else options.index)
-    job: Job
+    job: ReadPlan
     if found.is_indexed:
         job = _indexed(pipeline, found, asked, options, meter, saved, batching)
         facts = _facts(job.order, asked)
@@ -222,9 +222,9 @@ def plan_of(
             "world_size": world_size,
         }
     ends_with_last = pipeline.stage(Evaluate) is not None or (world_size > 1 and not batching.drop_last)
-    return Plan(
+    return LoaderPlan(
         pipeline=pipeline,
-        job=job,
+        read_plan=job,
         batching=batching,
         facts=facts,
         digest=data_digest(found.sources),
@@ -306,7 +306,7 @@ def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Mete
     )
 
 
-def _check_stream(pipeline: Pipeline, found: Found, asked: _Order, options: Options) -> None:
+def _check_stream(pipeline: Pipeline, found: DataSources, asked: _Order, options: Options) -> None:
     hint = f"run `penstock index`: {found.said}"
     if len(found.sources) > 1:
         raise ConfigError("a mix needs to know how many samples its sources have", hint=hint)
@@ -319,7 +319,7 @@ def _check_stream(pipeline: Pipeline, found: Found, asked: _Order, options: Opti
         raise ConfigError(".take() with several ranks needs to know how many samples each of them has", hint=hint)
 
 
-def _streamed(found: Found, asked: _Order, options: Options, meter: Meter, batching: Batching) -> StreamJob:
+def _streamed(found: DataSources, asked: _Order, options: Options, meter: Meter, batching: Batching) -> StreamReadPlan:
     shards = found.sources[0].shards
     order = StreamOrder(shards_count=len(shards), **asked._asdict())
     readers_count = len(order.lanes_owned)
@@ -328,20 +328,20 @@ def _streamed(found: Found, asked: _Order, options: Options, meter: Meter, batch
     if options.index == "auto":
         reading = reading._replace(recording=_recording(shards, options))
     holding = _holding(found.pipeline, found.sources, asked, options, batching, readers_count)
-    return StreamJob(shards, order=order, reading=reading, holding=holding)
+    return StreamReadPlan(shards, order=order, reading=reading, holding=holding)
 
 
 def _holding(
     pipeline: Pipeline,
-    sources: Sequence[FoundSource],
+    sources: Sequence[DataSource],
     asked: _Order,
     options: Options,
     batching: Batching,
     readers_count: int,
-) -> Holding:
+) -> MemoryNeeds:
     sizes = [shard.size_bytes for source in sources if source.objects is None for shard in source.shards]
     objects = [shard.size_bytes for source in sources if source.objects is not None for shard in source.shards]
-    return Holding(
+    return MemoryNeeds(
         window_count=asked.window // asked.world_size if asked.shuffled and sizes else 0,
         rows_count=(options.prefetch_count + 1) * batching.global_size // asked.world_size,
         row_bytes=row_bytes(pipeline),
@@ -374,13 +374,13 @@ def _recording(shards: Sequence[Shard], options: Options) -> Recording | None:
 
 def _indexed(
     pipeline: Pipeline,
-    found: Found,
+    found: DataSources,
     asked: _Order,
     options: Options,
     meter: Meter,
     saved: Mapping[str, Any],
     batching: Batching,
-) -> IndexedJob:
+) -> IndexedReadPlan:
     sources = [
         IndexedSource(each.shards, [row for row in each.rows if row is not None], each.place, each.objects)
         for each in found.sources
@@ -402,7 +402,7 @@ def _indexed(
     sizes = holding.sizes(sample_bytes)
     memory = holding.plan(sample_bytes, sizes)
     ranged_count = len(order.lanes_owned) * sum(any(map(_is_ranged, source.rows)) for source in stored)
-    return IndexedJob(
+    return IndexedReadPlan(
         sources,
         order=order,
         reading=_reading(pipeline, sizes, options, meter, ranged_count=ranged_count),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.loader")
 
 
-class FoundSource(NamedTuple):
+class DataSource(NamedTuple):
     """One source.
 
     Attributes:
@@ -48,7 +48,7 @@ class FoundSource(NamedTuple):
         return len(self.objects) if self.objects is not None else sum(row.samples_count for row in self.rows if row)
 
 
-class Found(NamedTuple):
+class DataSources(NamedTuple):
     """All sources of a pipeline.
 
     Attributes:
@@ -59,12 +59,12 @@ class Found(NamedTuple):
     """
 
     pipeline: Pipeline
-    sources: list[FoundSource]
+    sources: list[DataSource]
     is_indexed: bool
     said: str
 
 
-class Finder:
+class SourceFinder:
     """Lists a pipeline's sources and looks for indexes. The stores stay open until ``close()``.
 
     Args:
@@ -91,7 +91,7 @@ class Finder:
             assert not isinstance(leaf.source, Mix)
             self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch, cache=cache, share=share)))
 
-    def find(self, *, index: str) -> Found:
+    def find(self, *, index: str) -> DataSources:
         """Look.
 
         Args:
@@ -108,12 +108,12 @@ class Finder:
         total = sum(len(source.shards) for source in sources)
         samples = sum(source.samples_count for source in sources)
         if all(source.objects is not None for source in sources):
-            return Found(self._pipeline, sources, True, f"reading {samples} samples that are objects")
+            return DataSources(self._pipeline, sources, True, f"reading {samples} samples that are objects")
         if index == "stream":
-            return Found(self._pipeline, sources, False, f"reading {total} shards without an index, as asked")
+            return DataSources(self._pipeline, sources, False, f"reading {total} shards without an index, as asked")
         if not unknown:
             places = ", ".join(source.place.url for source in sources if source.place is not None)
-            return Found(self._pipeline, sources, True, f"reading {total} shards, {samples} samples, by {places}")
+            return DataSources(self._pipeline, sources, True, f"reading {total} shards, {samples} samples, by {places}")
         said = f"no index knows {unknown} of {total} shards"
         if index != "auto":
             raise ConfigError(f"{said}, and this loader reads with one", hint="run `penstock index URL`")
@@ -125,7 +125,7 @@ class Finder:
                 total - unknown,
                 total,
             )
-        return Found(self._pipeline, sources, False, f"reading {total} shards without an index: {said}")
+        return DataSources(self._pipeline, sources, False, f"reading {total} shards without an index: {said}")
 
     @property
     def stores(self) -> list[Store]:
@@ -137,16 +137,16 @@ class Finder:
         for _, finder in self._sources:
             finder.close()
 
-    def _found(self, number: int, index: str) -> FoundSource:
+    def _found(self, number: int, index: str) -> DataSource:
         source, finder = self._sources[number]
         if isinstance(source, Objects):
             from penstock.loader.lanes.objects import ObjectSource
 
             shards = [] if source.read is not None else finder.find()
-            return FoundSource(shards, [None] * len(shards), None, ObjectSource(shards, source, number=number))
+            return DataSource(shards, [None] * len(shards), None, ObjectSource(shards, source, number=number))
         if index == "stream":
             shards = finder.find()
-            return FoundSource(shards, [None] * len(shards), None)
+            return DataSource(shards, [None] * len(shards), None)
         early = finder.early_index()
         try:
             return self._looked_up(finder.find(), needed=index != "auto", early=early)
@@ -154,8 +154,8 @@ class Finder:
             if early is not None:
                 early.close()
 
-    def _looked_up(self, shards: list[Shard], *, needed: bool, early: EarlyIndex | None) -> FoundSource:
-        nothing = FoundSource(shards, [None] * len(shards), None)
+    def _looked_up(self, shards: list[Shard], *, needed: bool, early: EarlyIndex | None) -> DataSource:
+        nothing = DataSource(shards, [None] * len(shards), None)
         is_listed = all(shard.etag is not None and shard.size_bytes is not None for shard in shards)
         # versions that were not listed cost a request each: asked only where there is something to compare them with
         if not needed and not is_listed and not self._any_index(shards):
@@ -169,7 +169,7 @@ class Finder:
         for shard, each in zip(shards, found.found, strict=True):
             shard.etag = shard.etag or each.if_match
             shard.size_bytes = each.size_bytes
-        return FoundSource(shards, found.rows, found.place, outdated_count=found.outdated_count)
+        return DataSource(shards, found.rows, found.place, outdated_count=found.outdated_count)
 
     def _any_index(self, shards: list[Shard]) -> bool:
         for place_of in (beside, lambda given: in_directory(given, self._index_dir)):

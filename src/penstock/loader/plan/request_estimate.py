@@ -20,7 +20,7 @@ LOOKS_MAX = 64
 """Shards whose table of contents is read in order to count. Each costs a request or two, which thousands are not worth."""
 
 
-class Asks(NamedTuple):
+class RequestEstimate(NamedTuple):
     """GETs and their bytes.
 
     Retries and hedges are left out, and what a rank reads once more to pad a batch of which every sample was dropped.
@@ -33,26 +33,26 @@ class Asks(NamedTuple):
     bytes_min: int
     bytes_max: int
 
-    def __add__(self, other: Asks) -> Asks:  # type: ignore[override]
-        return Asks(*(one + two for one, two in zip(self, other, strict=True)))
+    def __add__(self, other: RequestEstimate) -> RequestEstimate:  # type: ignore[override]
+        return RequestEstimate(*(one + two for one, two in zip(self, other, strict=True)))
 
-    def at_most(self) -> Asks:
+    def at_most(self) -> RequestEstimate:
         """The same, where none of it is sure."""
-        return Asks(0, self.requests_max, 0, self.bytes_max)
+        return RequestEstimate(0, self.requests_max, 0, self.bytes_max)
 
-    def begun(self) -> Asks:
+    def begun(self) -> RequestEstimate:
         """The same, where only the beginning is sure."""
-        return Asks(min(1, self.requests_min), self.requests_max, 0, self.bytes_max)
+        return RequestEstimate(min(1, self.requests_min), self.requests_max, 0, self.bytes_max)
 
 
-NOTHING = Asks(0, 0, 0, 0)
+NOTHING = RequestEstimate(0, 0, 0, 0)
 
 
-class UnknownAsksError(Exception):
+class UnknownRequestsError(Exception):
     """Only reading tells: a size was not listed, or there are too many tables of contents."""
 
 
-class Asking:
+class RequestEstimator:
     """Adds up what a rank asks.
 
     Args:
@@ -67,7 +67,7 @@ class Asking:
     def add_spans(self, spans: Iterable[ByteRange]) -> None:
         """Spans that are one GET each."""
         for span in spans:
-            self.total += Asks(1, 1, span.length_bytes, span.length_bytes)
+            self.total += RequestEstimate(1, 1, span.length_bytes, span.length_bytes)
 
     def add_lane(self, segments: Sequence[Segment], *, needed_count: int | None, ends_inside: bool = False) -> None:
         """What a lane reads one after the other.
@@ -78,7 +78,7 @@ class Asking:
             ends_inside: Whether its last sample is not the last of its shard.
 
         Raises:
-            UnknownAsksError: only reading tells.
+            UnknownRequestsError: only reading tells.
             ConfigError: a unit of a shard does not fit the memory budget, as the lane says.
         """
         for number, segment in enumerate(segments):
@@ -103,7 +103,7 @@ class Asking:
             needed_count: How many of them the epoch takes; None: all.
 
         Raises:
-            UnknownAsksError: a size was not listed.
+            UnknownRequestsError: a size was not listed.
         """
         if objects.store is None:  # the user's function reads
             return
@@ -117,29 +117,29 @@ class Asking:
             is_sure = needed_count is None or at < needed_count
             self.total += requests[number] if is_sure else requests[number].at_most()
 
-    def _streamed(self, segment: Segment) -> Asks:
+    def _streamed(self, segment: Segment) -> RequestEstimate:
         if segment.shard.size_bytes is None or segment.format is None:
-            raise UnknownAsksError
+            raise UnknownRequestsError
         found = NOTHING
         for item in segment.plan_items():
             span = item.span or ByteRange(0, segment.shard.size_bytes)
             requests = len(cut(span, self._reading.sizes.part_bytes))
-            found += Asks(requests, requests, span.length_bytes, span.length_bytes)
+            found += RequestEstimate(requests, requests, span.length_bytes, span.length_bytes)
         head = FORMATS[segment.format].head if segment.format in FORMATS else None
         if head is not None and segment.offset_bytes:
             first_bytes = min(next(head()).length_bytes, segment.shard.size_bytes)
-            found += Asks(1, 1, first_bytes, first_bytes)
+            found += RequestEstimate(1, 1, first_bytes, first_bytes)
             if segment.offset_bytes > first_bytes:  # a head that is longer, and ends before it, takes a second look
-                found += Asks(0, 1, 0, segment.offset_bytes)
+                found += RequestEstimate(0, 1, 0, segment.offset_bytes)
         return found
 
-    def _ranged(self, segment: Segment) -> Asks:
+    def _ranged(self, segment: Segment) -> RequestEstimate:
         if segment.shard.size_bytes is None:
-            raise UnknownAsksError
+            raise UnknownRequestsError
         key = id(segment.shard)
         is_new = key not in self._looked
         if is_new and len(self._looked) == LOOKS_MAX:
-            raise UnknownAsksError
+            raise UnknownRequestsError
         shard = RangedShard(segment, reading=self._reading)
         try:
             items = shard.planned()
@@ -150,17 +150,17 @@ class Asking:
         found = NOTHING
         for span in shard.looked:  # again, where the first lane is done with the shard before the second begins
             sure = int(is_new)
-            found += Asks(sure, 1, sure * span.length_bytes, span.length_bytes)
+            found += RequestEstimate(sure, 1, sure * span.length_bytes, span.length_bytes)
         for item in items:
             assert item.span is not None
             requests = len(cut(item.span, self._reading.sizes.part_bytes))
-            found += Asks(requests, requests, item.span.length_bytes, item.span.length_bytes)
+            found += RequestEstimate(requests, requests, item.span.length_bytes, item.span.length_bytes)
         return found
 
 
-def _whole(size_bytes: int | None, part_bytes: int) -> Asks:
+def _whole(size_bytes: int | None, part_bytes: int) -> RequestEstimate:
     """An object that is read whole."""
     if size_bytes is None:
-        raise UnknownAsksError
+        raise UnknownRequestsError
     requests = len(cut(ByteRange(0, size_bytes), part_bytes))
-    return Asks(requests, requests, size_bytes, size_bytes)
+    return RequestEstimate(requests, requests, size_bytes, size_bytes)

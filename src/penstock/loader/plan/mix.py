@@ -12,13 +12,13 @@ from penstock.pipeline import Mix as MixSource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.loader.plan.planning import Plan
+    from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.pipeline import Pipeline
 
 
 def reweighted(
     pipeline: Pipeline,
-    plan: Plan,
+    plan: LoaderPlan,
     weights: Sequence[float] | Mapping[Pipeline, float],
     *,
     epoch: int,
@@ -29,7 +29,7 @@ def reweighted(
     Raises:
         ConfigError: there is no mix, or the weights do not fit its parts.
     """
-    order: Any = plan.job.order
+    order: Any = plan.read_plan.order
     if not isinstance(order, Mix) or not isinstance(pipeline.source, MixSource):
         raise ConfigError(f"set_weights() needs a mix, this loader reads {pipeline.source!r}")
     parts = pipeline.source.parts
@@ -50,5 +50,5 @@ def reweighted(
         shares = next(each for begin, each in reversed(inner) if begin <= position)
         entries += [weight * share for share in shares]
     changed = order.at_epoch(epoch).with_weights(entries, position=position)
-    plan.job.order = changed.at_epoch(0)
+    plan.read_plan.order = changed.at_epoch(0)
     plan.facts["weights"] = [each.as_json() for each in changed.history]

@@ -14,7 +14,7 @@ from penstock.order import ORDER_VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.loader.plan.finding import FoundSource
+    from penstock.loader.plan.sources import DataSource
 
 STATE_VERSION = 1
 _REQUIRED = {"version": int, "order_version": int, "mode": str, "epoch": int, "batches": int, "job": dict, "data": str}
@@ -32,7 +32,7 @@ _WORDS = {
 }
 
 
-def data_digest(sources: Iterable[FoundSource]) -> str:
+def data_digest(sources: Iterable[DataSource]) -> str:
     """Identity of a data set: a digest of its shards' URLs, sizes and versions, as far as the listing tells."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sources:
