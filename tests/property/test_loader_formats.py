@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from loading import FORMATS_WRITTEN, formatted, index
-from penstock.loader.lanes import reading
+from penstock.loader.lanes import segments
 from penstock.order import IndexedOrder
 
 KIB = 1024
@@ -95,8 +95,8 @@ def pairs(batch: Any) -> list[Pair]:
 )
 def test_every_format_every_way(tmp_path: Path, name: str, gap_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an index the order's own sequence, on one rank, on two, and resumed; without one each sample once, resumed."""
-    monkeypatch.setattr(reading, "PART_BYTES_MIN", 64 * KIB)
-    monkeypatch.setattr(reading, "READ_AHEAD_BYTES_MAX", 64 * KIB)
+    monkeypatch.setattr(segments, "PART_BYTES_MIN", 64 * KIB)
+    monkeypatch.setattr(segments, "READ_AHEAD_BYTES_MAX", 64 * KIB)
     rng = random.Random(f"{name} {gap_bytes}")
     shards = write(tmp_path / "data", name, rng)
     made = ps.shards(f"{tmp_path}/data/").shuffle(window=WINDOW, seed=3).map(value_of).batch(BATCH)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.batches.run import EpochRun, RunPlan
-    from penstock.loader.lanes.feed import Block, Where
+    from penstock.loader.lanes.feed import Block
+    from penstock.loader.lanes.segments import Where
 
 TASK_ROWS_MAX = 32
 TASK_BYTES_MAX = 4 * MIB  # a task pins the parts that its samples lie in

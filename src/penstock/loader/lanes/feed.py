@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,25 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.formats import Sample
-    from penstock.loader.lanes.lane import RunStart
+    from penstock.loader.lanes.lane import AnyLane
+    from penstock.loader.lanes.segments import RunStart, Where
     from penstock.order import Batches
-
-
-class Where(Protocol):
-    """Where a sample came from: a ``Segment`` of a shard, or an object."""
-
-    @property
-    def url(self) -> str:
-        """For people, and for ``__shard__``."""
-
-    @property
-    def source(self) -> int:
-        """Number of the source in a mix; 0 where there is one."""
-
-
-Items: TypeAlias = "tuple[Sequence[Sample], list[Where]]"
-"""Samples on their way, and where each came from. Two lists and no pairs: the garbage collector visits every object that
-can refer to another, again and again, and a window of 16 384 pairs cost 2 µs per sample."""
 
 
 class Block(NamedTuple):
@@ -116,31 +100,6 @@ class Begun(NamedTuple):
 
     feed: Feed
     batches: Batches | None
-
-
-class AnyLane(Protocol):
-    """``Lane``, or ``MixedLane``: see there."""
-
-    number: int
-
-    def prepare(self, count: int) -> int:
-        """Have so many samples ready; how many are."""
-
-    def take(self, count: int) -> Items:
-        """The next ones."""
-
-    def mark(self) -> tuple[RunStart, int]:
-        """Where it is."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether nothing can leave before more arrived."""
-
-    def read_more(self) -> None:
-        """Take in one more part."""
-
-    def close(self) -> None:
-        """Cancel what is being read."""
 
 
 class LanesFeed:

@@ -27,8 +27,7 @@ from penstock.tracebacks import failed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.loader.lanes.feed import Items, Where
-    from penstock.loader.lanes.lane import RunStart
+    from penstock.loader.lanes.segments import Items, RunStart, Where
     from penstock.loader.statistics import Meter
     from penstock.order import IndexedOrder
     from penstock.pipeline import Objects

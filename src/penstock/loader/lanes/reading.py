@@ -1,185 +1,39 @@
-"""The stored samples of a lane: segments of shards, cut into pieces of samples.
-
-A segment is a whole shard, or what an index or a saved state says of it: where to begin, what to pass over, how many.
-Neighbours are streamed end to end by one ``read_parts``, so that the end of a shard costs no round trip; shards that
-say at their end what they hold are read by ranges (``ranges.py``).
-"""
+"""The samples of a lane's segments, in stored order: streamed end to end, or read by ranges (``ranged.py``)."""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from penstock.config import MIB, FetchConfig, default_budget_bytes
-from penstock.fetch import PARTS_PER_REQUEST, PlanItem
-from penstock.formats import as_columns, narrowed
-from penstock.loader.lanes.ranges import RangedShard, is_ranged
-from penstock.loader.lanes.streamed import Streamed
-from penstock.types import ByteRange
+import numpy as np
+
+from penstock.errors import CorruptShardError
+from penstock.formats import (
+    FORMATS,
+    HEAD_BYTES,
+    LOST,
+    as_columns,
+    detect,
+    feed_in_columns,
+    feed_in_pieces,
+    format_of_name,
+    narrowed,
+    parser_of,
+)
+from penstock.loader.lanes.ranged import Look, RangedShard
+from penstock.loader.lanes.segments import Piece, Run, is_ranged, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.formats import OnCorrupt, Sample
-    from penstock.loader.lanes.recording import Recording
-    from penstock.loader.statistics import Meter
-    from penstock.sources.shards import Shard
+    from penstock.fetch import Chunk, PlanItem
+    from penstock.formats import Parser, Sample
+    from penstock.loader.lanes.recording import ShardPass
+    from penstock.loader.lanes.segments import Reading, Segment
 
-READ_AHEAD_BYTES_MAX = 256 * MIB  # all lanes together; 128 requests of 0.7 MiB cover 30 ms at 2 GB/s
-PART_BYTES_MIN = 256 * 1024
-PART_GRAIN_BYTES = 64 * 1024
-"""Parts begin at multiples of it: headers of tar members then lie where numpy reads them as words, not byte by byte."""
-REQUESTS_MAX = 24
-"""Of all lanes together, where there are few: 1.3 GB/s over connections of 90 MB/s, 30 ms away. Not more, of the same bytes
-in all: a part is taken apart in dozens of steps, in each of which another thread may get the interpreter, whatever its size."""
-REQUESTS_PER_LANE_MIN = 2
-
-
-class Segment:
-    """Consecutive samples of one shard.
-
-    Attributes:
-        shard: That they lie in.
-        source: Number of the source in a mix; 0 where there is one.
-        index: Of this segment in its lane, counted over the whole epoch.
-        offset_bytes: Where in the shard reading begins; 0, or where a sample or block does.
-        end_bytes: Where it ends; None is the shard's end.
-        first_sample: Number in the shard of the first sample that is read there.
-        skip_count: Samples to read and pass over before the first that is wanted.
-        count: Samples wanted; None: all to the end.
-        spans: Of the bytes from offset to end, those that hold wanted fields; None: all of them.
-        bounds: Looks up where the shard's samples begin and end, int64[samples + 1]; None: no index says.
-        format: Name in ``formats``: as the user says it, else as the index or a state does; None: to be found from the
-            first bytes. Where it leaves open what records hold, reading says it from the first sample on.
-    """
-
-    __slots__ = (
-        "bounds",
-        "count",
-        "end_bytes",
-        "first_sample",
-        "format",
-        "index",
-        "offset_bytes",
-        "shard",
-        "skip_count",
-        "source",
-        "spans",
-        "url",
-    )
-
-    def __init__(
-        self,
-        shard: Shard,
-        index: int,
-        *,
-        offset_bytes: int = 0,
-        end_bytes: int | None = None,
-        first_sample: int = 0,
-        skip_count: int = 0,
-        count: int | None = None,
-        spans: Sequence[ByteRange] | None = None,
-        bounds: Callable[[], Any] | None = None,
-        format_name: str | None = None,
-        source: int = 0,
-    ) -> None:
-        self.shard = shard
-        self.source = source
-        self.index = index
-        self.offset_bytes = offset_bytes
-        self.end_bytes = end_bytes
-        self.first_sample = first_sample
-        self.skip_count = skip_count
-        self.count = count
-        self.spans = spans
-        self.bounds = bounds
-        self.format = narrowed(shard.format, format_name)
-        self.url = shard.url
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the shard is read from its first byte to its last."""
-        return not self.offset_bytes and self.end_bytes is None
-
-    def plan_items(self) -> list[PlanItem]:
-        """What to ask the store for."""
-        shard = self.shard
-        if self.is_whole and self.spans is None:
-            return [PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)]
-        end_bytes = self.end_bytes
-        if end_bytes is None:
-            if shard.size_bytes is None:
-                info = shard.store.stat(shard.key)
-                shard.size_bytes, shard.etag = info.size_bytes, shard.etag or info.etag
-            end_bytes = shard.size_bytes
-        spans = [ByteRange(self.offset_bytes, end_bytes)] if self.spans is None else self.spans
-        return [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in spans]
-
-
-class Piece(NamedTuple):
-    """Samples that arrived together.
-
-    Attributes:
-        samples: In stored order.
-        segment: That they belong to.
-        first_sample: Number in the shard of the first of them.
-        sample_bytes: Of the part that each of them keeps from being reused, on average.
-    """
-
-    samples: Sequence[Sample]
-    segment: Segment
-    first_sample: int
-    sample_bytes: int
-
-
-class Reading(NamedTuple):
-    """What all lanes of a loader read with.
-
-    Attributes:
-        sizes: Parts and requests of each.
-        pinned_bytes_max: Of parts that samples may keep while they wait in runs.
-        on_corrupt: What to do with corrupt bytes, by source.
-        fields: That are read where others can be left out, by source; None: all.
-        copies: Whether samples are copied out of the parts as they arrive: where nobody decodes them, their members are
-            copied once in any case, now they are in the processor's cache, and nothing waits as a slice of a part.
-        meter: Told of bytes, store and parse time.
-        recording: Keeps what is found out about whole shards; None: an index knows it, or nobody wants it.
-        budget_bytes: That the rank may hold.
-        ranged_count: Lanes that may read a unit by its ranges at a time, and hold it.
-    """
-
-    sizes: ReadAhead
-    pinned_bytes_max: int
-    on_corrupt: Sequence[OnCorrupt]
-    fields: Sequence[frozenset[str] | None]
-    copies: bool
-    meter: Meter
-    recording: Recording | None = None
-    budget_bytes: int = 1 << 62
-    ranged_count: int = 1
-
-
-class ReadAhead(NamedTuple):
-    """How each lane reads: parts of this size, so many at a time."""
-
-    part_bytes: int
-    requests_max: int
-
-
-def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int | None = None) -> ReadAhead:
-    """Sizes with which all lanes' parts fit into a quarter of the byte budget, and into `room_bytes` as far as they can.
-
-    Few lanes read with many large requests each, many lanes with two small ones: the first batch of an epoch waits for
-    one part of every lane.
-    """
-    fetch = fetch or FetchConfig()
-    bytes_max = min(READ_AHEAD_BYTES_MAX, (fetch.budget_bytes_max or default_budget_bytes()) // 4)
-    bytes_max = bytes_max if room_bytes is None else min(bytes_max, room_bytes)
-    requests = min(fetch.requests_max, max(REQUESTS_PER_LANE_MIN, REQUESTS_MAX // max(lanes_count, 1)))
-    part_bytes = bytes_max // (max(lanes_count, 1) * requests * PARTS_PER_REQUEST)
-    part_bytes = part_bytes // PART_GRAIN_BYTES * PART_GRAIN_BYTES
-    return ReadAhead(max(PART_BYTES_MIN, min(part_bytes, fetch.part_bytes)), requests)
+_FAR = 1 << 62
 
 
 class LaneReader:
@@ -266,3 +120,219 @@ def _copied(piece: Piece) -> Piece:
     """`piece`, its members copied out of the parts, in columns; as it is where they are more than bytes and numbers."""
     columns = as_columns(piece.samples)
     return piece if columns is None else piece._replace(samples=columns, sample_bytes=0)
+
+
+class Streamed:
+    """Segments that lie in one store, streamed one behind the other.
+
+    Args:
+        segments: In reading order.
+        reading: How.
+
+    Attributes:
+        segment: That is being read.
+        unread: Those that turned out to be read by ranges, and all behind; empty before ``read`` gave None.
+    """
+
+    def __init__(self, segments: list[Segment], *, reading: Reading) -> None:
+        self._segments = segments
+        self._meter = reading.meter
+        self._on_corrupt = reading.on_corrupt
+        self._copies = reading.copies
+        self._recording = reading.recording
+        self._noted: ShardPass | None = None  # of the segment that is being read
+        self.segment = segments[0]
+        self._parser: Parser | None = None
+        self._places: list[tuple[int, int]] = []  # of the segment's chunks, as the parser counts bytes and in the shard
+        self._read_count = 0  # samples of the current segment that the parser gave, skipped ones included
+        self._bounds: Any = None  # of the segment's samples, once one was passed over
+        self._unsaid_bytes = 0  # of chunks in which no sample ended
+        self.unread: list[Segment] = []
+        self._items: list[PlanItem] = []
+        self._owners: list[int] = []  # by item, its segment
+        for index, segment in enumerate(segments):
+            items = segment.plan_items()
+            self._items += items
+            self._owners += [index] * len(items)
+        self._chunks = segments[0].shard.store.read_parts(
+            self._items, part_bytes=reading.sizes.part_bytes, requests_max=reading.sizes.requests_max
+        )
+        self._looks: dict[int, Look[Any]] = {}  # by segment, of those that are entered behind what they need to know
+        for index, segment in enumerate(segments):
+            form = FORMATS.get(segment.format or "") if segment.offset_bytes else None
+            look = None if form is None else form.head or form.decide
+            if look is not None:
+                self._looks[index] = Look(segment.shard, look(), meter=self._meter)
+
+    def read(self) -> list[Run] | None:
+        """What the next chunk completed, perhaps nothing; None at the end."""
+        began_s = time.perf_counter()
+        chunk = next(self._chunks, None)
+        self._meter.store_s += time.perf_counter() - began_s
+        if chunk is None:
+            return None
+        self._meter.bytes += len(chunk.data)
+        runs: list[Run] = []
+        if self._parser is None and not self._begin(chunk):
+            self.close()
+            return None
+        self._feed(chunk, runs)
+        if chunk.last and self._is_last(chunk.request_index):
+            segment = self._segments[self._owners[chunk.request_index]]
+            if segment.end_bytes is None and segment.spans is None:
+                segment.shard.size_bytes = chunk.offset_bytes + len(chunk.data)
+            self._end(segment, runs)
+        return runs
+
+    def close(self) -> None:
+        """Cancel what is being read; from any thread, idempotent."""
+        self._chunks.close()  # type: ignore[attr-defined]
+        for look in self._looks.values():
+            look.close()
+
+    def _is_last(self, item: int) -> bool:
+        """Whether an item is the last of its segment's."""
+        return item + 1 == len(self._owners) or self._owners[item + 1] != self._owners[item]
+
+    def _begin(self, chunk: Chunk) -> bool:
+        """Have a parser for the segment that begins with `chunk`; False where it is not to be streamed."""
+        index = self._owners[chunk.request_index]
+        segment = self._segments[index]
+        shard = segment.shard
+        if shard.etag is None:
+            shard.etag = chunk.etag  # later epochs read this version, or fail
+        if segment.format is None:
+            segment.format = self._detected(segment, chunk.data)
+            if not chunk.last and is_ranged(segment):
+                self.unread = self._segments[index:]
+                return False
+        look = self._looks.pop(index, None)
+        known = None if look is None else look.finish()
+        if look is not None and FORMATS[segment.format].decide is not None:
+            segment.format, known = known, None
+            assert segment.format is not None
+        self._parser = parser_of(
+            segment.format,
+            shard=segment.url,
+            start_offset_bytes=segment.offset_bytes if segment.spans is None else segment.spans[0].start,
+            on_corrupt=self._on_corrupt[segment.source],
+            head=known,
+        )
+        self.segment = segment
+        self._noted = self._recording.started(segment) if self._recording is not None else None
+        self._places = []
+        self._bounds = None
+        self._read_count = 0
+        return True
+
+    @property
+    def _skipped(self) -> bool:
+        """Whether something of the segment was passed over, where an index counts on it."""
+        return self.segment.count is not None and self._parser is not None and self._parser.skipped_error is not None
+
+    def _detected(self, segment: Segment, data: memoryview) -> str:
+        """The format of a shard that begins with `data`; where that is garbage its name says what is passed over."""
+        try:
+            return detect(segment.url, data[:HEAD_BYTES])
+        except CorruptShardError:
+            named = format_of_name(segment.shard.key)
+            if named is None or self._on_corrupt[segment.source] == "raise":
+                raise
+            return named
+
+    def _feed(self, chunk: Chunk, runs: list[Run]) -> None:
+        parser = self._parser
+        assert parser is not None
+        if self.segment.spans is not None:
+            self._places.append((parser.offset_bytes, chunk.offset_bytes))
+        size_bytes = len(chunk.data)
+        feed = feed_in_columns if self._copies and self.segment.spans is None else feed_in_pieces
+        try:
+            for samples in feed(parser, chunk.data):
+                self._learn_format(parser)
+                self._add(samples, size_bytes, runs)
+                size_bytes = 0
+        except CorruptShardError as error:
+            if error.offset_bytes is not None:
+                error.offset_bytes = self._place(error.offset_bytes)
+            raise
+
+    def _learn_format(self, parser: Parser) -> None:
+        """Have the segment, and so a state and an index, say what the shard's first record decided."""
+        if (decided := parser.decided_format) is not None:
+            self.segment.format = narrowed(self.segment.shard.format, decided)
+            if self._noted is not None:
+                self._noted.format = decided
+
+    def _place(self, offset_bytes: int) -> int:
+        """Where in the shard lies what the parser, which was fed some spans of it, takes to lie at `offset_bytes`."""
+        at = bisect_right(self._places, (offset_bytes, _FAR)) - 1
+        return offset_bytes if at < 0 else offset_bytes - self._places[at][0] + self._places[at][1]
+
+    def _end(self, segment: Segment, runs: list[Run]) -> None:
+        parser = self._parser
+        assert parser is not None
+        assert segment.format is not None
+        is_cut = segment.end_bytes is not None
+        if not is_cut or FORMATS[segment.format].head is None:  # a head says how many samples there are, and wants them
+            self._add(parser.finish(), 0, runs)
+        missing_count = 0 if segment.count is None else segment.skip_count + segment.count - self._read_count
+        if missing_count > 0:
+            if parser.skipped_error is None:
+                raise too_few(segment, segment.first_sample + self._read_count)
+            self._give([LOST] * missing_count, 0, runs)
+        self._parser = None
+        if parser.skipped_error is not None:
+            self._meter.skipped(segment.url, parser)
+        if self._recording is not None:
+            self._recording.ended(segment, self._noted if parser.skipped_error is None else None)
+        if segment.spans is not None:
+            extent_bytes = (segment.end_bytes or segment.shard.size_bytes or 0) - segment.offset_bytes
+            self._meter.saved_bytes += extent_bytes - sum(span.length_bytes for span in segment.spans)
+
+    def _add(self, samples: Sequence[Sample], data_bytes: int, runs: list[Run]) -> None:
+        """Make a piece of what is wanted of `samples`."""
+        data_bytes += self._unsaid_bytes
+        if not samples:
+            self._unsaid_bytes = data_bytes
+            return
+        self._unsaid_bytes = 0
+        if self._noted is not None:
+            self._noted.add(samples)
+        if self._places:
+            for sample in samples:
+                sample.offset_bytes, sample.size_bytes = self._place(sample.offset_bytes), None
+        if self._skipped and self.segment.bounds is not None:
+            samples = self._in_place(samples, self.segment.bounds)
+        if samples:
+            self._give(samples, data_bytes, runs)
+
+    def _in_place(self, samples: Sequence[Sample], bounds: Callable[[], Any]) -> Sequence[Sample]:
+        """`samples` where the index has them: others are corrupt and were passed over, ``LOST`` stands for each."""
+        if self._bounds is None:
+            self._bounds = bounds()
+        numbers = np.searchsorted(self._bounds, [sample.offset_bytes for sample in samples], side="right") - 1
+        begin = self.segment.first_sample + self._read_count
+        placed: list[Sample] = []
+        for number, sample in zip(numbers.tolist(), samples, strict=True):
+            missing_count = number - begin - len(placed)
+            if missing_count >= 0:  # else it is what recovery took for one
+                placed += [LOST] * missing_count
+                placed.append(sample)
+        return placed
+
+    def _give(self, samples: Sequence[Sample], data_bytes: int, runs: list[Run]) -> None:
+        segment = self.segment
+        sample_bytes = data_bytes / len(samples)
+        first = self._read_count
+        self._read_count += len(samples)
+        begin = max(0, segment.skip_count - first)
+        end = len(samples)
+        if segment.count is not None:
+            end = min(end, segment.skip_count + segment.count - first)
+        if begin or end < len(samples):
+            samples = samples[begin:end] if begin < end else []
+        if not samples:
+            return
+        size_bytes = round(sample_bytes * len(samples))
+        runs.append(Run(samples, segment.first_sample + first + begin, size_bytes))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.index import IndexPlace
-    from penstock.loader.lanes.reading import Segment
+    from penstock.loader.lanes.segments import Segment
     from penstock.sources.shards import Shard
 
 _log = logging.getLogger("penstock.loader")

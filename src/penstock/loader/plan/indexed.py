@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.loader.lanes.entering import segment_of
 from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
-from penstock.loader.lanes.lane import Lane, Pins
-from penstock.loader.lanes.leading import (
+from penstock.loader.lanes.first_batch import (
     RUNS_BYTES_MIN,
     RUNS_PER_LED_MIN,
     Led,
@@ -24,7 +22,8 @@ from penstock.loader.lanes.leading import (
     read,
     stretches,
 )
-from penstock.loader.lanes.parts import Part, led_rows, part_of, parts_of, positions_between, row_of
+from penstock.loader.lanes.lane import Lane, Pins
+from penstock.loader.lanes.lane_parts import Part, led_rows, part_of, parts_of, positions_between, row_of, segment_of
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.order import Batches, Mix
@@ -35,9 +34,10 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.index import IndexPlace, ShardIndex, ShardRow
-    from penstock.loader.lanes.feed import AnyLane, Batching, Feed, Where
+    from penstock.loader.lanes.feed import Batching, Feed
+    from penstock.loader.lanes.lane import AnyLane
     from penstock.loader.lanes.objects import ObjectSource
-    from penstock.loader.lanes.reading import Reading, Segment
+    from penstock.loader.lanes.segments import Reading, Segment, Where
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.order import IndexedOrder
@@ -327,7 +327,7 @@ class IndexedReadPlan:
             return self._source_lane(part, pins, first, later), part.left_count
 
         if isinstance(order, Mix):
-            from penstock.loader.lanes.mixing import MixedLane
+            from penstock.loader.lanes.lane import MixedLane
 
             return MixedLane(number, order=order, row=row, open_lane=open_lane)
         return open_lane(0, row)[0]

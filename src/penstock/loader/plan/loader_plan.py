@@ -12,8 +12,8 @@ from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
 from penstock.loader.lanes.feed import Batching
-from penstock.loader.lanes.reading import Reading, read_ahead
 from penstock.loader.lanes.recording import Recording
+from penstock.loader.lanes.segments import Reading, read_ahead
 from penstock.loader.plan.indexed import IndexedReadPlan, IndexedSource
 from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.ranks import rank_and_world_size
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.index import ShardRow
     from penstock.loader.batches.carrying import CarryMark
     from penstock.loader.lanes.feed import Begun
-    from penstock.loader.lanes.reading import ReadAhead
+    from penstock.loader.lanes.segments import ReadAhead
     from penstock.loader.options import Options
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.fetch import PARTS_PER_REQUEST
-from penstock.loader.lanes.reading import ReadAhead, read_ahead
+from penstock.loader.lanes.segments import ReadAhead, read_ahead
 from penstock.sizes import format_bytes
 
 

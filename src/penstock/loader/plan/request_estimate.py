@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.config import FetchConfig
 from penstock.fetch import cut
 from penstock.formats import FORMATS
-from penstock.loader.lanes.ranges import RangedShard, is_ranged
+from penstock.loader.lanes.ranged import RangedShard
+from penstock.loader.lanes.segments import is_ranged
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.loader.lanes.objects import ObjectSource
-    from penstock.loader.lanes.reading import Reading, Segment
+    from penstock.loader.lanes.segments import Reading, Segment
 
 LOOKS_MAX = 64
 """Shards whose table of contents is read in order to count. Each costs a request or two, which thousands are not worth."""

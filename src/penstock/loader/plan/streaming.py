@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
 from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
-from penstock.loader.lanes.lane import Lane, Pins, RunStart
-from penstock.loader.lanes.reading import PART_BYTES_MIN, LaneReader, ReadAhead, Segment
+from penstock.loader.lanes.lane import Lane, Pins
+from penstock.loader.lanes.reading import LaneReader
+from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAhead, RunStart, Segment
 from penstock.loader.plan.indexed import IndexedSource
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.types import strong_etag
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.lanes.feed import Batching
-    from penstock.loader.lanes.reading import Reading
+    from penstock.loader.lanes.segments import Reading
     from penstock.loader.plan.memory import MemoryNeeds, MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.order import StreamOrder

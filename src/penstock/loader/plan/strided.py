@@ -16,8 +16,8 @@ from penstock.config import FetchConfig
 from penstock.fetch import PlanItem
 from penstock.index import Verifier
 from penstock.loader.lanes.feed import Begun, Block, Mark
+from penstock.loader.lanes.first_batch import Place, Stretch, is_enterable, parsed
 from penstock.loader.lanes.lane import copied
-from penstock.loader.lanes.leading import Place, Stretch, is_enterable, parsed
 from penstock.loader.lanes.objects import ObjectsFeed
 from penstock.loader.plan.indexed import IndexedReadPlan
 from penstock.order import IndexedOrder
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.index import ShardIndex
-    from penstock.loader.lanes.feed import Batching, Feed, Where
+    from penstock.loader.lanes.feed import Batching, Feed
+    from penstock.loader.lanes.segments import Where
     from penstock.loader.plan.indexed import IndexedSource
     from penstock.loader.statistics import Meter
     from penstock.order import Batches

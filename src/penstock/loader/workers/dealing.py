@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from penstock.loader.lanes.feed import LanesFeed, Mark
-from penstock.loader.lanes.lane import RunStart
+from penstock.loader.lanes.segments import RunStart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.loader.lanes.feed import AnyLane
+    from penstock.loader.lanes.lane import AnyLane
     from penstock.order import Batches, StreamOrder
 
 BATCHES_AHEAD = 2

@@ -13,7 +13,8 @@ from penstock.formats import Sample
 from penstock.formats.columnar import as_columns
 from penstock.formats.typed import ITEM_BYTES, typed
 from penstock.loader.lanes.lane import Lane, Pins, copied
-from penstock.loader.lanes.reading import LaneReader, Reading, Segment, read_ahead
+from penstock.loader.lanes.reading import LaneReader
+from penstock.loader.lanes.segments import Reading, Segment, read_ahead
 from penstock.loader.statistics import Meter
 from penstock.order import StreamOrder
 from penstock.sources.shards import ShardFinder

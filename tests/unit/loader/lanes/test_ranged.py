@@ -15,8 +15,8 @@ from counting import Counted, counted_stores
 from loading import formatted, index
 from penstock.errors import ClosedError, ConfigError, CorruptShardError, ObjectChangedError
 from penstock.fetch import process_budget
-from penstock.loader.lanes.ranges import RangedShard
-from penstock.loader.lanes.reading import ReadAhead, Reading, Segment
+from penstock.loader.lanes.ranged import RangedShard
+from penstock.loader.lanes.segments import ReadAhead, Reading, Segment
 from penstock.loader.statistics import LoaderStatistics, Meter
 from penstock.sources.shards import Shard
 

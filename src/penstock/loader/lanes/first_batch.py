@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.config import KIB, MIB
 from penstock.errors import ClosedError
 from penstock.formats import FORMATS, joined, narrowed, parser_of
-from penstock.loader.lanes.reading import Segment
+from penstock.loader.lanes.segments import Segment
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Get
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.index import ShardIndex
-    from penstock.loader.lanes.feed import Items, Where
-    from penstock.loader.lanes.lane import Lane, RunStart
+    from penstock.loader.lanes.lane import Lane
+    from penstock.loader.lanes.segments import Items, RunStart, Where
     from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
