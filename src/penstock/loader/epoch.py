@@ -9,7 +9,7 @@ from penstock.loader.batches.delivering import delivered, masked, padding, row_t
 from penstock.loader.batches.filling import MembersFilling, RowsFilling
 from penstock.loader.batches.run import EpochRun, Filling
 from penstock.loader.batches.scattering import Scatter
-from penstock.loader.lanes.feed import ChosenFeed
+from penstock.loader.lanes.feed import SelectedBatchesFeed
 from penstock.loader.statistics import Meter
 from penstock.pipeline import BatchBySize
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.loader.agreeing import Agreement
     from penstock.loader.batches.run import Delivery, RunPlan
-    from penstock.loader.lanes.feed import Begun
+    from penstock.loader.lanes.feed import EpochFeed
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.workers.children import Workers
     from penstock.loader.workers.processes import ProcessRun
@@ -216,7 +216,7 @@ class Epoch:
         number = self._batch_number + 1
         return number if self._plan.carries else number + (self._stride[0] - number) % self._stride[1]
 
-    def _started(self, begun: Begun) -> EpochRun:
+    def _started(self, begun: EpochFeed) -> EpochRun:
         feed = begun.feed
         chosen = None
         if self._scatter is not None:
@@ -224,7 +224,7 @@ class Epoch:
         elif self._stride[1] > 1 and not self._plan.carries and not self._is_chosen:
             first, chosen = self._first_batch, self._is_ours
         if chosen is not None:
-            feed = ChosenFeed(feed, size=self._plan.rows_count, first_batch=first, chosen=chosen)
+            feed = SelectedBatchesFeed(feed, size=self._plan.rows_count, first_batch=first, chosen=chosen)
         return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
 
     def _filling(self, run: EpochRun) -> Filling:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.loader.batches.run import EpochRun
-    from penstock.loader.lanes.feed import Block
+    from penstock.loader.lanes.feed import SampleBlock
     from penstock.pipeline.batching import SizeBudget
 
 TASK_SAMPLES_MAX = 16
@@ -58,7 +58,7 @@ class _Task:
 
     __slots__ = ("block", "done", "error", "found", "mark")
 
-    def __init__(self, block: Block, mark: Any) -> None:
+    def __init__(self, block: SampleBlock, mark: Any) -> None:
         self.block = block
         self.mark = mark
         self.found: list[tuple[Mapping[str, Any], int]] = []  # values, and which sample of the block they are of

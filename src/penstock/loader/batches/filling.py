@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.batches.run import EpochRun, RunPlan
-    from penstock.loader.lanes.feed import Block
-    from penstock.loader.lanes.segments import Where
+    from penstock.loader.lanes.feed import SampleBlock
+    from penstock.loader.lanes.segments import SampleSource
 
 TASK_ROWS_MAX = 32
 TASK_BYTES_MAX = 4 * MIB  # a task pins the parts that its samples lie in
@@ -65,7 +65,7 @@ class MembersFilling:
     def work(self, task: Any) -> None:
         """See ``Filling``; there are no tasks."""
 
-    def columns(self, block: Block) -> dict[str, Any]:
+    def columns(self, block: SampleBlock) -> dict[str, Any]:
         """A block as a batch."""
         samples = block.samples
         if self._names is None:
@@ -83,7 +83,7 @@ class MembersFilling:
         values["__position__"] = block.positions
         return values
 
-    def _gathered(self, block: Block, names: tuple[str, ...]) -> dict[str, Any]:
+    def _gathered(self, block: SampleBlock, names: tuple[str, ...]) -> dict[str, Any]:
         """The columns of samples that come one by one."""
         fields = list(map(_FIELDS, block.samples))
         try:
@@ -94,7 +94,7 @@ class MembersFilling:
             raise self._other(block)
         return values
 
-    def _column(self, name: str, fields: list[dict[str, memoryview]], block: Block) -> Any:
+    def _column(self, name: str, fields: list[dict[str, memoryview]], block: SampleBlock) -> Any:
         members = map(itemgetter(name), fields)
         if name not in self._typed:
             return list(map(as_bytes, members))
@@ -112,7 +112,7 @@ class MembersFilling:
                 )
         return np.stack(arrays)
 
-    def _other(self, block: Block) -> DecodeError:
+    def _other(self, block: SampleBlock) -> DecodeError:
         """The error for the first sample with other members than the epoch's first one."""
         names = self._names or ()
         sample, segment = next(
@@ -129,7 +129,7 @@ class MembersFilling:
         )
 
 
-def without_lost(block: Block) -> Block:
+def without_lost(block: SampleBlock) -> SampleBlock:
     """Those of its samples that are there."""
     if isinstance(block.samples, Samples) or not any(sample is LOST for sample in block.samples):
         return block
@@ -156,7 +156,7 @@ class Task(NamedTuple):
     batch: OpenBatch
     first_row: int
     samples: Sequence[Sample]
-    segments: Sequence[Where]
+    segments: Sequence[SampleSource]
     positions: Sequence[int]
     known: Mapping[int, Mapping[str, Any] | None]
 
@@ -226,7 +226,7 @@ class RowsFilling:
         """The columns, where the first sample has these values."""
         return Layout(values, self._run.plan.batch)
 
-    def _write(self, task: Task, row: int, sample: Sample, segment: Where, position: int) -> bool:
+    def _write(self, task: Task, row: int, sample: Sample, segment: SampleSource, position: int) -> bool:
         """Fill a row; False where the sample is dropped."""
         layout = self._layout
         if row in task.known:
@@ -251,7 +251,7 @@ class RowsFilling:
             random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)
         return random
 
-    def _fix_layout(self, block: Block, batch: OpenBatch | None) -> dict[int, Mapping[str, Any] | None]:
+    def _fix_layout(self, block: SampleBlock, batch: OpenBatch | None) -> dict[int, Mapping[str, Any] | None]:
         """Take dtypes and shapes from the epoch's first sample that is kept; what was decoded for that, by row."""
         known: dict[int, Mapping[str, Any] | None] = {}
         row = batch.rows if batch is not None else 0
@@ -292,7 +292,7 @@ class RowsFilling:
         self._run.append(batch)
 
     def _hand_out(
-        self, batch: OpenBatch, block: Block, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
+        self, batch: OpenBatch, block: SampleBlock, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
     ) -> None:
         """Give the block its rows, and the decode threads some of them each."""
         run, first_row, count = self._run, batch.rows, len(block.samples)

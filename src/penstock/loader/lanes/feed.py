@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.formats import Sample
-    from penstock.loader.lanes.lane import AnyLane
-    from penstock.loader.lanes.segments import RunStart, Where
+    from penstock.loader.lanes.lane import SampleLane
+    from penstock.loader.lanes.segments import RunStart, SampleSource
     from penstock.order import Batches
 
 
-class Block(NamedTuple):
+class SampleBlock(NamedTuple):
     """Consecutive samples of a rank.
 
     Attributes:
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     """
 
     samples: Sequence[Sample]
-    segments: Sequence[Where]
+    segments: Sequence[SampleSource]
     positions: NDArray[np.int64]
 
 
@@ -57,7 +57,7 @@ class Mark(NamedTuple):
 class Feed(Protocol):
     """Gives a rank's samples. One thread calls it; ``close`` may come from another."""
 
-    def take(self, count: int) -> Block | None:
+    def take(self, count: int) -> SampleBlock | None:
         """Up to `count` samples, fewer only at the end; None when there are none. Blocks for bytes."""
 
     def mark(self) -> Any:
@@ -90,7 +90,7 @@ def charge(window_bytes: int) -> int:
     return charged_bytes
 
 
-class Begun(NamedTuple):
+class EpochFeed(NamedTuple):
     """An epoch, or the rest of one.
 
     Attributes:
@@ -122,7 +122,7 @@ class LanesFeed:
 
     def __init__(
         self,
-        lanes: Sequence[AnyLane],
+        lanes: Sequence[SampleLane],
         *,
         lanes_count: int,
         round_count: int = 0,
@@ -145,7 +145,7 @@ class LanesFeed:
         self._charged: deque[int] = deque()  # taken out by whoever gives it back: close may come from anywhere
         self._filled = False
 
-    def take(self, count: int) -> Block | None:
+    def take(self, count: int) -> SampleBlock | None:
         """See ``Feed``."""
         if not self._filled and count > self._led_count:
             self._filled = True
@@ -176,7 +176,7 @@ class LanesFeed:
         positions += self._numbers[turns % lanes_count]
         rounds, self._turn = divmod(turn + count, lanes_count)
         self._round_count += rounds
-        return Block(interleaved(parts, count), segments, positions)
+        return SampleBlock(interleaved(parts, count), segments, positions)
 
     def mark(self) -> Mark:
         """See ``Feed``. Cost: 0.3 µs per lane where marks are kept."""
@@ -199,10 +199,10 @@ class LanesFeed:
             for lane in waiting:
                 lane.read_more()
 
-    def _take_singly(self, count: int) -> Block | None:
+    def _take_singly(self, count: int) -> SampleBlock | None:
         """A block in which a lane runs dry: one sample at a time."""
         samples: list[Sample] = []
-        segments: list[Where] = []
+        segments: list[SampleSource] = []
         positions: list[int] = []
         while len(samples) < count and self._lanes:
             lane = self._lanes[self._turn]
@@ -220,10 +220,10 @@ class LanesFeed:
                 self._round_count += 1
         if not samples:
             return None
-        return Block(samples, segments, np.array(positions, dtype=np.int64))
+        return SampleBlock(samples, segments, np.array(positions, dtype=np.int64))
 
 
-class ChosenFeed:
+class SelectedBatchesFeed:
     """Some batches of a feed; the others are passed over, and nothing of them is decoded.
 
     Args:
@@ -240,7 +240,7 @@ class ChosenFeed:
         self._chosen = chosen
         self._left_count = 0  # of the batch that is being given
 
-    def take(self, count: int) -> Block | None:
+    def take(self, count: int) -> SampleBlock | None:
         """See ``Feed``; never across the end of a batch."""
         if not self._left_count:
             while not self._chosen(self._batch):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.config import KIB, MIB
 from penstock.errors import ClosedError
 from penstock.formats import FORMATS, joined, narrowed, parser_of
-from penstock.loader.lanes.segments import Segment
+from penstock.loader.lanes.segments import ShardSegment
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Get
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.index import ShardIndex
     from penstock.loader.lanes.lane import Lane
-    from penstock.loader.lanes.segments import Items, RunStart, Where
+    from penstock.loader.lanes.segments import RunStart, SampleSource, SourcedSamples
     from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
@@ -41,7 +41,7 @@ GAP_BYTES_MAX = 32 * KIB
 REQUESTS_MAX = 256
 
 
-class Place(NamedTuple):
+class SampleAddress(NamedTuple):
     """A stored sample: number of its source, of the shard there, and of the sample in it."""
 
     source: int
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     sample: int
 
 
-class Stretch(NamedTuple):
+class SampleRange(NamedTuple):
     """Consecutive samples of one shard, to be read at once.
 
     Attributes:
@@ -87,11 +87,13 @@ def is_enterable(format_name: str) -> bool:
     return form.unit == "sample" and not form.head and not form.decide
 
 
-def stretches(shard: Shard, index: ShardIndex, samples: Sequence[int], *, source: int, number: int) -> list[Stretch]:
+def near_ranges(
+    shard: Shard, index: ShardIndex, samples: Sequence[int], *, source: int, number: int
+) -> list[SampleRange]:
     """What to read of a shard for some of its samples, given ascending: near ones together."""
-    found: list[Stretch] = []
+    found: list[SampleRange] = []
     for sample in samples:
-        more = Stretch(source, number, shard, index, sample, 1)
+        more = SampleRange(source, number, shard, index, sample, 1)
         last = found[-1] if found else None
         if last is not None and more.span.start - last.span.end <= GAP_BYTES_MAX:
             found[-1] = last._replace(samples_count=sample + 1 - last.first)
@@ -100,7 +102,7 @@ def stretches(shard: Shard, index: ShardIndex, samples: Sequence[int], *, source
     return found
 
 
-def read(wanted: Iterable[Stretch]) -> Iterator[tuple[Stretch, Buffer]]:
+def read(wanted: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buffer]]:
     """The bytes of each stretch, as they arrive; each is asked for as soon as `wanted` gives it.
 
     Raises:
@@ -109,7 +111,7 @@ def read(wanted: Iterable[Stretch]) -> Iterator[tuple[Stretch, Buffer]]:
     for store, group in groupby(wanted, key=attrgetter("shard.store")):
         from penstock.index import Verifier  # here: most runs enter no shard inside
 
-        in_flight: InFlight[Stretch] = InFlight(store)
+        in_flight: InFlight[SampleRange] = InFlight(store)
         try:
             while True:
                 while len(in_flight) < REQUESTS_MAX and (stretch := next(group, None)) is not None:
@@ -125,29 +127,30 @@ def read(wanted: Iterable[Stretch]) -> Iterator[tuple[Stretch, Buffer]]:
             in_flight.cancel()
 
 
-def parsed(stretch: Stretch, data: Buffer) -> dict[Place, tuple[Sample, Where]]:
+def parsed(stretch: SampleRange, data: Buffer) -> dict[SampleAddress, tuple[Sample, SampleSource]]:
     """The samples of a stretch.
 
     Raises:
         DataError: they are corrupt.
     """
     shard = stretch.shard
-    where = Segment(shard, -1, format_name=stretch.format, source=stretch.source)
+    where = ShardSegment(shard, -1, format_name=stretch.format, source=stretch.source)
     parser = parser_of(stretch.format, shard=shard.url, start_offset_bytes=stretch.span.start)
     samples = [*parser.feed(data), *parser.finish()]
     return {
-        Place(stretch.source, stretch.number, stretch.first + at): (sample, where) for at, sample in enumerate(samples)
+        SampleAddress(stretch.source, stretch.number, stretch.first + at): (sample, where)
+        for at, sample in enumerate(samples)
     }
 
 
-class Led(NamedTuple):
+class PrefetchedSamples(NamedTuple):
     """Samples of a lane that are here before its runs, in the order in which they leave, and where they came from."""
 
     samples: list[Sample]
-    segments: list[Where]
+    segments: list[SampleSource]
 
 
-class LedLane:
+class PrefetchedLane:
     """A lane whose next samples are here already.
 
     The rest of it is opened when it is asked for: the first batch shares neither the network nor the interpreter with it.
@@ -158,7 +161,7 @@ class LedLane:
         open_rest: Opens the lane behind that.
     """
 
-    def __init__(self, number: int, led: Led, open_rest: Callable[[], Lane]) -> None:
+    def __init__(self, number: int, led: PrefetchedSamples, open_rest: Callable[[], Lane]) -> None:
         self.number = number
         self._samples, self._segments = led
         self._open_rest = open_rest
@@ -171,7 +174,7 @@ class LedLane:
         here = len(self._samples)
         return here if count <= here else here + self._rest().prepare(count - here)
 
-    def take(self, count: int) -> Items:
+    def take(self, count: int) -> SourcedSamples:
         """As ``Lane.take``."""
         samples, self._samples = self._samples[:count], self._samples[count:]
         segments, self._segments = self._segments[:count], self._segments[count:]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.loader.lanes.reading import LaneReader
-    from penstock.loader.lanes.segments import Items, Piece, Where
+    from penstock.loader.lanes.segments import ParsedSamples, SampleSource, SourcedSamples
     from penstock.order import Mix
 
 
@@ -32,7 +32,7 @@ FORGOTTEN_MIN = 8
 """Samples that left before they are let go of: a quarter of those that are ready, so that it costs next to nothing."""
 
 
-class Runs(Protocol):
+class RunOrder(Protocol):
     """What a lane asks of an order: ``StreamOrder`` and ``IndexedOrder`` answer."""
 
     @property
@@ -46,7 +46,7 @@ class Runs(Protocol):
         """The k-th to leave is the run's sample ``[k]``."""
 
 
-class Pins:
+class PinnedBytes:
     """Bytes of parts that waiting samples keep from being reused. Beyond the bound samples are copied out."""
 
     __slots__ = ("bytes_max", "held_bytes")
@@ -64,7 +64,7 @@ class _Leaving(NamedTuple):
     pinned_bytes: int
 
 
-class AnyLane(Protocol):
+class SampleLane(Protocol):
     """``Lane``, or ``MixedLane``: see there."""
 
     number: int
@@ -72,7 +72,7 @@ class AnyLane(Protocol):
     def prepare(self, count: int) -> int:
         """Have so many samples ready; how many are."""
 
-    def take(self, count: int) -> Items:
+    def take(self, count: int) -> SourcedSamples:
         """The next ones."""
 
     def mark(self) -> tuple[RunStart, int]:
@@ -105,9 +105,9 @@ class Lane:
         self,
         number: int,
         *,
-        runs: Runs,
+        runs: RunOrder,
         reader: LaneReader,
-        pins: Pins,
+        pins: PinnedBytes,
         start: RunStart | None = None,
         skip_count: int = 0,
     ) -> None:
@@ -117,14 +117,14 @@ class Lane:
         self._pins = pins
         self._ended = False
         self._skip_count = skip_count
-        self._pieces: deque[Piece] = deque()  # parsed, in no run yet
+        self._pieces: deque[ParsedSamples] = deque()  # parsed, in no run yet
         self._piece_at = 0
         self._ready: Sequence[Sample] = []
-        self._ready_from: list[Where] = []
+        self._ready_from: list[SampleSource] = []
         self._ready_at = 0
         self._leaving: deque[_Leaving] = deque()  # runs of which samples are ready, the last one that left at least
         self._filling: Sequence[Sample] = []
-        self._filling_from: list[Where] = []
+        self._filling_from: list[SampleSource] = []
         self._filling_bytes = 0
         self._wanted_count = 0  # of the run being filled, by what was taken of the one before
         self._start = start or RunStart(0, None, 0, 0, 0)  # of the run being filled
@@ -137,7 +137,7 @@ class Lane:
             pass
         return len(self._ready_from) - self._ready_at
 
-    def take(self, count: int) -> Items:
+    def take(self, count: int) -> SourcedSamples:
         """The next `count` samples, for which ``prepare`` answered; as many are taken in for the next run."""
         end = self._ready_at + count
         items = self._ready[self._ready_at : end], self._ready_from[self._ready_at : end]
@@ -267,7 +267,7 @@ def copied(sample: Sample) -> Sample:
 TURNS_COUNT = 512
 """Turns that are asked for at once: one answer costs as much as some hundred of them."""
 
-OpenLane: TypeAlias = "Callable[[int, int], tuple[AnyLane, int]]"
+OpenLane: TypeAlias = "Callable[[int, int], tuple[SampleLane, int]]"
 """``open_lane(source, taken)``: a source's own lane from its `taken`-th sample on, and how many samples it has from
 there to the end of the source, or of that pass over it."""
 
@@ -288,7 +288,7 @@ class MixedLane:
         self._row = row
         self._open_lane = open_lane
         self._opened_to = list(order.taken(number, row))  # of each source: samples before those of lanes to be opened
-        self._lanes: list[deque[_Pass]] = [deque() for _ in self._opened_to]
+        self._lanes: list[deque[_SourcePass]] = [deque() for _ in self._opened_to]
         self._turns: NDArray[np.int64] = np.empty(0, np.int64)  # from `_row` on
         try:
             for source in np.unique(self._turns_of(TURNS_COUNT)).tolist():
@@ -305,7 +305,7 @@ class MixedLane:
                 self._prepare(source, wanted)
         return len(turns)
 
-    def take(self, count: int) -> Items:
+    def take(self, count: int) -> SourcedSamples:
         """As ``Lane.take``."""
         turns = self._turns_of(count).tolist()
         taken = {}
@@ -346,7 +346,7 @@ class MixedLane:
 
     def _open(self, source: int) -> None:
         lane, left = self._open_lane(source, self._opened_to[source])
-        self._lanes[source].append(_Pass(lane, left))
+        self._lanes[source].append(_SourcePass(lane, left))
         self._opened_to[source] += left
 
     def _prepare(self, source: int, count: int) -> None:
@@ -362,10 +362,10 @@ class MixedLane:
             count -= here
             index += 1
 
-    def _take(self, source: int, count: int) -> Items:
+    def _take(self, source: int, count: int) -> SourcedSamples:
         lanes = self._lanes[source]
         samples: list[Sample] = []
-        taken_from: list[Where] = []
+        taken_from: list[SampleSource] = []
         while count:
             each = lanes[0]
             here = min(count, each.left)
@@ -379,11 +379,11 @@ class MixedLane:
         return samples, taken_from
 
 
-class _Pass:
+class _SourcePass:
     """A lane of a source, in one pass over it, and what is left there."""
 
     __slots__ = ("lane", "left")
 
-    def __init__(self, lane: AnyLane, left: int) -> None:
+    def __init__(self, lane: SampleLane, left: int) -> None:
         self.lane = lane
         self.left = left

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.formats import FORMATS, without_content
-from penstock.loader.lanes.first_batch import Place
-from penstock.loader.lanes.segments import RunStart, Segment
+from penstock.loader.lanes.first_batch import SampleAddress
+from penstock.loader.lanes.segments import RunStart, ShardSegment
 from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.sources.shards import Shard
 
 
-class Part(NamedTuple):
+class LanePart(NamedTuple):
     """Of a lane: one source's samples, from the run on in which the next one lies.
 
     Attributes:
@@ -42,16 +42,17 @@ class Part(NamedTuple):
     run_count: int
     stored: list[Stored]
 
-    def leading(self, count: int) -> list[Place]:
+    def leading(self, count: int) -> list[SampleAddress]:
         """The next `count` samples that leave."""
         taken = self.start.before_count + self.skip_count
         leaving = self.order.leaving(self.lane, taken, count)
         return [
-            Place(self.source, *each) for each in zip(leaving.shards.tolist(), leaving.samples.tolist(), strict=True)
+            SampleAddress(self.source, *each)
+            for each in zip(leaving.shards.tolist(), leaving.samples.tolist(), strict=True)
         ]
 
 
-def parts_of(order: IndexedOrder | Mix, number: int, row: int) -> Iterator[Part]:
+def parts_of(order: IndexedOrder | Mix, number: int, row: int) -> Iterator[LanePart]:
     """Of a lane from a row on, all sources that have something left."""
     for source, taken in enumerate(order.taken(number, row)):
         part = part_of(order, number, source, taken)
@@ -59,7 +60,7 @@ def parts_of(order: IndexedOrder | Mix, number: int, row: int) -> Iterator[Part]
             yield part
 
 
-def part_of(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> Part:
+def part_of(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> LanePart:
     """A lane's samples of one source, `taken` of which have left."""
     place = order.source_at(source, number, taken)
     lane, left_count = place.lane, place.order.lane_length(place.lane) - place.taken
@@ -70,7 +71,7 @@ def part_of(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> 
         skip_count, start = 0, RunStart(0, None, 0, 0, place.taken)
     run_count = place.order.run_length(lane, start.run_index) if place.order.shuffled else 0
     stored = place.order.lane_segments(lane, start.before_count) if left_count > 0 else []
-    return Part(source, place.order, lane, start, skip_count, left_count, run_count, stored)
+    return LanePart(source, place.order, lane, start, skip_count, left_count, run_count, stored)
 
 
 def led_rows(led_count: int, order: IndexedOrder | Mix) -> int:
@@ -98,7 +99,7 @@ def segment_of(
     known: ShardIndex | None,
     fields: frozenset[str] | None,
     source: int,
-) -> Segment:
+) -> ShardSegment:
     """Where in its shard to read, in bytes where they are known, else from its head, as its format allows.
 
     Args:
@@ -115,7 +116,7 @@ def segment_of(
     # the index knows where samples of its own format lie; what a job says of their content changes nothing in that
     is_of_index = shard.format is None or without_content(shard.format) == without_content(row.format)
     has_bounds = is_of_index and row.has_offsets and FORMATS[row.format].unit == "sample"
-    made = Segment(
+    made = ShardSegment(
         shard,
         number,
         count=count,

@@ -20,14 +20,14 @@ import numpy as np
 from penstock.errors import ClosedError
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
-from penstock.loader.lanes.feed import Block, Mark
+from penstock.loader.lanes.feed import Mark, SampleBlock
 from penstock.store.several import Several
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.loader.lanes.segments import Items, RunStart, Where
+    from penstock.loader.lanes.segments import RunStart, SampleSource, SourcedSamples
     from penstock.loader.statistics import Meter
     from penstock.order import IndexedOrder
     from penstock.pipeline import Objects
@@ -42,7 +42,7 @@ JOIN_S_MAX = 5.0
 
 
 class Origin(NamedTuple):
-    """Where an object's sample came from: what ``Where`` asks."""
+    """Where an object's sample came from: what ``SampleSource`` asks."""
 
     url: str
     source: int
@@ -128,7 +128,7 @@ class ObjectReader:
         self._blobs: Any = None
         self._closed = False
 
-    def next(self) -> tuple[Sample, Where] | None:
+    def next(self) -> tuple[Sample, SampleSource] | None:
         """The next sample; None at the end. Blocks for bytes.
 
         Raises:
@@ -156,7 +156,7 @@ class ObjectReader:
             for _, item in group.members:
                 yield item
 
-    def _take(self) -> tuple[Sample, Where] | None:
+    def _take(self) -> tuple[Sample, SampleSource] | None:
         began_s = time.perf_counter()
         blob = next(self._blobs, None)
         if blob is None:
@@ -193,7 +193,7 @@ class CallReader:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def next(self) -> tuple[Sample, Where] | None:
+    def next(self) -> tuple[Sample, SampleSource] | None:
         """The next sample; None at the end. Blocks for the function.
 
         Raises:
@@ -278,10 +278,10 @@ class ObjectsFeed:
         self._given_count = 0
         self._reader = source.samples(located(order, positions), meter=meter, threads_count=threads_count)
 
-    def take(self, count: int) -> Block | None:
+    def take(self, count: int) -> SampleBlock | None:
         """See ``Feed``."""
         samples: list[Sample] = []
-        origins: list[Where] = []
+        origins: list[SampleSource] = []
         while len(samples) < count and (item := self._reader.next()) is not None:
             samples.append(item[0])
             origins.append(item[1])
@@ -290,7 +290,7 @@ class ObjectsFeed:
         begin = self._given_count
         self._given_count += len(samples)
         positions = np.array(self._positions[begin : self._given_count], dtype=np.int64)
-        return Block(samples, origins, positions)
+        return SampleBlock(samples, origins, positions)
 
     def mark(self) -> Mark:
         """See ``Feed``."""
@@ -337,7 +337,7 @@ class ObjectLane:
         numbers = (order.leaving(lane, first, 64).shards for first in range(taken, order.lane_length(lane), 64))
         flat = (number % len(source) for part in numbers for number in part.tolist())
         self._reader = source.samples(flat, meter=meter, threads_count=threads_count)
-        self._ready: deque[tuple[Sample, Where]] = deque()
+        self._ready: deque[tuple[Sample, SampleSource]] = deque()
 
     def prepare(self, count: int) -> int:
         """As ``Lane.prepare``."""
@@ -345,7 +345,7 @@ class ObjectLane:
             self._ready.append(item)
         return len(self._ready)
 
-    def take(self, count: int) -> Items:
+    def take(self, count: int) -> SourcedSamples:
         """As ``Lane.take``."""
         items = [self._ready.popleft() for _ in range(count)]
         return [sample for sample, _ in items], [origin for _, origin in items]

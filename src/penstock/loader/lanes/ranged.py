@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from penstock.errors import ClosedError, ConfigError, PenstockError
 from penstock.fetch import PlanItem, coalesce
 from penstock.formats import LOST, format_of_name, joined, look_into, ranged_of
-from penstock.loader.lanes.segments import Run, too_few
+from penstock.loader.lanes.segments import ParsedRun, too_few
 from penstock.sources.selecting import gap_bytes_of
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Head
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.fetch import Chunk
     from penstock.formats import RangedReader, Sample
     from penstock.formats.ranged import Piece, Unit
-    from penstock.loader.lanes.segments import Reading, Segment
+    from penstock.loader.lanes.segments import ReadOptions, ShardSegment
     from penstock.loader.statistics import Meter
     from penstock.sources.shards import Shard
     from penstock.types import Buffer
@@ -53,14 +53,14 @@ class RangedShard:
         left_bytes: That did not arrive yet, once it has begun.
     """
 
-    def __init__(self, segment: Segment, *, reading: Reading) -> None:
+    def __init__(self, segment: ShardSegment, *, reading: ReadOptions) -> None:
         self.segment = segment
         self.left_bytes = 0
         self._reading = reading
         self._meter = reading.meter
         self._recording = reading.recording
         self._fields = reading.fields[segment.source]
-        self._contents = contents_of(segment, fields=self._fields, reading=reading)
+        self._contents = table_of_contents(segment, fields=self._fields, reading=reading)
         self._reader: RangedReader | None = None  # None: not begun, or the shard holds nothing
         self._chunks: Iterator[Chunk] | None = None
         self._asked: deque[PlanItem] = deque()  # whose bytes did not all arrive
@@ -76,7 +76,7 @@ class RangedShard:
         self._saved_bytes = 0
         self._ended = self._closed = False
         self._failure: PenstockError | None = None  # to begin
-        self._runs: list[Run] = []
+        self._runs: list[ParsedRun] = []
 
     def begin(self) -> None:
         """Finish the look and ask for the first bytes, if that has not been done. Blocks.
@@ -121,7 +121,7 @@ class RangedShard:
         except PenstockError as error:
             self._failure = error
 
-    def read(self) -> list[Run] | None:
+    def read(self) -> list[ParsedRun] | None:
         """What the next chunk completed, perhaps nothing; None at the end. Blocks.
 
         Raises:
@@ -274,7 +274,7 @@ class RangedShard:
                 samples=joined(last.samples, samples), size_bytes=last.size_bytes + size_bytes
             )
         else:
-            self._runs.append(Run(samples, first, size_bytes))
+            self._runs.append(ParsedRun(samples, first, size_bytes))
 
     def _end(self) -> None:
         segment, reader = self.segment, self._reader
@@ -298,7 +298,7 @@ def _closed() -> ClosedError:
     return ClosedError("the loader was closed while it was iterated")
 
 
-class Look(Generic[T]):
+class MetadataProbe(Generic[T]):
     """What a format asks of a shard first: asked for at once, waited for later.
 
     Args:
@@ -347,7 +347,7 @@ class Look(Generic[T]):
         return shard.store.read_parts([PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes)])
 
 
-class Contents:
+class TableOfContents:
     """A shard's table of contents, asked for at once.
 
     Args:
@@ -363,7 +363,7 @@ class Contents:
     Cost: what the format holds of a table: 550 bytes per member of a zip.
     """
 
-    def __init__(self, segment: Segment, *, fields: frozenset[str] | None, reading: Reading) -> None:
+    def __init__(self, segment: ShardSegment, *, fields: frozenset[str] | None, reading: ReadOptions) -> None:
         self.shard = segment.shard
         self.ends: Sequence[int] = ()
         self.is_closed = False
@@ -371,7 +371,7 @@ class Contents:
         self._fields = fields
         self._reading = reading
         self._reader: RangedReader | None = None
-        self._look: Look[None] | None = None
+        self._look: MetadataProbe[None] | None = None
         self._sizing: InFlight[None] | None = None
         self._failure: PenstockError | None = None
         self._is_there = False
@@ -447,17 +447,19 @@ class Contents:
             on_corrupt=self._reading.on_corrupt[segment.source],
         )
         if shard.size_bytes:
-            self._look = Look(shard, self._reader.look(), meter=self._reading.meter)
+            self._look = MetadataProbe(shard, self._reader.look(), meter=self._reading.meter)
 
 
-_contents: WeakValueDictionary[Any, Contents] = WeakValueDictionary()  # by shard: each holds its own, so ids are theirs
+_contents: WeakValueDictionary[Any, TableOfContents] = (
+    WeakValueDictionary()
+)  # by shard: each holds its own, so ids are theirs
 
 
-def contents_of(segment: Segment, *, fields: frozenset[str] | None, reading: Reading) -> Contents:
+def table_of_contents(segment: ShardSegment, *, fields: frozenset[str] | None, reading: ReadOptions) -> TableOfContents:
     """The table of contents of a segment's shard: the one that another lane holds, else a new one, asked for now."""
     segment.format = segment.format or format_of_name(segment.shard.key)
     key = (id(segment.shard), fields)
     found = _contents.get(key)
     if found is None or found.is_closed:
-        found = _contents[key] = Contents(segment, fields=fields, reading=reading)
+        found = _contents[key] = TableOfContents(segment, fields=fields, reading=reading)
     return found

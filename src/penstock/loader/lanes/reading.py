@@ -22,8 +22,8 @@ from penstock.formats import (
     narrowed,
     parser_of,
 )
-from penstock.loader.lanes.ranged import Look, RangedShard
-from penstock.loader.lanes.segments import Piece, Run, is_ranged, too_few
+from penstock.loader.lanes.ranged import MetadataProbe, RangedShard
+from penstock.loader.lanes.segments import ParsedRun, ParsedSamples, is_ranged, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.fetch import Chunk, PlanItem
     from penstock.formats import Parser, Sample
     from penstock.loader.lanes.recording import ShardPass
-    from penstock.loader.lanes.segments import Reading, Segment
+    from penstock.loader.lanes.segments import ReadOptions, ShardSegment
 
 _FAR = 1 << 62
 
@@ -44,14 +44,14 @@ class LaneReader:
         reading: How.
     """
 
-    def __init__(self, segments: Sequence[Segment], *, reading: Reading) -> None:
+    def __init__(self, segments: Sequence[ShardSegment], *, reading: ReadOptions) -> None:
         self._left = deque(segments)
-        self._open: deque[Streamed | RangedShard] = deque()
+        self._open: deque[StreamedSegments | RangedShard] = deque()
         self._reading = reading
         self._closed = False
         self._open_next()
 
-    def read(self) -> list[Piece] | None:
+    def read(self) -> list[ParsedSamples] | None:
         """What the next chunk completed, perhaps nothing; None at the end.
 
         Raises:
@@ -66,11 +66,11 @@ class LaneReader:
         runs = current.read()
         if runs is None:
             self._open.popleft()
-            if isinstance(current, Streamed):
+            if isinstance(current, StreamedSegments):
                 self._left.extendleft(reversed(current.unread))
             self._open_next()
         pieces = [
-            Piece(run.samples, current.segment, run.first_sample, run.size_bytes // len(run.samples))
+            ParsedSamples(run.samples, current.segment, run.first_sample, run.size_bytes // len(run.samples))
             for run in runs or ()
         ]
         if self._reading.copies:
@@ -90,15 +90,15 @@ class LaneReader:
         while self._left and not self._closed:
             if not is_ranged(self._left[0]):
                 if not self._open:
-                    self._open.append(Streamed(self._streamed(), reading=self._reading))
+                    self._open.append(StreamedSegments(self._streamed(), reading=self._reading))
                 return
             if len(self._open) >= self._reading.sizes.requests_max or (
-                self._open and isinstance(self._open[0], Streamed)
+                self._open and isinstance(self._open[0], StreamedSegments)
             ):
                 return
             self._open.append(RangedShard(self._left.popleft(), reading=self._reading))
 
-    def _streamed(self) -> list[Segment]:
+    def _streamed(self) -> list[ShardSegment]:
         """Segments that one reading takes: usually all; shards of several stores are read store by store."""
         segments = [self._left.popleft()]
         store = segments[0].shard.store
@@ -116,13 +116,13 @@ class LaneReader:
             left_bytes += shard.left_bytes
 
 
-def _copied(piece: Piece) -> Piece:
+def _copied(piece: ParsedSamples) -> ParsedSamples:
     """`piece`, its members copied out of the parts, in columns; as it is where they are more than bytes and numbers."""
     columns = as_columns(piece.samples)
     return piece if columns is None else piece._replace(samples=columns, sample_bytes=0)
 
 
-class Streamed:
+class StreamedSegments:
     """Segments that lie in one store, streamed one behind the other.
 
     Args:
@@ -134,7 +134,7 @@ class Streamed:
         unread: Those that turned out to be read by ranges, and all behind; empty before ``read`` gave None.
     """
 
-    def __init__(self, segments: list[Segment], *, reading: Reading) -> None:
+    def __init__(self, segments: list[ShardSegment], *, reading: ReadOptions) -> None:
         self._segments = segments
         self._meter = reading.meter
         self._on_corrupt = reading.on_corrupt
@@ -147,7 +147,7 @@ class Streamed:
         self._read_count = 0  # samples of the current segment that the parser gave, skipped ones included
         self._bounds: Any = None  # of the segment's samples, once one was passed over
         self._unsaid_bytes = 0  # of chunks in which no sample ended
-        self.unread: list[Segment] = []
+        self.unread: list[ShardSegment] = []
         self._items: list[PlanItem] = []
         self._owners: list[int] = []  # by item, its segment
         for index, segment in enumerate(segments):
@@ -157,14 +157,16 @@ class Streamed:
         self._chunks = segments[0].shard.store.read_parts(
             self._items, part_bytes=reading.sizes.part_bytes, requests_max=reading.sizes.requests_max
         )
-        self._looks: dict[int, Look[Any]] = {}  # by segment, of those that are entered behind what they need to know
+        self._looks: dict[
+            int, MetadataProbe[Any]
+        ] = {}  # by segment, of those that are entered behind what they need to know
         for index, segment in enumerate(segments):
             form = FORMATS.get(segment.format or "") if segment.offset_bytes else None
             look = None if form is None else form.head or form.decide
             if look is not None:
-                self._looks[index] = Look(segment.shard, look(), meter=self._meter)
+                self._looks[index] = MetadataProbe(segment.shard, look(), meter=self._meter)
 
-    def read(self) -> list[Run] | None:
+    def read(self) -> list[ParsedRun] | None:
         """What the next chunk completed, perhaps nothing; None at the end."""
         began_s = time.perf_counter()
         chunk = next(self._chunks, None)
@@ -172,7 +174,7 @@ class Streamed:
         if chunk is None:
             return None
         self._meter.bytes += len(chunk.data)
-        runs: list[Run] = []
+        runs: list[ParsedRun] = []
         if self._parser is None and not self._begin(chunk):
             self.close()
             return None
@@ -230,7 +232,7 @@ class Streamed:
         """Whether something of the segment was passed over, where an index counts on it."""
         return self.segment.count is not None and self._parser is not None and self._parser.skipped_error is not None
 
-    def _detected(self, segment: Segment, data: memoryview) -> str:
+    def _detected(self, segment: ShardSegment, data: memoryview) -> str:
         """The format of a shard that begins with `data`; where that is garbage its name says what is passed over."""
         try:
             return detect(segment.url, data[:HEAD_BYTES])
@@ -240,7 +242,7 @@ class Streamed:
                 raise
             return named
 
-    def _feed(self, chunk: Chunk, runs: list[Run]) -> None:
+    def _feed(self, chunk: Chunk, runs: list[ParsedRun]) -> None:
         parser = self._parser
         assert parser is not None
         if self.segment.spans is not None:
@@ -269,7 +271,7 @@ class Streamed:
         at = bisect_right(self._places, (offset_bytes, _FAR)) - 1
         return offset_bytes if at < 0 else offset_bytes - self._places[at][0] + self._places[at][1]
 
-    def _end(self, segment: Segment, runs: list[Run]) -> None:
+    def _end(self, segment: ShardSegment, runs: list[ParsedRun]) -> None:
         parser = self._parser
         assert parser is not None
         assert segment.format is not None
@@ -290,7 +292,7 @@ class Streamed:
             extent_bytes = (segment.end_bytes or segment.shard.size_bytes or 0) - segment.offset_bytes
             self._meter.saved_bytes += extent_bytes - sum(span.length_bytes for span in segment.spans)
 
-    def _add(self, samples: Sequence[Sample], data_bytes: int, runs: list[Run]) -> None:
+    def _add(self, samples: Sequence[Sample], data_bytes: int, runs: list[ParsedRun]) -> None:
         """Make a piece of what is wanted of `samples`."""
         data_bytes += self._unsaid_bytes
         if not samples:
@@ -321,7 +323,7 @@ class Streamed:
                 placed.append(sample)
         return placed
 
-    def _give(self, samples: Sequence[Sample], data_bytes: int, runs: list[Run]) -> None:
+    def _give(self, samples: Sequence[Sample], data_bytes: int, runs: list[ParsedRun]) -> None:
         segment = self.segment
         sample_bytes = data_bytes / len(samples)
         first = self._read_count
@@ -335,4 +337,4 @@ class Streamed:
         if not samples:
             return
         size_bytes = round(sample_bytes * len(samples))
-        runs.append(Run(samples, segment.first_sample + first + begin, size_bytes))
+        runs.append(ParsedRun(samples, segment.first_sample + first + begin, size_bytes))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.index import IndexPlace
-    from penstock.loader.lanes.segments import Segment
+    from penstock.loader.lanes.segments import ShardSegment
     from penstock.sources.shards import Shard
 
 _log = logging.getLogger("penstock.loader")
@@ -73,7 +73,7 @@ class ShardPass:
         return ShardIndex(row, offsets=offsets)
 
 
-class Recording:
+class IndexRecorder:
     """What one process finds out.
 
     Args:
@@ -117,7 +117,7 @@ class Recording:
             self._expected = set(listed)
             self._found = []
 
-    def started(self, segment: Segment) -> ShardPass | None:
+    def started(self, segment: ShardSegment) -> ShardPass | None:
         """A segment is read now; None: nothing is to be noted of it."""
         is_all = segment.is_whole and not segment.skip_count and segment.count is None
         key = self._key(segment)
@@ -125,7 +125,7 @@ class Recording:
             return None
         return ShardPass(segment.format)
 
-    def ended(self, segment: Segment, noted: ShardPass | None) -> None:
+    def ended(self, segment: ShardSegment, noted: ShardPass | None) -> None:
         """A segment was read to its end; `noted` is None where nothing was, or something was left out."""
         key, shard = self._key(segment), segment.shard
         with self._lock:
@@ -154,7 +154,7 @@ class Recording:
             self._thread.join()
             self._thread = None
 
-    def _key(self, segment: Segment) -> str:
+    def _key(self, segment: ShardSegment) -> str:
         return segment.shard.url[len(self._place.base_url) :]
 
     def _save(self, found: list[ShardIndex]) -> None:

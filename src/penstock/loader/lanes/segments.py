@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.formats import OnCorrupt, Sample
-    from penstock.loader.lanes.recording import Recording
+    from penstock.loader.lanes.recording import IndexRecorder
     from penstock.loader.statistics import Meter
     from penstock.sources.shards import Shard
 
@@ -34,8 +34,8 @@ in all: a part is taken apart in dozens of steps, in each of which another threa
 REQUESTS_PER_LANE_MIN = 2
 
 
-class Where(Protocol):
-    """Where a sample came from: a ``Segment`` of a shard, or an object."""
+class SampleSource(Protocol):
+    """Where a sample came from: a ``ShardSegment`` of a shard, or an object."""
 
     @property
     def url(self) -> str:
@@ -46,12 +46,12 @@ class Where(Protocol):
         """Number of the source in a mix; 0 where there is one."""
 
 
-Items: TypeAlias = "tuple[Sequence[Sample], list[Where]]"
+SourcedSamples: TypeAlias = "tuple[Sequence[Sample], list[SampleSource]]"
 """Samples on their way, and where each came from. Two lists and no pairs: the garbage collector visits every object that
 can refer to another, again and again, and a window of 16 384 pairs cost 2 µs per sample."""
 
 
-class Segment:
+class ShardSegment:
     """Consecutive samples of one shard.
 
     Attributes:
@@ -132,7 +132,7 @@ class Segment:
         return [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in spans]
 
 
-def is_ranged(segment: Segment) -> bool:
+def is_ranged(segment: ShardSegment) -> bool:
     """Whether its shard is read by ranges: one that is no longer than a gap is read whole, in one request less."""
     name = segment.format or format_of_name(segment.shard.key)
     if name is None or name not in FORMATS or FORMATS[name].ranged is None:
@@ -141,7 +141,7 @@ def is_ranged(segment: Segment) -> bool:
     return shard.size_bytes is None or shard.size_bytes > gap_bytes_of(shard)
 
 
-def too_few(segment: Segment, there_count: int) -> CorruptShardError:
+def too_few(segment: ShardSegment, there_count: int) -> CorruptShardError:
     """The error for a shard of which an index says more samples than are there."""
     said_count = segment.first_sample + segment.skip_count + (segment.count or 0)
     return CorruptShardError(
@@ -151,7 +151,7 @@ def too_few(segment: Segment, there_count: int) -> CorruptShardError:
     )
 
 
-class Piece(NamedTuple):
+class ParsedSamples(NamedTuple):
     """Samples that arrived together.
 
     Attributes:
@@ -162,12 +162,12 @@ class Piece(NamedTuple):
     """
 
     samples: Sequence[Sample]
-    segment: Segment
+    segment: ShardSegment
     first_sample: int
     sample_bytes: int
 
 
-class Run(NamedTuple):
+class ParsedRun(NamedTuple):
     """Consecutive samples that arrived together; `first_sample`: number in the shard of the first of them."""
 
     samples: Sequence[Sample]
@@ -187,13 +187,13 @@ class RunStart(NamedTuple):
     """
 
     run_index: int
-    segment: Segment | None
+    segment: ShardSegment | None
     offset_bytes: int
     sample: int
     before_count: int
 
 
-class Reading(NamedTuple):
+class ReadOptions(NamedTuple):
     """What all lanes of a loader read with.
 
     Attributes:
@@ -209,25 +209,25 @@ class Reading(NamedTuple):
         ranged_count: Lanes that may read a unit by its ranges at a time, and hold it.
     """
 
-    sizes: ReadAhead
+    sizes: ReadAheadSizes
     pinned_bytes_max: int
     on_corrupt: Sequence[OnCorrupt]
     fields: Sequence[frozenset[str] | None]
     copies: bool
     meter: Meter
-    recording: Recording | None = None
+    recording: IndexRecorder | None = None
     budget_bytes: int = 1 << 62
     ranged_count: int = 1
 
 
-class ReadAhead(NamedTuple):
+class ReadAheadSizes(NamedTuple):
     """How each lane reads: parts of this size, so many at a time."""
 
     part_bytes: int
     requests_max: int
 
 
-def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int | None = None) -> ReadAhead:
+def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int | None = None) -> ReadAheadSizes:
     """Sizes with which all lanes' parts fit into a quarter of the byte budget, and into `room_bytes` as far as they can.
 
     Few lanes read with many large requests each, many lanes with two small ones: the first batch of an epoch waits for
@@ -239,4 +239,4 @@ def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int |
     requests = min(fetch.requests_max, max(REQUESTS_PER_LANE_MIN, REQUESTS_MAX // max(lanes_count, 1)))
     part_bytes = bytes_max // (max(lanes_count, 1) * requests * PARTS_PER_REQUEST)
     part_bytes = part_bytes // PART_GRAIN_BYTES * PART_GRAIN_BYTES
-    return ReadAhead(max(PART_BYTES_MIN, min(part_bytes, fetch.part_bytes)), requests)
+    return ReadAheadSizes(max(PART_BYTES_MIN, min(part_bytes, fetch.part_bytes)), requests)

@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
+from penstock.loader.lanes.feed import EpochFeed, LanesFeed, Mark
 from penstock.loader.lanes.first_batch import (
     RUNS_BYTES_MIN,
     RUNS_PER_LED_MIN,
-    Led,
-    LedLane,
-    Place,
-    Stretch,
+    PrefetchedLane,
+    PrefetchedSamples,
+    SampleAddress,
+    SampleRange,
     is_enterable,
+    near_ranges,
     parsed,
     read,
-    stretches,
 )
-from penstock.loader.lanes.lane import Lane, Pins
-from penstock.loader.lanes.lane_parts import Part, led_rows, part_of, parts_of, positions_between, row_of, segment_of
+from penstock.loader.lanes.lane import Lane, PinnedBytes
+from penstock.loader.lanes.lane_parts import (
+    LanePart,
+    led_rows,
+    part_of,
+    parts_of,
+    positions_between,
+    row_of,
+    segment_of,
+)
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.order import Batches, Mix
@@ -35,9 +43,9 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.index import IndexPlace, ShardIndex, ShardRow
     from penstock.loader.lanes.feed import Batching, Feed
-    from penstock.loader.lanes.lane import AnyLane
+    from penstock.loader.lanes.lane import SampleLane
     from penstock.loader.lanes.objects import ObjectSource
-    from penstock.loader.lanes.segments import Reading, Segment, Where
+    from penstock.loader.lanes.segments import ReadOptions, SampleSource, ShardSegment
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.order import IndexedOrder
@@ -90,7 +98,7 @@ class IndexedReadPlan:
         sources: Sequence[IndexedSource],
         *,
         order: IndexedOrder | Mix,
-        reading: Reading,
+        reading: ReadOptions,
         threads_count: int,
         led_count: int,
         memory: MemoryPlan | None,
@@ -104,11 +112,11 @@ class IndexedReadPlan:
         self.reading = reading
         self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
 
-    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
+    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> EpochFeed:
         """See ``ReadPlan``."""
         position = 0 if cursor is None else cursor["position"]
         batches = self.batches(epoch, batching=batching, origin=position)
-        return Begun(self.feed_between(epoch, position, batches.stop), batches)
+        return EpochFeed(self.feed_between(epoch, position, batches.stop), batches)
 
     def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
         """The rank's samples of an epoch with positions in [position, stop)."""
@@ -178,7 +186,7 @@ class IndexedReadPlan:
             order, dict.fromkeys(owned, 0), [(number, part) for number in owned for part in parts_of(order, number, 0)]
         )
         asking.add_spans(stretch.span for stretch in self._stretches(leading))
-        wanted: list[tuple[Part, int]] = []  # and how many samples of it are
+        wanted: list[tuple[LanePart, int]] = []  # and how many samples of it are
         for number in owned:
             for source, needed in enumerate(order.taken(number, row_of(number, stop, order))):
                 led_count = len(leading.get((number, source), ()))
@@ -214,8 +222,8 @@ class IndexedReadPlan:
         later = [part for number, part in parts if (number, part.source) in led]
         self._load_offsets(part for number, part in parts if (number, part.source) not in led)
         led_count = len(owned) * led_rows(self._led_count, order) if led else 0
-        pins = Pins(self.reading.pinned_bytes_max)
-        lanes: list[AnyLane] = []
+        pins = PinnedBytes(self.reading.pinned_bytes_max)
+        lanes: list[SampleLane] = []
         try:
             lanes.extend(self._lane(order, number, rows[number], pins, led, later) for number in owned)
         except BaseException:
@@ -248,11 +256,11 @@ class IndexedReadPlan:
         return round(found)
 
     def _leading(
-        self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, Part]]
-    ) -> dict[tuple[int, int], list[Place]]:
+        self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, LanePart]]
+    ) -> dict[tuple[int, int], list[SampleAddress]]:
         """By lane and source, the samples of the first batch; none where their runs are here as soon."""
         count = led_rows(self._led_count, order)
-        found: dict[tuple[int, int], list[Place]] = {}
+        found: dict[tuple[int, int], list[SampleAddress]] = {}
         runs_bytes = led_bytes = 0.0
         parts = [(number, part) for number, part in parts if self.sources[part.source].objects is None]
         rows_read = chain.from_iterable(self.sources[number].rows for number in {part.source for _, part in parts})
@@ -268,21 +276,23 @@ class IndexedReadPlan:
         pays = runs_bytes >= max(RUNS_BYTES_MIN, RUNS_PER_LED_MIN * led_bytes)
         return found if pays and led_bytes <= self.reading.pinned_bytes_max else {}
 
-    def _led(self, leading: Mapping[tuple[int, int], Sequence[Place]]) -> dict[tuple[int, int], Led]:
+    def _led(
+        self, leading: Mapping[tuple[int, int], Sequence[SampleAddress]]
+    ) -> dict[tuple[int, int], PrefetchedSamples]:
         """The samples of `leading`, read; none where one is corrupt: whoever reads its run says so, where it is its turn."""
-        here: dict[Place, tuple[Sample, Where]] = {}
+        here: dict[SampleAddress, tuple[Sample, SampleSource]] = {}
         try:
             for stretch, data in read(self._stretches(leading)):
                 self.reading.meter.bytes += len(data)
                 here.update(parsed(stretch, data))
             return {
-                key: Led([here[place][0] for place in places], [here[place][1] for place in places])
+                key: PrefetchedSamples([here[place][0] for place in places], [here[place][1] for place in places])
                 for key, places in leading.items()
             }
         except (DataError, KeyError):
             return {}
 
-    def _stretches(self, leading: Mapping[tuple[int, int], Sequence[Place]]) -> Iterator[Stretch]:
+    def _stretches(self, leading: Mapping[tuple[int, int], Sequence[SampleAddress]]) -> Iterator[SampleRange]:
         """Where the samples of `leading` lie, shard by shard, as the shards' indexes arrive."""
         by_source: dict[int, dict[int, list[int]]] = {}
         for place in chain.from_iterable(leading.values()):
@@ -291,7 +301,7 @@ class IndexedReadPlan:
             source = self.sources[number]
             count = len(source.shards)
             for shard, known in zip(wanted, self._loaded(number, [each % count for each in wanted]), strict=True):
-                yield from stretches(
+                yield from near_ranges(
                     source.shards[shard % count], known, sorted(wanted[shard]), source=number, number=shard
                 )
 
@@ -313,13 +323,13 @@ class IndexedReadPlan:
         order: IndexedOrder | Mix,
         number: int,
         row: int,
-        pins: Pins,
-        led: dict[tuple[int, int], Led],
-        later: list[Part],
-    ) -> AnyLane:
+        pins: PinnedBytes,
+        led: dict[tuple[int, int], PrefetchedSamples],
+        later: list[LanePart],
+    ) -> SampleLane:
         """A lane from a row on; `later`: parts of which the offsets are wanted when the first of the led is opened."""
 
-        def open_lane(source: int, taken: int) -> tuple[AnyLane, int]:
+        def open_lane(source: int, taken: int) -> tuple[SampleLane, int]:
             part = part_of(order, number, source, taken)
             first = led.pop((number, source), None)
             if first is None:
@@ -332,7 +342,9 @@ class IndexedReadPlan:
             return MixedLane(number, order=order, row=row, open_lane=open_lane)
         return open_lane(0, row)[0]
 
-    def _source_lane(self, part: Part, pins: Pins, led: Led | None, later: list[Part]) -> AnyLane:
+    def _source_lane(
+        self, part: LanePart, pins: PinnedBytes, led: PrefetchedSamples | None, later: list[LanePart]
+    ) -> SampleLane:
         objects = self.sources[part.source].objects
         if objects is not None:
             from penstock.loader.lanes.objects import ObjectLane
@@ -359,12 +371,12 @@ class IndexedReadPlan:
                 skip_count=part.skip_count + led_count,
             )
 
-        return opened() if led is None else LedLane(part.lane, led, opened)
+        return opened() if led is None else PrefetchedLane(part.lane, led, opened)
 
-    def _segments(self, part: Part) -> list[Segment]:
+    def _segments(self, part: LanePart) -> list[ShardSegment]:
         return [self._segment(part.source, stored, index) for index, stored in enumerate(part.stored)]
 
-    def _segment(self, source: int, stored: Stored, index: int) -> Segment:
+    def _segment(self, source: int, stored: Stored, index: int) -> ShardSegment:
         where = self.sources[source]
         number = stored.shard % len(where.shards)
         return segment_of(
@@ -378,7 +390,7 @@ class IndexedReadPlan:
             source=source,
         )
 
-    def _load_offsets(self, parts: Iterable[Part]) -> None:
+    def _load_offsets(self, parts: Iterable[LanePart]) -> None:
         """The indexes of the shards of which a lane reads a part, or some fields, where they are not there."""
         missing: dict[int, set[int]] = {}
         for part in parts:
@@ -394,7 +406,7 @@ class IndexedReadPlan:
                 pass
 
 
-def _passes(order: IndexedOrder | Mix, number: int, source: int, needed: int) -> Iterator[tuple[Part, int]]:
+def _passes(order: IndexedOrder | Mix, number: int, source: int, needed: int) -> Iterator[tuple[LanePart, int]]:
     """The parts of a source that a lane opens for its first `needed` samples, and how many of them it takes from each."""
     taken = 0
     while (part := part_of(order, number, source, taken)).left_count:

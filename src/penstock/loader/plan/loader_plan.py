@@ -12,8 +12,8 @@ from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
 from penstock.loader.lanes.feed import Batching
-from penstock.loader.lanes.recording import Recording
-from penstock.loader.lanes.segments import Reading, read_ahead
+from penstock.loader.lanes.recording import IndexRecorder
+from penstock.loader.lanes.segments import ReadOptions, read_ahead
 from penstock.loader.plan.indexed import IndexedReadPlan, IndexedSource
 from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.ranks import rank_and_world_size
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from penstock.index import ShardRow
     from penstock.loader.batches.carrying import CarryMark
-    from penstock.loader.lanes.feed import Begun
-    from penstock.loader.lanes.segments import ReadAhead
+    from penstock.loader.lanes.feed import EpochFeed
+    from penstock.loader.lanes.segments import ReadAheadSizes
     from penstock.loader.options import Options
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
@@ -54,11 +54,11 @@ class ReadPlan(Protocol):
 
     mode: str
     order: Any
-    reading: Reading
+    reading: ReadOptions
     sources: Sequence[IndexedSource]
     memory: MemoryPlan | None
 
-    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
+    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> EpochFeed:
         """The samples of an epoch, from `cursor` on; None is its beginning.
 
         Raises:
@@ -286,7 +286,9 @@ def _batching(pipeline: Pipeline, world_size: int, take: int | None) -> Batching
     return Batching(batch.global_size or (batch.size or 1) * world_size, batch.drop_last, take)
 
 
-def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Meter, *, ranged_count: int) -> Reading:
+def _reading(
+    pipeline: Pipeline, sizes: ReadAheadSizes, options: Options, meter: Meter, *, ranged_count: int
+) -> ReadOptions:
     budget_bytes = (options.fetch.budget_bytes_max if options.fetch else None) or default_budget_bytes()
     sources = [leaf.source for leaf in pipeline.flat().leaves]
     if options.cache is not None:
@@ -294,7 +296,7 @@ def _reading(pipeline: Pipeline, sizes: ReadAhead, options: Options, meter: Mete
 
         part_bytes = CacheConfig.of(options.cache).whole_blocks(sizes.part_bytes)
         sizes = sizes._replace(part_bytes=part_bytes)
-    return Reading(
+    return ReadOptions(
         sizes=sizes,
         pinned_bytes_max=budget_bytes // 8,
         copies=is_plain(pipeline),
@@ -364,10 +366,10 @@ def _total(sizes: Sequence[int | None]) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def _recording(shards: Sequence[Shard], options: Options) -> Recording | None:
+def _recording(shards: Sequence[Shard], options: Options) -> IndexRecorder | None:
     """What keeps an index of a streamed epoch; None where it could have no place."""
     try:
-        return Recording(in_directory(shards, options.index_dir))
+        return IndexRecorder(in_directory(shards, options.index_dir))
     except ConfigError:  # shards of several buckets
         return None
 

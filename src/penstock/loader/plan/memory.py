@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.fetch import PARTS_PER_REQUEST
-from penstock.loader.lanes.segments import ReadAhead, read_ahead
+from penstock.loader.lanes.segments import ReadAheadSizes, read_ahead
 from penstock.sizes import format_bytes
 
 
@@ -66,12 +66,12 @@ class MemoryNeeds(NamedTuple):
     fetch: FetchConfig
     objects_bytes: int | None = 0
 
-    def sizes(self, sample_bytes: float) -> ReadAhead:
+    def sizes(self, sample_bytes: float) -> ReadAheadSizes:
         """How its lanes read, with samples of this size: what the window leaves of the budget is theirs."""
         _, _, room_bytes = self._held(sample_bytes)
         return read_ahead(self.readers_count, self.fetch, room_bytes=room_bytes)
 
-    def plan(self, sample_bytes: float, sizes: ReadAhead) -> MemoryPlan:
+    def plan(self, sample_bytes: float, sizes: ReadAheadSizes) -> MemoryPlan:
         """All that it holds, with samples of this size and lanes that read so."""
         window_bytes, batches_bytes, room_bytes = self._held(sample_bytes)
         ahead_bytes = self.readers_count * sizes.requests_max * PARTS_PER_REQUEST * sizes.part_bytes

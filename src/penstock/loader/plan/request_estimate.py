@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.loader.lanes.objects import ObjectSource
-    from penstock.loader.lanes.segments import Reading, Segment
+    from penstock.loader.lanes.segments import ReadOptions, ShardSegment
 
 LOOKS_MAX = 64
 """Shards whose table of contents is read in order to count. Each costs a request or two, which thousands are not worth."""
@@ -60,7 +60,7 @@ class RequestEstimator:
         reading: How its lanes read.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ReadOptions) -> None:
         self.total = NOTHING
         self._reading = reading
         self._looked: dict[int, RangedShard] = {}  # by shard
@@ -70,7 +70,9 @@ class RequestEstimator:
         for span in spans:
             self.total += RequestEstimate(1, 1, span.length_bytes, span.length_bytes)
 
-    def add_lane(self, segments: Sequence[Segment], *, needed_count: int | None, ends_inside: bool = False) -> None:
+    def add_lane(
+        self, segments: Sequence[ShardSegment], *, needed_count: int | None, ends_inside: bool = False
+    ) -> None:
         """What a lane reads one after the other.
 
         Args:
@@ -118,7 +120,7 @@ class RequestEstimator:
             is_sure = needed_count is None or at < needed_count
             self.total += requests[number] if is_sure else requests[number].at_most()
 
-    def _streamed(self, segment: Segment) -> RequestEstimate:
+    def _streamed(self, segment: ShardSegment) -> RequestEstimate:
         if segment.shard.size_bytes is None or segment.format is None:
             raise UnknownRequestsError
         found = NOTHING
@@ -134,7 +136,7 @@ class RequestEstimator:
                 found += RequestEstimate(0, 1, 0, segment.offset_bytes)
         return found
 
-    def _ranged(self, segment: Segment) -> RequestEstimate:
+    def _ranged(self, segment: ShardSegment) -> RequestEstimate:
         if segment.shard.size_bytes is None:
             raise UnknownRequestsError
         key = id(segment.shard)

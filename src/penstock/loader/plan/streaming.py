@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
-from penstock.loader.lanes.feed import Begun, LanesFeed, Mark
-from penstock.loader.lanes.lane import Lane, Pins
+from penstock.loader.lanes.feed import EpochFeed, LanesFeed, Mark
+from penstock.loader.lanes.lane import Lane, PinnedBytes
 from penstock.loader.lanes.reading import LaneReader
-from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAhead, RunStart, Segment
+from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, RunStart, ShardSegment
 from penstock.loader.plan.indexed import IndexedSource
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.types import strong_etag
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.lanes.feed import Batching
-    from penstock.loader.lanes.segments import Reading
+    from penstock.loader.lanes.segments import ReadOptions
     from penstock.loader.plan.memory import MemoryNeeds, MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.order import StreamOrder
@@ -43,21 +43,23 @@ class StreamReadPlan:
     mode = "stream"
     memory: MemoryPlan | None = None
 
-    def __init__(self, shards: Sequence[Shard], *, order: StreamOrder, reading: Reading, holding: MemoryNeeds) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], *, order: StreamOrder, reading: ReadOptions, holding: MemoryNeeds
+    ) -> None:
         self.order = order
         self._holding = holding
         self._shards = shards
         self.sources: Sequence[IndexedSource] = [IndexedSource(shards, [], None, None)]
         self.reading = reading
 
-    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> Begun:
+    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> EpochFeed:
         """See ``ReadPlan``.
 
         Raises:
             ConfigError: the cursor is none of this job's.
         """
         order = self.order.at_epoch(epoch)
-        read: list[Segment] = []
+        read: list[ShardSegment] = []
         lanes = self._lanes(order, cursor, read)
         if self.reading.recording is not None:
             self.reading.recording.begin(segment.shard for segment in read)
@@ -71,7 +73,7 @@ class StreamReadPlan:
             count=left_count,
             window_bytes=lambda: self._checked(lanes),
         )
-        return Begun(feed, None)
+        return EpochFeed(feed, None)
 
     def divided(self, rank: int, world_size: int) -> StreamReadPlan:
         """See ``ReadPlan``; nothing is recorded of what it reads."""
@@ -94,7 +96,7 @@ class StreamReadPlan:
 
         Cost: the first samples of each of the rank's lanes, read in parts of 256 KiB.
         """
-        reading = self.reading._replace(sizes=ReadAhead(PART_BYTES_MIN, 1), recording=None)
+        reading = self.reading._replace(sizes=ReadAheadSizes(PART_BYTES_MIN, 1), recording=None)
         small = StreamReadPlan(self._shards, order=self.order, reading=reading, holding=self._holding)
         lanes = small._lanes(self.order, None, [])
         try:
@@ -114,7 +116,9 @@ class StreamReadPlan:
         needed = batching.take
         try:
             for turn, number in enumerate(order.lanes_owned):
-                segments = [Segment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
+                segments = [
+                    ShardSegment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))
+                ]
                 for segment in segments:
                     segment.format = segment.format or format_of_name(segment.shard.key)
                 taken = None if needed is None else int(turn < needed)  # how long shards are, nobody knows
@@ -131,9 +135,9 @@ class StreamReadPlan:
         lanes = {str(number): _entry(start, emitted) for number, (start, emitted) in mark.lanes.items()}
         return {"round": mark.round_count, "turn": mark.turn, "left": mark.left_count, "lanes": lanes}
 
-    def _lanes(self, order: StreamOrder, cursor: Mapping[str, Any] | None, read: list[Segment]) -> list[Lane]:
+    def _lanes(self, order: StreamOrder, cursor: Mapping[str, Any] | None, read: list[ShardSegment]) -> list[Lane]:
         """The rank's lanes that have something left; `read` grows by what they read."""
-        pins = Pins(self.reading.pinned_bytes_max)
+        pins = PinnedBytes(self.reading.pinned_bytes_max)
         lanes: list[Lane] = []
         try:
             for number in order.lanes_owned:
@@ -147,10 +151,15 @@ class StreamReadPlan:
         return lanes
 
     def _lane(
-        self, number: int, order: StreamOrder, pins: Pins, entry: Mapping[str, Any] | None, read: list[Segment]
+        self,
+        number: int,
+        order: StreamOrder,
+        pins: PinnedBytes,
+        entry: Mapping[str, Any] | None,
+        read: list[ShardSegment],
     ) -> Lane:
         """A lane; `read` grows by what it reads."""
-        segments = [Segment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
+        segments = [ShardSegment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
         start, emitted = None, 0
         if entry is not None:
             first = _segment(segments, entry)
@@ -184,7 +193,7 @@ def _entry(start: RunStart, emitted: int) -> dict[str, Any] | None:
     }
 
 
-def _segment(segments: Sequence[Segment], entry: Mapping[str, Any]) -> Segment:
+def _segment(segments: Sequence[ShardSegment], entry: Mapping[str, Any]) -> ShardSegment:
     """The rest of the shard in which a run begins."""
     index = entry["segment"]
     if not 0 <= index < len(segments):
@@ -193,7 +202,7 @@ def _segment(segments: Sequence[Segment], entry: Mapping[str, Any]) -> Segment:
     shard.etag = shard.etag or strong_etag(entry["etag"])  # older states hold it as the store wrote it
     form = FORMATS[entry["format"]]
     if form.unit == "sample" and form.ranged is None:
-        return Segment(
+        return ShardSegment(
             shard,
             index,
             offset_bytes=entry["offset_bytes"],
@@ -201,4 +210,4 @@ def _segment(segments: Sequence[Segment], entry: Mapping[str, Any]) -> Segment:
             format_name=entry["format"],
         )
     # its table of contents tells where the run begins; where there is none, the shard is read from its head again
-    return Segment(shard, index, skip_count=entry["sample"], format_name=entry["format"])
+    return ShardSegment(shard, index, skip_count=entry["sample"], format_name=entry["format"])

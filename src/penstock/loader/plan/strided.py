@@ -2,7 +2,7 @@
 
 Workers that each read everything read n times as much. An index says where a worker's samples lie, so it asks for them
 alone, run by run in the order in which they are needed; those that lie closer than ``FetchConfig.gap_bytes_max`` are one
-request. Where that saves little, whole parts are read (``ChosenFeed``): small samples, scattered by the shuffle.
+request. Where that saves little, whole parts are read (``SelectedBatchesFeed``): small samples, scattered by the shuffle.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from penstock.config import FetchConfig
 from penstock.fetch import PlanItem
 from penstock.index import Verifier
-from penstock.loader.lanes.feed import Begun, Block, Mark
-from penstock.loader.lanes.first_batch import Place, Stretch, is_enterable, parsed
+from penstock.loader.lanes.feed import EpochFeed, Mark, SampleBlock
+from penstock.loader.lanes.first_batch import SampleAddress, SampleRange, is_enterable, parsed
 from penstock.loader.lanes.lane import copied
 from penstock.loader.lanes.objects import ObjectsFeed
 from penstock.loader.plan.indexed import IndexedReadPlan
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.index import ShardIndex
     from penstock.loader.lanes.feed import Batching, Feed
-    from penstock.loader.lanes.segments import Where
+    from penstock.loader.lanes.segments import SampleSource
     from penstock.loader.plan.indexed import IndexedSource
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
@@ -161,15 +161,15 @@ class StridedFeed:
         self._batches = iter(strides.indexes)
         self._left = np.empty(0, np.int64)  # positions of the batch that is being given
         self._next_position = 0
-        self._here: dict[int, tuple[Sample, Where]] = {}  # by position
+        self._here: dict[int, tuple[Sample, SampleSource]] = {}  # by position
         self._held_bytes = 0
-        self._positions: dict[Place, int] = {}  # of what was asked for
-        self._asked: deque[Stretch] = deque()
+        self._positions: dict[SampleAddress, int] = {}  # of what was asked for
+        self._asked: deque[SampleRange] = deque()
         self._planned: dict[int, int] = {}  # by lane: rows below are asked for
         self._known: OrderedDict[int, ShardIndex] = OrderedDict()
         self._blobs = source.shards[0].store.read_many(self._requests())
 
-    def take(self, count: int) -> Block | None:
+    def take(self, count: int) -> SampleBlock | None:
         """See ``Feed``; never across the end of a batch."""
         if not len(self._left):
             index = next(self._batches, None)
@@ -186,7 +186,7 @@ class StridedFeed:
             samples.append(sample)
             origins.append(origin)
         self._next_position = int(positions[-1]) + 1
-        return Block(samples, origins, positions)
+        return SampleBlock(samples, origins, positions)
 
     def mark(self) -> Mark:
         """See ``Feed``."""
@@ -254,10 +254,10 @@ class StridedFeed:
         for number in np.unique(shards).tolist():
             here = shards == number
             for sample, position in zip(samples[here].tolist(), positions[here].tolist(), strict=True):
-                self._positions[Place(0, number, sample)] = position
+                self._positions[SampleAddress(0, number, sample)] = position
             shard, wanted = self._source.shards[number], np.sort(samples[here]).tolist()
             for first, count in _consecutive(wanted):
-                stretch = Stretch(0, number, shard, self._known[number], first, count)
+                stretch = SampleRange(0, number, shard, self._known[number], first, count)
                 self._asked.append(stretch)
                 yield PlanItem(shard.key, span=stretch.span, etag=shard.etag, size_bytes=shard.size_bytes)
 
@@ -270,7 +270,7 @@ def begin_strided(
     batching: Batching,
     first_batch: int,
     stride: tuple[int, int],
-) -> Begun | None:
+) -> EpochFeed | None:
     """As ``ReadPlan.begin``, of a worker's batches alone; None where all have to be read.
 
     Args:
@@ -297,7 +297,7 @@ def begin_strided(
         feed = StridedFeed(source, order=order, strides=strides, copies_max=job.reading.pinned_bytes_max, meter=meter)
     else:
         return None
-    return Begun(feed, batches)
+    return EpochFeed(feed, batches)
 
 
 def can_stride(source: Any) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.loader.lanes.lane import AnyLane
+    from penstock.loader.lanes.lane import SampleLane
     from penstock.order import Batches, StreamOrder
 
 BATCHES_AHEAD = 2
@@ -202,7 +202,7 @@ class StreamDeal:
                 entry = cursor["lanes"][str(number)] if cursor is not None else None
                 taken = 0 if entry is None else entry["before"] + entry["emitted"]
                 self._lanes[number] = FarLane(number, worker=index % workers_count, taken=taken)
-        lanes: Sequence[AnyLane] = list(self._lanes.values())
+        lanes: Sequence[SampleLane] = list(self._lanes.values())
         round_count, turn = (0, 0) if cursor is None else (cursor["round"], cursor["turn"])
         self._feed = LanesFeed(
             lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn, count=self._left

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.errors import DataError
-    from penstock.loader.lanes.feed import Block
+    from penstock.loader.lanes.feed import SampleBlock
 PR_SET_PDEATHSIG = 1
 
 NICENESS = 10
@@ -169,7 +169,7 @@ class SharedFilling(RowsFilling):
         return Layout(self._inbox.wait_layout(), self._run.plan.batch)
 
     def _hand_out(
-        self, batch: OpenBatch, block: Block, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
+        self, batch: OpenBatch, block: SampleBlock, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
     ) -> None:
         """See ``RowsFilling``. Members as they are stored are put into columns by the block."""
         layout = self._layout  # None as long as every sample was dropped

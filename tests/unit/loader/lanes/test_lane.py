@@ -12,9 +12,9 @@ from penstock.config import MIB, FetchConfig
 from penstock.formats import Sample
 from penstock.formats.columnar import as_columns
 from penstock.formats.typed import ITEM_BYTES, typed
-from penstock.loader.lanes.lane import Lane, Pins, copied
+from penstock.loader.lanes.lane import Lane, PinnedBytes, copied
 from penstock.loader.lanes.reading import LaneReader
-from penstock.loader.lanes.segments import Reading, Segment, read_ahead
+from penstock.loader.lanes.segments import ReadOptions, ShardSegment, read_ahead
 from penstock.loader.statistics import Meter
 from penstock.order import StreamOrder
 from penstock.sources.shards import ShardFinder
@@ -24,17 +24,17 @@ def lane(
     folder: Path,
     *,
     window: int | None,
-    pins: Pins,
+    pins: PinnedBytes,
     part_bytes: int = 65_536,
     order_type: type[StreamOrder] = StreamOrder,
 ) -> Lane:
     shards = ShardFinder(ps.shards(f"{folder}/").source, fetch=None).find()
     order = order_type(shards_count=len(shards), window=window or 1, lanes=1, shuffled=window is not None)
     sizes = read_ahead(1, FetchConfig())._replace(part_bytes=part_bytes)
-    reading = Reading(
+    reading = ReadOptions(
         sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), fields=(None,), copies=False, meter=Meter()
     )
-    segments = [Segment(shards[shard], index) for index, shard in enumerate(order.shards_of(0))]
+    segments = [ShardSegment(shards[shard], index) for index, shard in enumerate(order.shards_of(0))]
     return Lane(0, runs=order, reader=LaneReader(segments, reading=reading), pins=pins)
 
 
@@ -49,8 +49,8 @@ def drained(given: Lane, *, step: int = 1) -> list[str]:
 def test_runs_cross_shards_and_stay_inside_their_window(tmp_path: Path, step: int) -> None:
     """Each run of 5 holds the next 5 samples of the lane, whatever shard they lie in, in another order."""
     total = write_counted(tmp_path, (3, 9, 1, 4))
-    given = lane(tmp_path, window=5, pins=Pins(1 << 30))
-    straight = drained(lane(tmp_path, window=1, pins=Pins(1 << 30)))
+    given = lane(tmp_path, window=5, pins=PinnedBytes(1 << 30))
+    straight = drained(lane(tmp_path, window=1, pins=PinnedBytes(1 << 30)))
     keys = drained(given, step=step)
     assert given.taken_count == total
     assert keys != straight
@@ -68,7 +68,7 @@ class _Ending(StreamOrder):
 def test_a_lane_ends_with_its_last_run(tmp_path: Path) -> None:
     """More is asked of a lane than its runs hold, where others were closed under way: it has ended, and nobody spins."""
     write_counted(tmp_path, (9,))
-    given = lane(tmp_path, window=3, pins=Pins(1 << 30), order_type=_Ending)
+    given = lane(tmp_path, window=3, pins=PinnedBytes(1 << 30), order_type=_Ending)
     assert given.prepare(4) == 3
     given.take(3)
     assert given.prepare(1) == 0
@@ -78,13 +78,13 @@ def test_unshuffled_samples_pass_through(tmp_path: Path) -> None:
     """Without runs samples leave as they are stored, however many are taken at a time."""
     write_counted(tmp_path, (3, 9, 1, 4))
     for step in (1, 4, 100):
-        assert drained(lane(tmp_path, window=None, pins=Pins(0)), step=step) == [f"s{n:05d}" for n in range(17)]
+        assert drained(lane(tmp_path, window=None, pins=PinnedBytes(0)), step=step) == [f"s{n:05d}" for n in range(17)]
 
 
 def test_a_lane_holds_one_run(tmp_path: Path) -> None:
     """One sample is read for each one handed out: never more than a run waits."""
     write_counted(tmp_path, (40,))
-    given = lane(tmp_path, window=8, pins=Pins(1 << 30))
+    given = lane(tmp_path, window=8, pins=PinnedBytes(1 << 30))
     while given.prepare(1):
         given.take(1)
         assert len(given._ready) - given._ready_at + len(given._filling) <= 8
@@ -96,7 +96,7 @@ def test_pins_are_bounded_and_given_back(tmp_path: Path, bytes_max: int) -> None
     tmp_path.joinpath("a.tar").write_bytes(
         shard({"__key__": f"{index:03d}", "bin": bytes([index]) * 300} for index in range(60))
     )
-    pins = Pins(bytes_max)
+    pins = PinnedBytes(bytes_max)
     given = lane(tmp_path, window=20, pins=pins)
     seen = []
     while given.prepare(1):

@@ -16,7 +16,7 @@ from loading import formatted, index
 from penstock.errors import ClosedError, ConfigError, CorruptShardError, ObjectChangedError
 from penstock.fetch import process_budget
 from penstock.loader.lanes.ranged import RangedShard
-from penstock.loader.lanes.segments import ReadAhead, Reading, Segment
+from penstock.loader.lanes.segments import ReadAheadSizes, ReadOptions, ShardSegment
 from penstock.loader.statistics import LoaderStatistics, Meter
 from penstock.sources.shards import Shard
 
@@ -305,12 +305,17 @@ def test_left_half_way_nothing_is_held(tmp_path: Path, name: str) -> None:
 def test_reading_that_is_given_up_ends(tmp_path: Path, name: str) -> None:
     """Closed by another thread in the midst of a shard, or before its first byte: an error, and no endless nothing."""
     write(tmp_path, name, rows_per_group=1)
-    reading = Reading(
-        sizes=ReadAhead(64 * KIB, 1), pinned_bytes_max=1 << 20, on_corrupt=["raise"], fields=[None], copies=False, meter=Meter()
-    )  # fmt: skip
+    reading = ReadOptions(
+        sizes=ReadAheadSizes(64 * KIB, 1),
+        pinned_bytes_max=1 << 20,
+        on_corrupt=["raise"],
+        fields=[None],
+        copies=False,
+        meter=Meter(),
+    )
     with ps.connect(str(tmp_path), fetch=ps.FetchConfig(gap_bytes_max=0)) as store:
         for is_begun in (False, True):
-            shard = RangedShard(Segment(Shard(store, f"s.{name}"), 0, format_name=name), reading=reading)
+            shard = RangedShard(ShardSegment(Shard(store, f"s.{name}"), 0, format_name=name), reading=reading)
             if is_begun:
                 shard.begin()
             shard.close()
