@@ -156,7 +156,6 @@ def test_no_module_has_a_public_name() -> None:
 
 
 DUPLICATES_LEFT = {
-    "Block",
     "Column",
     "Connection",
     "Entry",
@@ -178,16 +177,11 @@ DUPLICATES_LEFT = {
     "Packed",
     "Part",
     "Piece",
-    "Place",
     "Places",
     "Plan",
     "Read",
-    "ReadAhead",
-    "Reading",
     "Report",
-    "Segment",
     "Spec",
-    "Stretch",
     "Wire",
     "Worker",
     "_Entry",
