@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -33,8 +33,8 @@ test: $(VENV)/.ready lint unit suite  ## Everything: lint, types, layers, unit a
 
 lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 	@echo "== lint"
-	$(BIN)/ruff check src tests bench examples docs/concepts/*.py
-	$(BIN)/ruff format --check src tests bench examples docs/concepts/*.py
+	$(BIN)/ruff check src tests bench examples docs/*/*.py
+	$(BIN)/ruff format --check src tests bench examples docs/*/*.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -96,10 +96,28 @@ test-ray: .venvs/ray/.ready  ## Packing on a Ray cluster of several nodes and fr
 test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by MosaicML Streaming, in an environment of its own
 	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q
 
+.venvs/docs/.ready .venvs/package/.ready: pyproject.toml
+	@echo "== set-up: $(@D) with the tools of the group $(notdir $(@D)) (once)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --group $(notdir $(@D))
+	@touch $@
+
+docs: .venvs/docs/.ready  ## The documentation as a site in site/VERSION, its links checked
+	rm -rf site
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet --strict
+	.venvs/docs/bin/python docs/tools/links.py site/[0-9]*
+
+package: .venvs/package/.ready  ## Build wheel and sdist, check their metadata, install the wheel without extras and with each
+	rm -rf dist
+	.venvs/package/bin/python -m build --quiet
+	.venvs/package/bin/twine check --strict dist/*
+	$(PYTHON) tests/install.py dist/*.whl
+
 bench: $(VENV)/.ready  ## Peers, servers and every benchmark (hours); one question: make bench, then python bench/X.py
 	bash bench/setup.sh
 	for question in small_objects large_objects event_loops listing import_time memory tar_parse shuffle_quality samples single_objects small_samples libraries first_batch resume busy_step \
 		cache random_access packing converting; do $(BIN)/python bench/$$question.py; done
 
 clean:  ## Remove what set-up and runs made
-	rm -rf $(VENV) .venvs bench/.venvs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venvs bench/.venvs site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
