@@ -78,8 +78,8 @@ MUTATIONS = (
     ),
     Mutation(
         contract="a read is of one version: parts are compared with each other",
-        path="fetch/slots.py",
-        function="Item.pin",
+        path="fetch/requests.py",
+        function="ObjectRead.pin",
         old="        if not same_version(info, known):\n",
         new="        if False:\n",
         tests=("integration/test_s3_faults.py::test_without_etags_parts_of_two_versions_are_never_one_body",),
@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation(
         contract="a landing is filled, also if a hedge wins",
         path="store/hedged.py",
-        function="_Entry._move",
+        function="_HedgedOperation._move",
         old="        memoryview(landing.buffer)[self.start : landing.position] = body\n",
         new="",
         tests=("contract/test_memory.py",),

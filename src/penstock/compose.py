@@ -188,7 +188,7 @@ def endpoint_of(store: Store) -> str:
     inner: Any = store
     while (further := getattr(inner, "inner", None)) is not None:
         inner = further
-    return getattr(getattr(inner, "site", None), "endpoint_url", None) or ""
+    return getattr(getattr(inner, "endpoint", None), "endpoint_url", None) or ""
 
 
 def _s3(
@@ -204,10 +204,10 @@ def _s3(
 ) -> Store:
     from penstock.store import credentials as aws
     from penstock.store.s3 import S3Store
-    from penstock.store.s3_site import Site
+    from penstock.store.s3_endpoint import S3Endpoint
 
     bucket, prefix = bucket_and_prefix
-    site = Site(
+    endpoint = S3Endpoint(
         bucket=bucket,
         prefix=prefix if not prefix or prefix.endswith("/") else prefix + "/",
         endpoint_url=endpoint_url or aws.setting_endpoint_url(profile),
@@ -215,7 +215,7 @@ def _s3(
         addressing=addressing if addressing != "auto" else aws.setting_addressing(profile) or "auto",
     )
     provider = None if anonymous else aws.provider(credentials, profile)
-    return S3Store(site, provider=provider, transport=transport, options=options)
+    return S3Store(endpoint, provider=provider, transport=transport, options=options)
 
 
 def _local_or_foreign(url: str) -> Store:

@@ -802,7 +802,7 @@ def test_no_secret_is_ever_told(
             ]
     layer: Any = store
     while layer is not None:
-        texts += [repr(layer), str(getattr(layer, "site", "")), repr(getattr(layer, "options", ""))]
+        texts += [repr(layer), str(getattr(layer, "endpoint", "")), repr(getattr(layer, "options", ""))]
         layer = getattr(layer, "inner", None)
     texts.append(caplog.text)
     assert len(texts) > 40

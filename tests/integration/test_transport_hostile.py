@@ -361,9 +361,9 @@ def test_what_fails_on_the_loop_ends_its_own_exchange(name: str, monkeypatch: py
         assert sink.wait(10).curl_error == DEFECT
 
 
-CALLBACKS = ["traced.Traced.note", "limited.Limited.release", "retrying._Entry._wait_s", "retrying._Entry._remaining",
-             "retrying._Entry._is_refused_resumption", "hedged.Hedged.forget", "exchange.attempt_record",
-             "s3._Exchange.healed"]  # fmt: skip
+CALLBACKS = ["traced.Traced.note", "limited.Limited.release", "retrying._RetriedOperation._wait_s",
+             "retrying._RetriedOperation._remaining", "retrying._RetriedOperation._is_refused_resumption",
+             "hedged.Hedged.forget", "exchange.attempt_record", "s3._S3Exchange.healed"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*CALLBACKS, "penstock.fetch.window.Window.completed"])

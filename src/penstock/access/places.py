@@ -20,7 +20,7 @@ from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.index import SampleMap
 from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
-from penstock.store.several import Several
+from penstock.store.multi import MultiStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -80,7 +80,7 @@ class StoredPlaces(ABC):
     """
 
     def __init__(self, stores: Iterable[Store], config: FetchConfig, *, gap_bytes: int | None) -> None:
-        self._stores = Several(list(stores))
+        self._stores = MultiStore(list(stores))
         self._config = config
         self._gap_bytes = gap_bytes
 
@@ -90,7 +90,7 @@ class StoredPlaces(ABC):
 
     @abstractmethod
     def _located(self, numbers: Sequence[int]) -> list[list[PlanItem]]:
-        """Where each sample's pieces lie, by the keys of ``Several``."""
+        """Where each sample's pieces lie, by the keys of ``MultiStore``."""
 
     @abstractmethod
     def _made(self, number: int, data: Sequence[memoryview]) -> Fetched:

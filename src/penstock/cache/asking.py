@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.entry import block_name
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, as_completion_error
-from penstock.fetch.slots import AskingSink
+from penstock.fetch.requests import HeadRequest
 from penstock.types import (
     CompleteMultipart,
     Completion,
@@ -85,7 +85,7 @@ class Question(_Passing):
 
     def may_be_answered(self) -> bool:
         """Whether a look at what is known can be worth it."""
-        return self.cache.config.metadata_ttl_s > 0 or isinstance(self.sink, AskingSink)
+        return self.cache.config.metadata_ttl_s > 0 or isinstance(self.sink, HeadRequest)
 
     def run(self) -> None:
         """Look at what is known, else ask."""
@@ -127,7 +127,7 @@ class Question(_Passing):
 
         What is kept was held against the store's word when it was fetched; a version's size never changes.
         """
-        item = self.sink.item if isinstance(self.sink, AskingSink) else None
+        item = self.sink.item if isinstance(self.sink, HeadRequest) else None
         etag, size_bytes = (item.etag, item.size_bytes) if item is not None else (None, None)
         if etag is None or size_bytes is None:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from penstock import forks
 from penstock.cache.asking import WRITES, Question, Writing
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from penstock.store.threaded import Job
     from penstock.types import Key, Operation, Sink, Transfer
 
 
@@ -98,14 +97,14 @@ class Cached(Wrapper):
                 key = public_url(operation.key) if has_queries(core_of(self)) else operation.key
                 self._recorder.note(key, operation.span)
             read = Read(self, operation, sink)
-            self._pool.put(cast("Job", read))  # the pool runs anything with a run()
+            self._pool.put(read)
             return read
         if isinstance(operation, (Head, ListPage)):
             if isinstance(operation, Head):
                 self._check_key(operation.key)
             question = Question(self, operation, sink)
             if question.may_be_answered():
-                self._pool.put(cast("Job", question))
+                self._pool.put(question)
             else:
                 question.send()
             return question
@@ -154,7 +153,7 @@ class Cached(Wrapper):
     def step(self, run: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         """Have `run` called on a thread of the pool; `failed` if it raises, or at once where the store was closed."""
         try:
-            self._pool.put(cast("Job", _Step(run, failed)))
+            self._pool.put(_Step(run, failed))
         except ClosedError as error:
             failed(error)
 

@@ -28,9 +28,9 @@ def scope_of(store: Store, namespace: str) -> tuple[tuple[str, ...], Callable[[K
     store is named by the URL that it gives its keys.
     """
     core = core_of(store)
-    site = getattr(core, "site", None)
-    if site is not None:
-        return (namespace, site.endpoint_url or "aws", site.bucket), site.prefix.__add__
+    endpoint = getattr(core, "endpoint", None)
+    if endpoint is not None:
+        return (namespace, endpoint.endpoint_url or "aws", endpoint.bucket), endpoint.prefix.__add__
     return (namespace, "", core.describe("")), stored_key if has_queries(core) else str
 
 

@@ -95,7 +95,7 @@ def _store(store: Store) -> dict[str, Any]:
         core = core.inner
     facts: dict[str, Any] = {"url": store.describe(""), "kind": type(core).__name__}
     if isinstance(core, S3Store):
-        facts |= {"endpoint": core.site.base_url, "region": core.site.region, "credentials": "anonymous"}
+        facts |= {"endpoint": core.endpoint.base_url, "region": core.endpoint.region, "credentials": "anonymous"}
         if core.provider is not None:
             try:
                 found = core.provider.resolve()

@@ -2,10 +2,10 @@
 
 from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget, set_process_budget_once
 from penstock.fetch.chunk import Chunk
-from penstock.fetch.flight import PARTS_PER_REQUEST
 from penstock.fetch.plan import PlanItem, Request, coalesce, cut
 from penstock.fetch.read_ahead import FetchStatistics, ReadAhead
-from penstock.fetch.slots import Item, Slot
+from penstock.fetch.requests import ObjectRead, PartRequest
+from penstock.fetch.scheduler import PARTS_PER_REQUEST
 
 __all__ = [
     "PARTS_PER_REQUEST",
@@ -13,11 +13,11 @@ __all__ = [
     "BudgetStatistics",
     "Chunk",
     "FetchStatistics",
-    "Item",
+    "ObjectRead",
+    "PartRequest",
     "PlanItem",
     "ReadAhead",
     "Request",
-    "Slot",
     "coalesce",
     "cut",
     "process_budget",

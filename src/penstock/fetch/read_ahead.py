@@ -1,8 +1,8 @@
 """Ordered read-ahead: keep as many requests in flight as the consumer, the budget and the store justify.
 
 The consumer's thread pulls the plan (it may be a user's generator) a little ahead; engine threads start what is pulled
-as requests end (``Flight``), so that the pipe stays full while the consumer computes. Whatever is delivered in order was
-asked for in order.
+as requests end (``RequestScheduler``), so that the pipe stays full while the consumer computes. Whatever is delivered in
+order was asked for in order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from penstock import forks
 from penstock.errors import ClosedError
-from penstock.fetch.flight import WAKE_BYTES, Flight
 from penstock.fetch.plan import Request, as_item, coalesce
+from penstock.fetch.scheduler import WAKE_BYTES, RequestScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.config import FetchConfig
     from penstock.fetch.budget import Budget
     from penstock.fetch.plan import PlanItem
-    from penstock.fetch.slots import Item, Slot
+    from penstock.fetch.requests import ObjectRead, PartRequest
     from penstock.types import Core
 
 _PULL_COUNT = 64
@@ -70,8 +70,8 @@ class ReadAhead:
         self._requests: Iterator[Request] | None = iter(requests)
         self._config = config
         self._whole = whole
-        self._flight = Flight(core, config=config, budget=budget, whole=whole)
-        self._taken: deque[Item] = deque()  # the consumer's: finished, no longer counted as undelivered
+        self._flight = RequestScheduler(core, config=config, budget=budget, whole=whole)
+        self._taken: deque[ObjectRead] = deque()  # the consumer's: finished, no longer counted as undelivered
         self._pulled_count = 0
         self._generation = forks.generation()
         self.stall_s = 0.0
@@ -81,7 +81,7 @@ class ReadAhead:
         """Send the first requests now, not at the first ``next()``: many readers are opened, then asked in turn."""
         self._refill()
 
-    def wait_item(self, *, ordered: bool = True) -> Item | None:
+    def wait_item(self, *, ordered: bool = True) -> ObjectRead | None:
         """The next finished item (the first, or any), removed; None at the end of the plan. Blocks."""
         self._check()
         while not self._taken:
@@ -107,7 +107,7 @@ class ReadAhead:
             self._taken.append(item)
             taken_bytes += sum(slot.completion.received_bytes for slot in item.slots if slot.completion is not None)
 
-    def wait_slot(self) -> tuple[Item, Slot | None] | None:
+    def wait_slot(self) -> tuple[ObjectRead, PartRequest | None] | None:
         """The next part in order: its item and slot (None for an item that failed or is empty). Blocks."""
         self._check()
         while True:
@@ -125,7 +125,7 @@ class ReadAhead:
     def _check(self) -> None:
         forks.check(self._generation, "this iterator")
 
-    def _take_part(self, item: Item) -> tuple[Item, Slot | None]:
+    def _take_part(self, item: ObjectRead) -> tuple[ObjectRead, PartRequest | None]:
         if item.error is not None:
             self._flight.items.popleft()
             self._flight.undelivered_count -= item.sent_count - item.delivered_count
@@ -137,7 +137,7 @@ class ReadAhead:
             self._flight.items.popleft()
         return item, slot
 
-    def _finished(self, *, ordered: bool) -> Item | None:
+    def _finished(self, *, ordered: bool) -> ObjectRead | None:
         if ordered:
             item = self._flight.items[0] if self._flight.items else None
             return item if item is not None and item.finished else None
@@ -220,6 +220,6 @@ class ReadAhead:
         taken, self._taken = self._taken, deque()
         self._flight.close(taken)
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: PartRequest) -> None:
         """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""
         self._flight.places.release(slot)

@@ -31,7 +31,7 @@ from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.store.threaded import Job
+    from penstock.store.threaded import BlockingJob
     from penstock.types import CompleteMultipart, Copy, Get, Key, ListPage, Put, PutPart
 
 _PINS = ("ETag", "etag", "e_tag", "md5Hash", "generation", "version_id", "content_md5", "sha256", "uid")
@@ -96,7 +96,7 @@ class FsspecStore(ThreadedStore):
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _get(self, operation: Get, job: Job) -> None:
+    def _get(self, operation: Get, job: BlockingJob) -> None:
         info = self._info(operation.key)
         if operation.if_match is not None and operation.if_match != info.etag:
             raise ObjectChangedError(f"the file is now version {info.etag}, not {operation.if_match}", status=412)
@@ -151,7 +151,7 @@ class FsspecStore(ThreadedStore):
     def _put(self, operation: Put) -> ObjectInfo:
         return self._store(operation.key, bytes(operation.body), if_absent=operation.if_absent)
 
-    def _delete(self, operation: Any, job: Job) -> dict[Key, str]:
+    def _delete(self, operation: Any, job: BlockingJob) -> dict[Key, str]:
         failed: dict[Key, str] = {}
         for key in operation.keys:
             job.check()
@@ -169,7 +169,7 @@ class FsspecStore(ThreadedStore):
             raise ObjectChangedError(f"the file is now version {info.etag}, not {if_match}", status=412)
         return bytes(self._files.cat_file(self._path(key), start=start, end=end))
 
-    def _copy(self, operation: Copy, job: Job) -> ObjectInfo:
+    def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo:
         job.check()
         return self._store(operation.target, self._bytes(operation.source, operation.if_match), if_absent=False)
 
@@ -179,7 +179,7 @@ class FsspecStore(ThreadedStore):
             raise StoreError(f"no upload {upload_id!r} of this key was begun", status=404, code="NoSuchUpload")
         return found[1]
 
-    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object:
+    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
         if isinstance(operation, CreateMultipart):
             upload_id = secrets.token_hex(8)
             self._uploads[upload_id] = (operation.key, {})
@@ -197,7 +197,7 @@ class FsspecStore(ThreadedStore):
         self._upload(key, operation.upload_id)[operation.part_number] = data
         return Part(operation.part_number, f'"{operation.part_number}-{len(data)}"')
 
-    def _complete(self, operation: CompleteMultipart, job: Job) -> ObjectInfo:
+    def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
         parts = self._upload(operation.key, operation.upload_id)
         job.check()
         numbers = [part.part_number for part in operation.parts]

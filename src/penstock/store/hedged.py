@@ -69,7 +69,7 @@ class Hedged(Wrapper):
 
     def _reset(self) -> None:
         self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
-        self._outstanding: dict[_Entry, float] = {}
+        self._outstanding: dict[_HedgedOperation, float] = {}
         self._tokens = _TOKENS_MAX
         self._wait_s = float("inf")
         self._learned = 0
@@ -83,7 +83,7 @@ class Hedged(Wrapper):
         """See ``Store``."""
         if not isinstance(operation, (Get, Head)) or self.config.ratio_max == 0:
             return self.inner.submit(operation, sink)
-        entry = _Entry(self, operation, sink)
+        entry = _HedgedOperation(self, operation, sink)
         self._outstanding[entry] = time.monotonic()
         try:
             entry.first = self.inner.submit(operation, entry)
@@ -97,7 +97,7 @@ class Hedged(Wrapper):
             self._tick_later(self._wait_s)
         return entry
 
-    def forget(self, entry: _Entry, completion: Completion) -> None:
+    def forget(self, entry: _HedgedOperation, completion: Completion) -> None:
         """An operation ended: learn from it."""
         self._outstanding.pop(entry, None)
         for attempt in completion.attempts:
@@ -148,7 +148,7 @@ def _rebuild(inner: Store, config: HedgeConfig) -> Hedged:
     return Hedged(inner, config=config)
 
 
-class _Entry:
+class _HedgedOperation:
     """An operation, and its second request once there is one. The first request's sink, and the caller's transfer."""
 
     __slots__ = (
@@ -176,7 +176,7 @@ class _Entry:
         self.landing = sink.landing
         self.start = sink.landing.position if sink.landing is not None else 0  # where the body's first byte belongs
         self.first: Transfer | None = None
-        self.second: Transfer | _Second | None = None
+        self.second: Transfer | _SecondRequest | None = None
         self.first_done: Completion | None = None
         self.second_done: Completion | None = None
         self.winner = 0
@@ -193,7 +193,7 @@ class _Entry:
 
     def hedge(self) -> None:
         """Send the second request."""
-        second = _Second(self)
+        second = _SecondRequest(self)
         with self.lock:
             if self.ended or self.winner:
                 return
@@ -308,12 +308,12 @@ def _cancelled(completion: Completion) -> bool:
     return isinstance(completion.error, CancelledOperationError)
 
 
-class _Second:
+class _SecondRequest:
     """The second request's sink, and its transfer from the moment it exists."""
 
     __slots__ = ("entry", "landing", "transfer")
 
-    def __init__(self, entry: _Entry) -> None:
+    def __init__(self, entry: _HedgedOperation) -> None:
         self.entry = entry
         self.landing: Landing | None = None
         self.transfer: Transfer | None = None

@@ -62,7 +62,7 @@ class HttpStore(RemoteStore):
         if isinstance(operation, Get) and operation.span is not None:
             operation.span.checked()
         self.check_open()
-        exchange = _Exchange(self, operation, sink)
+        exchange = _HttpExchange(self, operation, sink)
         exchange.send()
         return exchange
 
@@ -84,7 +84,7 @@ def _rebuild(base_url: str, transport: TransportConfig) -> HttpStore:
     return HttpStore(base_url, transport=transport)
 
 
-class _Exchange(Exchange[HttpStore]):
+class _HttpExchange(Exchange[HttpStore]):
     """One GET or HEAD. A HEAD that is refused, or tells no size, becomes a GET of one byte.
 
     URLs are signed, and servers made, for GET alone.

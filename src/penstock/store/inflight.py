@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 Tag = TypeVar("Tag")
 
 
-class _Sink(Generic[Tag]):
+class _QueueSink(Generic[Tag]):
     __slots__ = ("landing", "queue", "tag")
 
-    def __init__(self, tag: Tag, queue: SimpleQueue[tuple[_Sink[Tag], Completion]]) -> None:
+    def __init__(self, tag: Tag, queue: SimpleQueue[tuple[_QueueSink[Tag], Completion]]) -> None:
         self.landing: Landing | None = None
         self.tag = tag
         self.queue = queue
@@ -33,15 +33,15 @@ class InFlight(Generic[Tag]):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._queue: SimpleQueue[tuple[_Sink[Tag], Completion]] = SimpleQueue()
-        self._transfers: dict[_Sink[Tag], Transfer | None] = {}
+        self._queue: SimpleQueue[tuple[_QueueSink[Tag], Completion]] = SimpleQueue()
+        self._transfers: dict[_QueueSink[Tag], Transfer | None] = {}
 
     def __len__(self) -> int:
         return len(self._transfers)
 
     def submit(self, operation: Operation, tag: Tag) -> None:
         """Start `operation`; `tag` comes back with its completion."""
-        sink = _Sink(tag, self._queue)
+        sink = _QueueSink(tag, self._queue)
         self._transfers[sink] = None
         try:
             self._transfers[sink] = self._core.submit(operation, sink)

@@ -54,7 +54,7 @@ class Limited(Wrapper):
         self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
         self._in_flight = 0
         self._waited = 0
-        self._waiting: deque[_Permit] = deque()
+        self._waiting: deque[_LimitedOperation] = deque()
 
     def after_fork_in_child(self) -> None:
         """See ``forks``: the parent's requests hold none of the child's permits."""
@@ -62,7 +62,7 @@ class Limited(Wrapper):
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``."""
-        permit = _Permit(self, operation, sink)
+        permit = _LimitedOperation(self, operation, sink)
         with self._lock:
             if self._in_flight >= self.requests_max:
                 self._waited += 1
@@ -105,7 +105,7 @@ def _rebuild(inner: Store, requests_max: int) -> Limited:
     return Limited(inner, requests_max=requests_max)
 
 
-class _Permit:
+class _LimitedOperation:
     """An operation that holds, or waits for, a permit: sink of the inner store and transfer of the outer."""
 
     __slots__ = ("cancelled", "landing", "operation", "owner", "sink", "transfer")

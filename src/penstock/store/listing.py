@@ -89,7 +89,7 @@ def list_objects(
     if not 1 <= keys_max <= 1000:
         raise ConfigError(f"keys_max={keys_max!r} must lie in [1, 1000]")
     trust = Trust(FIRST_GUESSES if getattr(core, "pages_anywhere", True) else 0)
-    listing = _Listing(
+    listing = _ParallelListing(
         core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max, skip=skip, trust=trust
     )
     if skips_at_once and skip and skip.startswith(prefix) and recursive and getattr(core, "pages_anywhere", True):
@@ -182,7 +182,7 @@ class _Segment:
         return objects
 
 
-class _Listing:
+class _ParallelListing:
     """One listing: the segments, and the pages in flight. Used by one thread at a time."""
 
     def __init__(

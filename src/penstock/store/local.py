@@ -40,7 +40,7 @@ from penstock.types import AbortMultipart, ByteRange, CopyPart, CreateMultipart,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.store.threaded import Job
+    from penstock.store.threaded import BlockingJob
     from penstock.types import CompleteMultipart, Copy, Get, Key, ListPage, ObjectInfo, Page, Put, PutPart
 
 SEGMENT_BYTES_MAX = 255
@@ -130,7 +130,7 @@ class LocalStore(ThreadedStore):
         finally:
             os.close(fd)
 
-    def _get(self, operation: Get, job: Job) -> None:
+    def _get(self, operation: Get, job: BlockingJob) -> None:
         with self._opened(operation.key, operation.if_match) as (fd, info):
             job.completion.info = info
             span = span_within(operation, info.size_bytes)
@@ -220,7 +220,7 @@ class LocalStore(ThreadedStore):
                 return
             folder = folder.parent
 
-    def _delete(self, operation: Any, job: Job) -> dict[Key, str]:
+    def _delete(self, operation: Any, job: BlockingJob) -> dict[Key, str]:
         failed: dict[Key, str] = {}
         for key in operation.keys:
             job.check()
@@ -236,7 +236,7 @@ class LocalStore(ThreadedStore):
             self._prune(path.parent)
         return failed
 
-    def _copy(self, operation: Copy, job: Job) -> ObjectInfo:
+    def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo:
         with (
             self._opened(operation.source, operation.if_match) as (source, info),
             self._staged(operation.target) as (fd, path),
@@ -252,7 +252,7 @@ class LocalStore(ThreadedStore):
             raise StoreError(f"no upload {upload_id!r} of this key was begun", status=404, code="NoSuchUpload")
         return folder
 
-    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object:
+    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
         if isinstance(operation, CreateMultipart):
             upload_id = os.urandom(8).hex()
             (self._make_parent(operation.key) / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}").mkdir()
@@ -281,7 +281,7 @@ class LocalStore(ThreadedStore):
         folder.rmdir()
         self._prune(folder.parent)
 
-    def _complete(self, operation: CompleteMultipart, job: Job) -> ObjectInfo:
+    def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
         folder = self._upload(operation.key, operation.upload_id)
         numbers = [part.part_number for part in operation.parts]
         if not numbers or numbers != sorted(set(numbers)):
@@ -305,7 +305,7 @@ class LocalStore(ThreadedStore):
         return mapped
 
 
-def _append_part(path: Path, part: Part, target: int, job: Job) -> None:
+def _append_part(path: Path, part: Part, target: int, job: BlockingJob) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -319,7 +319,7 @@ def _append_part(path: Path, part: Part, target: int, job: Job) -> None:
         os.close(fd)
 
 
-def _copy_range(source: int, span: ByteRange, target: int, job: Job) -> None:
+def _copy_range(source: int, span: ByteRange, target: int, job: BlockingJob) -> None:
     """Append a range of one file to another inside the kernel (shared blocks where the file system can)."""
     offset = span.start
     while offset < span.end:

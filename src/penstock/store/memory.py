@@ -17,7 +17,7 @@ from penstock.types import AbortMultipart, CopyPart, CreateMultipart, ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.store.threaded import Job
+    from penstock.store.threaded import BlockingJob
     from penstock.types import Buffer, CompleteMultipart, Copy, Get, Key, ListPage, Put
 
 
@@ -105,7 +105,7 @@ class MemoryStore(ThreadedStore):
     def __repr__(self) -> str:
         return f"<MemoryStore {self.name or 'without a name'}, {len(self._bucket.objects)} objects>"
 
-    def _get(self, operation: Get, job: Job) -> None:
+    def _get(self, operation: Get, job: BlockingJob) -> None:
         with self._bucket.lock:
             found = self._bucket.get(operation.key, operation.if_match)
         job.completion.info = found.info
@@ -126,7 +126,7 @@ class MemoryStore(ThreadedStore):
         with self._bucket.lock:
             return self._bucket.put(operation.key, data, _etag(data), if_absent=operation.if_absent)
 
-    def _delete(self, operation: Any, job: Job) -> dict[Key, str]:
+    def _delete(self, operation: Any, job: BlockingJob) -> dict[Key, str]:
         bucket = self._bucket
         with bucket.lock:
             for key in operation.keys:
@@ -134,12 +134,12 @@ class MemoryStore(ThreadedStore):
                     del bucket.keys[bisect_left(bucket.keys, key)]
         return {}
 
-    def _copy(self, operation: Copy, job: Job) -> ObjectInfo:
+    def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo:
         with self._bucket.lock:
             found = self._bucket.get(operation.source, operation.if_match)
             return self._bucket.put(operation.target, found.data, found.info.etag or "", if_absent=False)
 
-    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object:
+    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
         bucket = self._bucket
         if isinstance(operation, CreateMultipart):
             upload_id = secrets.token_hex(8)
@@ -163,7 +163,7 @@ class MemoryStore(ThreadedStore):
             bucket.upload(key, operation.upload_id)[operation.part_number] = _Object(data, info)
             return Part(operation.part_number, info.etag or "")
 
-    def _complete(self, operation: CompleteMultipart, job: Job) -> ObjectInfo:
+    def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo:
         bucket = self._bucket
         with bucket.lock:
             parts = bucket.upload(operation.key, operation.upload_id)

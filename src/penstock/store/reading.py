@@ -17,7 +17,7 @@ from penstock.errors import (
     SpanError,
     StoreError,
 )
-from penstock.fetch import Chunk, Item, PlanItem, ReadAhead, Request, Slot
+from penstock.fetch import Chunk, ObjectRead, PartRequest, PlanItem, ReadAhead, Request
 from penstock.store import checksums
 from penstock.tracebacks import boundary
 from penstock.types import Blob, ByteRange
@@ -135,7 +135,7 @@ class _Blobs:
         """``FetchStatistics`` of this reading."""
         return self._ahead.statistics()
 
-    def _answers(self, item: Item) -> list[Blob | StoreError]:
+    def _answers(self, item: ObjectRead) -> list[Blob | StoreError]:
         """One answer for each request that the item stands for: its bytes, or its error."""
         plan = item.plan
         try:
@@ -160,7 +160,7 @@ class _Blobs:
         )
         return [blob]
 
-    def _bytes_of(self, item: Item, info: ObjectInfo) -> tuple[memoryview, str]:
+    def _bytes_of(self, item: ObjectRead, info: ObjectInfo) -> tuple[memoryview, str]:
         """The item's bytes, now the caller's, and what they were held against."""
         completion, part = item.slots[0].completion, item.slots[0].buffer
         received_bytes = 0
@@ -191,7 +191,7 @@ class _Blobs:
         del data, buffer  # nobody can tell which of the parts is damaged: all of them, into memory used again
         return self._read_again(item, info)
 
-    def _read_again(self, item: Item, info: ObjectInfo) -> tuple[memoryview, str]:
+    def _read_again(self, item: ObjectRead, info: ObjectInfo) -> tuple[memoryview, str]:
         wanted = item.plan._replace(etag=info.etag, size_bytes=info.size_bytes)
         blobs = _Blobs(self._store, [wanted], ordered=True, raises=True, again=False)
         try:
@@ -218,9 +218,9 @@ class _Chunks:
 
     def __init__(self, store: Store, requests: Iterable[Request], config: FetchConfig) -> None:
         self._store = store
-        self._hashed_item: Item | None = None
+        self._hashed_item: ObjectRead | None = None
         self._hasher: tuple[str, Hasher] | None = None
-        self._delivered: Slot | None = None
+        self._delivered: PartRequest | None = None
         self._ahead = ReadAhead(store, requests, config=config, budget=store.budget, whole=False)
         self._ahead.start()
 
@@ -255,7 +255,7 @@ class _Chunks:
         """``FetchStatistics`` of this reading."""
         return self._ahead.statistics()
 
-    def _chunk(self, item: Item, slot: Slot | None) -> Chunk:
+    def _chunk(self, item: ObjectRead, slot: PartRequest | None) -> Chunk:
         if item.error is not None:
             raise self._error_of(item, item.error)
         info, completion = item.info, slot.completion if slot is not None else None
@@ -269,7 +269,7 @@ class _Chunks:
         plan = item.plan
         return Chunk(plan.request_index, plan.key, slot.start, data, last, info.etag)
 
-    def _hash(self, item: Item, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
+    def _hash(self, item: ObjectRead, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
         if self._hashed_item is not item:
             self._hashed_item = item
             self._hasher = checksums.choose(info.checksums)
@@ -283,7 +283,7 @@ class _Chunks:
             except StoreError as error:
                 raise self._error_of(item, error) from None
 
-    def _error_of(self, item: Item, error: PenstockError) -> PenstockError:
+    def _error_of(self, item: ObjectRead, error: PenstockError) -> PenstockError:
         return _error_of(error, self._store, item.plan) if isinstance(error, StoreError) else error
 
 

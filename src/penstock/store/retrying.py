@@ -87,7 +87,7 @@ class Retrying(Wrapper):
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``."""
-        entry = _Entry(self, operation, sink)
+        entry = _RetriedOperation(self, operation, sink)
         entry.transfers.append(self.inner.submit(operation, entry))
         return entry
 
@@ -110,7 +110,7 @@ def _rebuild(inner: Store, config: RetryConfig) -> Retrying:
     return Retrying(inner, config=config)
 
 
-class _Entry:
+class _RetriedOperation:
     """One operation through all its attempts."""
 
     __slots__ = (

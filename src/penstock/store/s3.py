@@ -23,7 +23,7 @@ from penstock.store import xml
 from penstock.store.answers import http_date_s, object_info, status_error
 from penstock.store.checksums import full_object
 from penstock.store.exchange import Exchange, RemoteStore
-from penstock.store.s3_requests import CLAIM_HEADER, S3Options, Wire, wire_of
+from penstock.store.s3_requests import CLAIM_HEADER, S3Options, S3Request, build_request
 from penstock.transport import HttpAnswer, HttpRequest, Signing
 from penstock.types import (
     AbortMultipart,
@@ -46,7 +46,7 @@ from penstock.types import (
 
 if TYPE_CHECKING:
     from penstock.store.credentials import CredentialProvider, Credentials
-    from penstock.store.s3_site import Site
+    from penstock.store.s3_endpoint import S3Endpoint
     from penstock.types import Head, Key
 
 _DOCUMENT_BYTES_MAX = 64 << 20
@@ -59,10 +59,10 @@ _HEALS_MAX = 3
 class S3Store(RemoteStore):
     """One bucket, or the part of it below a prefix, at an S3-compatible endpoint.
 
-    Of a site without a bucket, ``ListPage`` gives the buckets, as prefixes; it can do nothing else.
+    Of a endpoint without a bucket, ``ListPage`` gives the buckets, as prefixes; it can do nothing else.
 
     Args:
-        site: Where: bucket, prefix, endpoint, region, addressing.
+        endpoint: Where: bucket, prefix, endpoint, region, addressing.
         provider: Who asks; None for anonymous requests.
         transport: Deadlines and connections.
         options: Requester pays, SSE-C, expected owner.
@@ -70,13 +70,13 @@ class S3Store(RemoteStore):
 
     def __init__(
         self,
-        site: Site,
+        endpoint: S3Endpoint,
         *,
         provider: CredentialProvider | None,
         transport: TransportConfig | None = None,
         options: S3Options | None = None,
     ) -> None:
-        self.site = site
+        self.endpoint = endpoint
         self.provider = provider
         self.transport = transport or TransportConfig()
         self.options = options or S3Options()
@@ -84,48 +84,48 @@ class S3Store(RemoteStore):
         self._signing: tuple[tuple[Credentials, str, float], Signing] | None = None  # one value: threads share it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from penstock.store.s3_site import rebuild
+        from penstock.store.s3_endpoint import rebuild
 
-        return rebuild, (self.site, self.provider and self.provider.recipe(), self.transport, self.options)
+        return rebuild, (self.endpoint, self.provider and self.provider.recipe(), self.transport, self.options)
 
     def describe(self, key: Key) -> str:
         """``s3://bucket/prefix/key``; without a bucket ``s3://``."""
-        if not self.site.bucket:
+        if not self.endpoint.bucket:
             return "s3://"
-        return f"s3://{self.site.bucket}/{self.site.prefix}{key}"
+        return f"s3://{self.endpoint.bucket}/{self.endpoint.prefix}{key}"
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``. Bad keys and ranges raise ``ConfigError`` here."""
         self.check_open()
-        exchange = _Exchange(self, operation, sink)
+        exchange = _S3Exchange(self, operation, sink)
         exchange.send()
         return exchange
 
     def signing(self, credentials: Credentials) -> Signing:
         """Who signs for these keys; the same object as long as keys, region and the store's clock are the same."""
-        site = self.site
-        known, wanted = self._signing, (credentials, site.region, site.clock_offset_s)
+        endpoint = self.endpoint
+        known, wanted = self._signing, (credentials, endpoint.region, endpoint.clock_offset_s)
         if known is not None and known[0] == wanted:
             return known[1]
         signing = Signing(
             credentials.access_key,
             credentials.secret_key,
             credentials.session_token,
-            site.region,
-            clock_offset_s=site.clock_offset_s,
+            endpoint.region,
+            clock_offset_s=endpoint.clock_offset_s,
         )
         self._signing = wanted, signing
         return signing
 
 
-class _Exchange(Exchange[S3Store]):
+class _S3Exchange(Exchange[S3Store]):
     """One operation as one request, sent again only where the answer tells how it should have been sent."""
 
     __slots__ = ("credentials", "heals", "wire")
 
     def __init__(self, store: S3Store, operation: Operation, sink: Sink) -> None:
         super().__init__(store, operation, sink)
-        self.wire: Wire = wire_of(store.site, store.options, operation)  # raises ConfigError
+        self.wire: S3Request = build_request(store.endpoint, store.options, operation)  # raises ConfigError
         self.credentials: Credentials | None = None
         self.heals = 0
 
@@ -160,7 +160,7 @@ class _Exchange(Exchange[S3Store]):
         if credentials is not None:
             signing = store.signing(credentials)
             if wire.body is not None:
-                headers = [*headers, store.site.payload_header(wire.body)]
+                headers = [*headers, store.endpoint.payload_header(wire.body)]
         operation = self.operation
         landing = self.sink.landing if isinstance(operation, Get) else None
         request = HttpRequest(
@@ -201,10 +201,10 @@ class _Exchange(Exchange[S3Store]):
         completion.value = headers.get(CLAIM_HEADER.encode(), b"").decode("latin-1") or None
 
     def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
-        if isinstance(self.operation, ListPage) and not self.store.site.bucket:
+        if isinstance(self.operation, ListPage) and not self.store.endpoint.bucket:
             completion.value = xml.parse_buckets(answer.landing.view if answer.landing is not None else b"")
         else:
-            _fill_other(completion, self.operation, answer, self.store.site.prefix)
+            _fill_other(completion, self.operation, answer, self.store.endpoint.prefix)
 
     # ── healing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -220,17 +220,17 @@ class _Exchange(Exchange[S3Store]):
             return False
         document = xml.parse_error(answer.error_body) if answer.error_body else None
         code = document.code if document else ""
-        site = self.store.site
+        endpoint = self.store.endpoint
         region = (answer.headers.get(b"x-amz-bucket-region") or b"").decode("latin-1") or (
             document.region if document else ""
         )
-        skewed = code == "RequestTimeTooSkewed" or (status == 403 and not code and site.is_skewed(answer.headers))
+        skewed = code == "RequestTimeTooSkewed" or (status == 403 and not code and endpoint.is_skewed(answer.headers))
         if status in (301, 307, 308, 400) and region and region != self.wire.region:
-            site.move(region)
+            endpoint.move(region)
         elif status in (307, 308) and self._inside(location := answer.headers.get(b"location", b"").decode("latin-1")):
             self.wire = self.wire._replace(url=location, redirected_url=location)
         elif skewed and (date_s := http_date_s(answer.headers.get(b"date", b""))) is not None:
-            site.set_clock(date_s)
+            endpoint.set_clock(date_s)
         elif code in ("ExpiredToken", "TokenRefreshRequired") and self.store.provider is not None:
             if not self.store.provider.expired(self.credentials):
                 return False
@@ -239,7 +239,7 @@ class _Exchange(Exchange[S3Store]):
         self.heals += 1
         self.info = self.span = None
         if self.wire.redirected_url is None:
-            self.wire = wire_of(site, self.store.options, self.operation)
+            self.wire = build_request(endpoint, self.store.options, self.operation)
         self.send()
         return True
 
@@ -251,7 +251,7 @@ class _Exchange(Exchange[S3Store]):
         except ValueError:
             return False
         host = target.hostname or ""
-        domain = self.store.site.domain
+        domain = self.store.endpoint.domain
         return same_port and (host in (here.hostname, domain) or host.endswith("." + domain))
 
     # ── failing ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,7 +32,7 @@ from penstock.types import (
 )
 
 if TYPE_CHECKING:
-    from penstock.store.s3_site import Site
+    from penstock.store.s3_endpoint import S3Endpoint
     from penstock.types import Key
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_~/-][A-Za-z0-9_.~/-]*")
@@ -82,7 +82,7 @@ class S3Options:
         return [f"{name}-algorithm: AES256", f"{name}-key: {base64.b64encode(key).decode()}", f"{name}-key-MD5: {md5}"]
 
 
-class Wire(NamedTuple):
+class S3Request(NamedTuple):
     """A request, but for what signing adds."""
 
     name: str  # of the operation, for people: GET, LIST, ...
@@ -113,30 +113,30 @@ def encoded_key(key: Key) -> str:
     return quote(key, safe="/~-._")
 
 
-def wire_of(site: Site, options: S3Options, operation: Operation) -> Wire:
+def build_request(endpoint: S3Endpoint, options: S3Options, operation: Operation) -> S3Request:
     """The request that `operation` is.
 
     Raises:
         ConfigError: a key or range that no request can carry.
     """
     if isinstance(operation, Get):
-        return _get(site, options, operation)
+        return _get(endpoint, options, operation)
     build = _BUILDERS[type(operation)]
-    name, key, method, query, headers, body = build(site, options, operation)  # type: ignore[operator]
+    name, key, method, query, headers, body = build(endpoint, options, operation)  # type: ignore[operator]
     keyless = isinstance(operation, ListPage) or (isinstance(operation, Delete) and body is not None)
-    url = site.base_url + ("" if keyless else _path(site, key)) + query
+    url = endpoint.base_url + ("" if keyless else _path(endpoint, key)) + query
     if body is not None:
         headers = [*headers, "Expect:"]  # no round trip of its own; a refused body is small or multipart
-    return Wire(name, key, method, url, options.headers() + headers, body, site.region)
+    return S3Request(name, key, method, url, options.headers() + headers, body, endpoint.region)
 
 
-def _path(site: Site, key: Key) -> str:
+def _path(endpoint: S3Endpoint, key: Key) -> str:
     if not key:
         raise ConfigError("the key is empty")
-    return encoded_key(site.prefix + key)
+    return encoded_key(endpoint.prefix + key)
 
 
-def _get(site: Site, options: S3Options, operation: Get) -> Wire:
+def _get(endpoint: S3Endpoint, options: S3Options, operation: Get) -> S3Request:
     key, span, if_match = operation
     headers = ["x-amz-checksum-mode: ENABLED"]
     if span is not None:
@@ -147,27 +147,27 @@ def _get(site: Site, options: S3Options, operation: Get) -> Wire:
         headers.append(f"If-Match: {if_match}")
     if options is not _PLAIN:
         headers += options.headers() + options.key_headers()
-    return Wire("GET", key, "GET", site.base_url + _path(site, key), headers, None, site.region)
+    return S3Request("GET", key, "GET", endpoint.base_url + _path(endpoint, key), headers, None, endpoint.region)
 
 
 _PLAIN = S3Options()
 _Built = tuple[str, str, str, str, list[str], Buffer | None]
 
 
-def _head(_site: Site, options: S3Options, operation: Head) -> _Built:
+def _head(_endpoint: S3Endpoint, options: S3Options, operation: Head) -> _Built:
     return "HEAD", operation.key, "HEAD", "", ["x-amz-checksum-mode: ENABLED", *options.key_headers()], None
 
 
-def _list(site: Site, _options: S3Options, operation: ListPage) -> _Built:
-    if not site.bucket:
+def _list(endpoint: S3Endpoint, _options: S3Options, operation: ListPage) -> _Built:
+    if not endpoint.bucket:
         token = f"&continuation-token={quote(operation.token, safe='-_.~')}" if operation.token else ""
         return "LIST", "", "GET", f"?max-buckets={operation.keys_max}{token}", [], None
     query = [f"?list-type=2&encoding-type=url&max-keys={operation.keys_max}"]
     for name, value in (
-        ("prefix", site.prefix + operation.prefix),
+        ("prefix", endpoint.prefix + operation.prefix),
         ("delimiter", operation.delimiter),
         ("continuation-token", operation.token or ""),
-        ("start-after", site.prefix + operation.start_after if operation.start_after else ""),
+        ("start-after", endpoint.prefix + operation.start_after if operation.start_after else ""),
     ):
         if value:
             query.append(f"{name}={quote(value, safe='-_.~')}")
@@ -178,7 +178,7 @@ def _checksum_headers(options: S3Options, body: Buffer) -> list[str]:
     return [f"x-amz-checksum-{_CHECKSUM}: {checksums.encode(_CHECKSUM, body)}"] if options.upload_checksums else []
 
 
-def _put(_site: Site, options: S3Options, operation: Put) -> _Built:
+def _put(_endpoint: S3Endpoint, options: S3Options, operation: Put) -> _Built:
     headers = _checksum_headers(options, operation.body) + options.key_headers()
     if operation.if_absent:
         headers += ["If-None-Match: *", *_claim_headers(operation.claim)]
@@ -189,20 +189,20 @@ def _claim_headers(claim: str) -> list[str]:
     return [f"{CLAIM_HEADER}: {claim}"] if claim else []
 
 
-def _create(_site: Site, options: S3Options, operation: CreateMultipart) -> _Built:
+def _create(_endpoint: S3Endpoint, options: S3Options, operation: CreateMultipart) -> _Built:
     headers = options.key_headers() + _claim_headers(operation.claim)
     if options.upload_checksums and operation.checksum:
         headers += ["x-amz-checksum-algorithm: CRC32C", "x-amz-checksum-type: FULL_OBJECT"]
     return "CREATE", operation.key, "POST", "?uploads=", headers, b""
 
 
-def _put_part(_site: Site, options: S3Options, operation: PutPart) -> _Built:
+def _put_part(_endpoint: S3Endpoint, options: S3Options, operation: PutPart) -> _Built:
     query = f"?partNumber={operation.part_number}&uploadId={quote(operation.upload_id, safe='')}"
     headers = _checksum_headers(options, operation.body) + options.key_headers()
     return "PUT part", operation.key, "PUT", query, headers, operation.body
 
 
-def _complete(_site: Site, options: S3Options, operation: CompleteMultipart) -> _Built:
+def _complete(_endpoint: S3Endpoint, options: S3Options, operation: CompleteMultipart) -> _Built:
     query = f"?uploadId={quote(operation.upload_id, safe='')}"
     headers = ["Content-Type: application/xml", *options.key_headers()]
     if options.upload_checksums and operation.checksum:
@@ -212,35 +212,35 @@ def _complete(_site: Site, options: S3Options, operation: CompleteMultipart) -> 
     return "COMPLETE", operation.key, "POST", query, headers, xml.complete_body(operation.parts)
 
 
-def _abort(_site: Site, _options: S3Options, operation: AbortMultipart) -> _Built:
+def _abort(_endpoint: S3Endpoint, _options: S3Options, operation: AbortMultipart) -> _Built:
     return "ABORT", operation.key, "DELETE", f"?uploadId={quote(operation.upload_id, safe='')}", [], None
 
 
-def _delete(site: Site, _options: S3Options, operation: Delete) -> _Built:
+def _delete(endpoint: S3Endpoint, _options: S3Options, operation: Delete) -> _Built:
     if len(operation.keys) == 1:
         return "DELETE", operation.keys[0], "DELETE", "", [], None
     for key in operation.keys:
-        encoded_key(site.prefix + key)
-    body = xml.delete_body(site.prefix + key for key in operation.keys)
+        encoded_key(endpoint.prefix + key)
+    body = xml.delete_body(endpoint.prefix + key for key in operation.keys)
     md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
     return "DELETE", "", "POST", "?delete=", ["Content-Type: application/xml", f"Content-MD5: {md5}"], body
 
 
-def _source_headers(site: Site, options: S3Options, source: Key, if_match: str | None) -> list[str]:
-    headers = [f"x-amz-copy-source: {site.copy_source}/{encoded_key(site.prefix + source)}"]
+def _source_headers(endpoint: S3Endpoint, options: S3Options, source: Key, if_match: str | None) -> list[str]:
+    headers = [f"x-amz-copy-source: {endpoint.copy_source}/{encoded_key(endpoint.prefix + source)}"]
     if if_match is not None:
         headers.append(f"x-amz-copy-source-if-match: {if_match}")
     return headers + options.key_headers() + options.key_headers("copy-source-")
 
 
-def _copy(site: Site, options: S3Options, operation: Copy) -> _Built:
-    headers = _source_headers(site, options, operation.source, operation.if_match)
+def _copy(endpoint: S3Endpoint, options: S3Options, operation: Copy) -> _Built:
+    headers = _source_headers(endpoint, options, operation.source, operation.if_match)
     return "COPY", operation.target, "PUT", "", headers, b""
 
 
-def _copy_part(site: Site, options: S3Options, operation: CopyPart) -> _Built:
+def _copy_part(endpoint: S3Endpoint, options: S3Options, operation: CopyPart) -> _Built:
     query = f"?partNumber={operation.part_number}&uploadId={quote(operation.upload_id, safe='')}"
-    headers = _source_headers(site, options, operation.source, operation.if_match)
+    headers = _source_headers(endpoint, options, operation.source, operation.if_match)
     headers.append(f"x-amz-copy-source-range: bytes={operation.span.start}-{operation.span.end - 1}")
     return "COPY part", operation.target, "PUT", query, headers, b""
 

@@ -14,7 +14,7 @@ import time
 import weakref
 from abc import abstractmethod
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock import forks
 from penstock.errors import (
@@ -55,6 +55,13 @@ log = logging.getLogger("penstock.store")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class Runnable(Protocol):
+    """Work for a ``Pool``."""
+
+    def run(self) -> None:
+        """Do the work, on a thread of the pool."""
+
+
 class Pool:
     """A bounded number of daemon threads that perform jobs in the order they came; see the module."""
 
@@ -65,7 +72,7 @@ class Pool:
         forks.register(self)
 
     def _reset(self) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # put() is reentrant: a finaliser may submit
+        self._jobs: SimpleQueue[Runnable | None] = SimpleQueue()  # put() is reentrant: a finaliser may submit
         self._lock = threading.RLock()  # reentrant for the same reason
         self._threads: list[threading.Thread] = []
         self._busy_count = 0
@@ -77,7 +84,7 @@ class Pool:
         self._reset()
         self._closed = closed
 
-    def put(self, job: Job) -> None:
+    def put(self, job: Runnable) -> None:
         """Queue `job`; a thread is started where all are busy and the bound allows.
 
         Raises:
@@ -119,7 +126,7 @@ class Pool:
                 thread.join()
 
 
-class Job:
+class BlockingJob:
     """One submitted operation: the ``Transfer`` that ``submit`` returns, and the work behind it."""
 
     __slots__ = ("_answered", "_perform", "begun_s", "cancelled", "completion", "operation", "sink", "submitted_s")
@@ -206,7 +213,7 @@ class ThreadedStore(Store):
         self._pool = Pool(threads_max=threads_max, name=name)
         weakref.finalize(self, self._pool.end).atexit = False  # at exit the threads are daemons
 
-    def submit(self, operation: Operation, sink: Sink) -> Job:
+    def submit(self, operation: Operation, sink: Sink) -> BlockingJob:
         """See ``penstock.types.Core``.
 
         Raises:
@@ -217,7 +224,7 @@ class ThreadedStore(Store):
             self.check_key(key)
         if isinstance(operation, Get | CopyPart) and operation.span is not None:
             operation.span.checked()
-        job = Job(operation, sink, self)
+        job = BlockingJob(operation, sink, self)
         self._pool.put(job)
         return job
 
@@ -233,7 +240,7 @@ class ThreadedStore(Store):
         """
         check_key(key)
 
-    def perform(self, job: Job) -> None:
+    def perform(self, job: BlockingJob) -> None:
         """Perform ``job.operation`` and write the answer to ``job.completion``; whatever it raises is mapped."""
         operation, completion = job.operation, job.completion
         match operation:
@@ -255,7 +262,7 @@ class ThreadedStore(Store):
                 completion.info = self._complete(operation, job)
 
     @abstractmethod
-    def _get(self, operation: Get, job: Job) -> None: ...
+    def _get(self, operation: Get, job: BlockingJob) -> None: ...
     @abstractmethod
     def _head(self, key: Key) -> ObjectInfo: ...
     @abstractmethod
@@ -263,13 +270,15 @@ class ThreadedStore(Store):
     @abstractmethod
     def _put(self, operation: Put) -> ObjectInfo: ...
     @abstractmethod
-    def _delete(self, operation: Delete, job: Job) -> dict[Key, str]: ...
+    def _delete(self, operation: Delete, job: BlockingJob) -> dict[Key, str]: ...
     @abstractmethod
-    def _copy(self, operation: Copy, job: Job) -> ObjectInfo: ...
+    def _copy(self, operation: Copy, job: BlockingJob) -> ObjectInfo: ...
     @abstractmethod
-    def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: Job) -> object: ...
+    def _multipart(
+        self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob
+    ) -> object: ...
     @abstractmethod
-    def _complete(self, operation: CompleteMultipart, job: Job) -> ObjectInfo: ...
+    def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo: ...
 
     def as_store_error(self, error: Exception, operation: Operation) -> StoreError:
         """`error` as one of ours, with operation and URL. An ``OSError`` is mapped by its errno's builtin class."""

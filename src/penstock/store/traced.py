@@ -71,7 +71,7 @@ class Traced(Wrapper):
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``."""
-        transfer = self.inner.submit(operation, _Trace(self, sink))
+        transfer = self.inner.submit(operation, _TracedOperation(self, sink))
         self._started_count += 1
         return transfer
 
@@ -114,7 +114,7 @@ class Traced(Wrapper):
         )
 
 
-class _Trace:
+class _TracedOperation:
     __slots__ = ("landing", "owner", "sink")
 
     def __init__(self, owner: Traced, sink: Sink) -> None:

@@ -24,7 +24,7 @@ TEMPORARY_SUFFIX = ".tmp"
 _WALKS_MAX = 256  # listings that may stand between two pages; an older one begins its directory anew
 
 
-class _Walk(NamedTuple):
+class _TreeWalk(NamedTuple):
     """What a walk is for."""
 
     prefix: str
@@ -41,7 +41,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._walks: OrderedDict[str, tuple[_Walk, Iterator[ObjectInfo]]] = OrderedDict()
+        self._walks: OrderedDict[str, tuple[_TreeWalk, Iterator[ObjectInfo]]] = OrderedDict()
         self._lock = threading.Lock()
         forks.register(self)
 
@@ -71,21 +71,21 @@ class Tree:
                 return Page(objects, prefixes, self._kept(walk, entry.key, entries))
         return Page(objects, prefixes, None)
 
-    def _resumed(self, operation: ListPage) -> tuple[_Walk, Iterator[ObjectInfo]]:
+    def _resumed(self, operation: ListPage) -> tuple[_TreeWalk, Iterator[ObjectInfo]]:
         prefix, delimited = operation.prefix, bool(operation.delimiter)
         if operation.token is None:
-            walk = _Walk(prefix, operation.start_after, delimited)
+            walk = _TreeWalk(prefix, operation.start_after, delimited)
             return walk, self._entries(walk)
         with self._lock:
             kept = self._walks.pop(operation.token, None)
         last = operation.token.partition(":")[2]
         if kept is not None and kept[0][::2] == (prefix, delimited):
             return kept
-        walk = _Walk(prefix, last, delimited)
+        walk = _TreeWalk(prefix, last, delimited)
         # A prefix was given whole: what is below it sorts after its name, so it would come once more.
         return walk, (entry for entry in self._entries(walk) if entry.key != last)
 
-    def _kept(self, walk: _Walk, last: str, entries: Iterator[ObjectInfo]) -> str:
+    def _kept(self, walk: _TreeWalk, last: str, entries: Iterator[ObjectInfo]) -> str:
         with self._lock:
             token = f"{id(entries):x}:{last}"
             self._walks[token] = (walk, entries)
@@ -93,14 +93,16 @@ class Tree:
                 self._walks.popitem(last=False)
         return token
 
-    def _entries(self, walk: _Walk) -> Iterator[ObjectInfo]:
+    def _entries(self, walk: _TreeWalk) -> Iterator[ObjectInfo]:
         try:
             status = self.root.stat()
         except FileNotFoundError as error:
             raise DirectoryMissingError(f"there is no directory {self.root}") from error
         yield from self._below(str(self.root), "", walk, ((status.st_dev, status.st_ino),))
 
-    def _below(self, path: str, base: str, walk: _Walk, parents: tuple[tuple[int, int], ...]) -> Iterator[ObjectInfo]:
+    def _below(
+        self, path: str, base: str, walk: _TreeWalk, parents: tuple[tuple[int, int], ...]
+    ) -> Iterator[ObjectInfo]:
         """Entries of one directory and, where asked, below it; `base` is its key with a slash, `parents` its chain."""
         for name, entry in self._candidates(path, base, walk):
             key = base + name
@@ -115,12 +117,12 @@ class Tree:
             if place in parents:
                 continue
             if walk.delimited and len(key) > len(walk.prefix):
-                if next(self._below(entry.path, key, _Walk(key, walk.after, False), (*parents, place)), None):
+                if next(self._below(entry.path, key, _TreeWalk(key, walk.after, False), (*parents, place)), None):
                     yield ObjectInfo(key, 0, is_prefix=True)
             else:
                 yield from self._below(entry.path, key, walk, (*parents, place))
 
-    def _candidates(self, path: str, base: str, walk: _Walk) -> list[tuple[str, os.DirEntry[str]]]:
+    def _candidates(self, path: str, base: str, walk: _TreeWalk) -> list[tuple[str, os.DirEntry[str]]]:
         """Entries that may hold what the walk wants, in key order: a directory sorts as its name with a slash."""
         found: list[tuple[str, os.DirEntry[str]]] = []
         try:

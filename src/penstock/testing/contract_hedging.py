@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import CancelledOperationError, ObjectMissingError
 from penstock.store.base import Store, Wrapper
-from penstock.store.hedged import Hedged, _Entry, _Second
+from penstock.store.hedged import Hedged, _HedgedOperation, _SecondRequest
 from penstock.testing.contract_support import Capabilities, WatchingSink, content, raise_error, submit
 from penstock.transport import engine
 from penstock.types import Blob, ByteRange, Completion, Get, Head, Landing, ObjectInfo, Operation, Sink, Transfer
@@ -37,7 +37,7 @@ class Overtaken(Hedged):
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``."""
         transfer = super().submit(operation, sink)
-        if isinstance(transfer, _Entry):
+        if isinstance(transfer, _HedgedOperation):
             transfer.hedge()
         return transfer
 
@@ -46,10 +46,10 @@ class _HeldBack(Wrapper):
     """Lets no first request of a ``Hedged`` end before its second one has been adopted, or has failed."""
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        if isinstance(sink, _Entry):
+        if isinstance(sink, _HedgedOperation):
             self.inner.submit(operation, WatchingSink())  # it happens, and refuses what cannot be asked
             return _First(operation, sink)
-        return self.inner.submit(operation, _Winner(sink) if isinstance(sink, _Second) else sink)
+        return self.inner.submit(operation, _Winner(sink) if isinstance(sink, _SecondRequest) else sink)
 
 
 class _First:
@@ -79,7 +79,7 @@ class _First:
 class _Winner:
     """Hears the second request; where it fails, the first one is given up too."""
 
-    def __init__(self, sink: _Second) -> None:
+    def __init__(self, sink: _SecondRequest) -> None:
         self._sink = sink
         self.landing = sink.landing
 

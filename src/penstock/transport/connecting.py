@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.transport.origin import NAME_S_MAX, Origin
+from penstock.transport.origin import NAME_S_MAX, HttpOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ _NEXT_ADDRESS_S = 1.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
-class Connection:
+class HttpConnection:
     """One connection, and the exchange that it carries."""
 
     __slots__ = (
@@ -33,7 +33,7 @@ class Connection:
         "partial", "receive", "reused", "since_s", "socket", "transfer", "view",
     )  # fmt: skip
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: HttpOrigin) -> None:
         self.origin = origin
         self.socket: socket.socket | None = None
         self.fd = -1
@@ -72,14 +72,14 @@ class Connector:
     def __init__(
         self,
         epoll: select.epoll,
-        connections: dict[int, Connection],
+        connections: dict[int, HttpConnection],
         *,
         connections_max: int,
         call_soon: Callable[[Callable[[], None]], None],
         opened: Callable[[int, int], int],
-        made: Callable[[Connection], None],
-        failed: Callable[[Connection, int, str], None],
-        close: Callable[[Connection], None],
+        made: Callable[[HttpConnection], None],
+        failed: Callable[[HttpConnection, int, str], None],
+        close: Callable[[HttpConnection], None],
         close_idle: Callable[[], bool],
     ) -> None:
         self._epoll = epoll
@@ -92,7 +92,7 @@ class Connector:
         self._close = close
         self._close_idle = close_idle
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: HttpConnection) -> None:
         """Begin: the name first, where its addresses are not known."""
         origin = connection.origin
         connection.begun_s = now_s = time.monotonic()
@@ -106,7 +106,7 @@ class Connector:
         else:
             self._look_up(origin, connection)
 
-    def waited_s(self, connection: Connection, now_s: float) -> float | None:
+    def waited_s(self, connection: HttpConnection, now_s: float) -> float | None:
         """For how long it has been in the making, None where it stands; after a while, tries the host's next address."""
         if connection.on_ready is not None and connection.on_ready != self._on_connected:
             return None
@@ -115,7 +115,7 @@ class Connector:
             self._try_next(connection, pycurl.E_COULDNT_CONNECT, "no answer")
         return now_s - connection.begun_s
 
-    def _look_up(self, origin: Origin, connection: Connection) -> None:
+    def _look_up(self, origin: HttpOrigin, connection: HttpConnection) -> None:
         """On a thread of its own: names are looked up without a deadline."""
         waiting = origin.waiting = [connection]
 
@@ -128,7 +128,7 @@ class Connector:
         except RuntimeError as error:  # no more threads
             self._resolved(origin, [], str(error), waiting)
 
-    def _resolved(self, origin: Origin, addresses: list[Any], problem: str, waiting: list[Connection]) -> None:
+    def _resolved(self, origin: HttpOrigin, addresses: list[Any], problem: str, waiting: list[HttpConnection]) -> None:
         origin.waiting = None
         if addresses:
             origin.addresses, origin.addresses_s = addresses, time.monotonic()
@@ -137,7 +137,7 @@ class Connector:
             if connection.transfer is not None:
                 self._try_next(connection, pycurl.E_COULDNT_RESOLVE_HOST, problem)
 
-    def _try_next(self, connection: Connection, code: int, problem: str) -> None:
+    def _try_next(self, connection: HttpConnection, code: int, problem: str) -> None:
         """Begin to connect to the next address, or fail with `problem` where there is none."""
         if len(self._connections) >= self._connections_max:
             self._close_idle()
@@ -154,7 +154,7 @@ class Connector:
         connection.origin.forget_addresses()
         self._failed(connection, code, f"{connection.origin.host_header}: {problem}")
 
-    def _begin(self, connection: Connection, family: int, address: Any) -> None:
+    def _begin(self, connection: HttpConnection, family: int, address: Any) -> None:
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             fd = sock.fileno()
@@ -173,7 +173,7 @@ class Connector:
         self._connections[fd] = connection
         connection.on_ready = self._on_connected
 
-    def _on_connected(self, connection: Connection) -> None:
+    def _on_connected(self, connection: HttpConnection) -> None:
         assert connection.socket is not None
         reason = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if reason:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.transport.connecting import Connection
+from penstock.transport.connecting import HttpConnection
 from penstock.transport.curl_pool import CurlPool
 from penstock.transport.http import (
     CANCELLED,
@@ -274,7 +274,7 @@ class EventLoop:
         if transfer.ended:
             return
         carrier = transfer.carrier
-        if isinstance(carrier, Connection):
+        if isinstance(carrier, HttpConnection):
             self._plain.drop(carrier)
             self._end(transfer, code, reason)
         elif carrier is not None:
@@ -295,7 +295,7 @@ class EventLoop:
                 continue
             carrier = transfer.carrier
             if (
-                isinstance(carrier, Connection)
+                isinstance(carrier, HttpConnection)
                 and (connecting_s := self._plain.connector.waited_s(carrier, now_s)) is not None
             ):
                 transfer.watch_s = now_s  # the answer is waited for from when the connection stands

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.transport.connecting import Connection
+    from penstock.transport.connecting import HttpConnection
     from penstock.transport.http import HttpRequest
 
 NAME_S_MAX = 60.0
@@ -17,7 +17,7 @@ _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _random = random.SystemRandom()
 
 
-class Origin:
+class HttpOrigin:
     """A host and port, and its idle connections.
 
     Raises:
@@ -34,8 +34,8 @@ class Origin:
         self.proxied = _proxied(host)
         self.addresses: list[Any] = []
         self.addresses_s = -NAME_S_MAX
-        self.waiting: list[Connection] | None = None  # for the name's addresses; None: nobody asks
-        self.idle: list[Connection] = []  # the last one in is the first one out: it is warm
+        self.waiting: list[HttpConnection] | None = None  # for the name's addresses; None: nobody asks
+        self.idle: list[HttpConnection] = []  # the last one in is the first one out: it is warm
 
     def order(self) -> list[Any]:
         """The addresses as one connection tries them: IPv4 first, at random, for that spreads a job over its servers."""
@@ -61,13 +61,13 @@ class Origin:
         return [(entry[0], entry[4]) for entry in found], ""
 
 
-class Origins:
+class HttpOrigins:
     """The origins of one pool, by the authority in their URLs."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Origin] = {}
+        self._known: dict[str, HttpOrigin] = {}
 
-    def find(self, request: HttpRequest) -> Origin | None:
+    def find(self, request: HttpRequest) -> HttpOrigin | None:
         """Where `request` goes, if its exchange is one of plain HTTP without a body, a proxy or redirects."""
         url = request.url
         if (
@@ -82,12 +82,12 @@ class Origins:
         origin = self._known.get(authority)
         if origin is None:
             try:
-                origin = self._known[authority] = Origin(authority)
+                origin = self._known[authority] = HttpOrigin(authority)
             except ValueError:
                 return None  # libcurl says what is wrong with it
         return None if origin.proxied else origin
 
-    def take_oldest_idle(self) -> Connection | None:
+    def take_oldest_idle(self) -> HttpConnection | None:
         """The connection that has been idle for longest, idle no more; None where none is."""
         idle = [origin.idle for origin in self._known.values() if origin.idle]
         return min(idle, key=lambda each: each[0].idle_s).pop(0) if idle else None

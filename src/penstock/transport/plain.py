@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import pycurl
 
 from penstock.config import KIB
-from penstock.transport.connecting import Connection, Connector
+from penstock.transport.connecting import Connector, HttpConnection
 from penstock.transport.head import Chunked, keeps, message_of, parse_head
-from penstock.transport.origin import Origin, Origins
+from penstock.transport.origin import HttpOrigin, HttpOrigins
 from penstock.types import GrowingLanding
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class PlainPool:
     ) -> None:
         self._epoll = epoll
         self._end = end
-        self.origins = Origins()
-        self.connections: dict[int, Connection] = {}
+        self.origins = HttpOrigins()
+        self.connections: dict[int, HttpConnection] = {}
         self.connector = Connector(
             epoll,
             self.connections,
@@ -85,7 +85,7 @@ class PlainPool:
         self._scratch_view = memoryview(self._scratch)
         self._beyond = bytearray(4)
 
-    def start(self, transfer: HttpTransfer, origin: Origin) -> None:
+    def start(self, transfer: HttpTransfer, origin: HttpOrigin) -> None:
         """Send a request.
 
         Raises:
@@ -101,7 +101,7 @@ class PlainPool:
                 break
             self._close(connection)
         else:
-            connection = Connection(origin)
+            connection = HttpConnection(origin)
         connection.transfer = transfer
         transfer.carrier = connection
         connection.message = message
@@ -110,7 +110,7 @@ class PlainPool:
         else:
             self._send(connection)
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: HttpConnection) -> None:
         """Its exchange is given up: the rest of the answer is still on the way."""
         connection.transfer = None
         self._close(connection)
@@ -123,7 +123,7 @@ class PlainPool:
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: HttpConnection) -> None:
         assert connection.socket is not None
         message = connection.message
         try:
@@ -143,13 +143,13 @@ class PlainPool:
         assert transfer is not None
         transfer.sent_s = time.monotonic()
 
-    def _on_writable(self, connection: Connection) -> None:
+    def _on_writable(self, connection: HttpConnection) -> None:
         self._epoll.modify(connection.fd, _IN | _HANGUP)
         self._send(connection)
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_head(self, connection: Connection) -> None:
+    def _on_head(self, connection: HttpConnection) -> None:
         got = self._received(connection, self._scratch)
         if got < 0:
             return
@@ -177,7 +177,7 @@ class PlainPool:
         elif len(partial) > _HEAD_BYTES_MAX:
             self._fail(connection, _TOO_LARGE, f"a head of more than {_HEAD_BYTES_MAX} bytes")
 
-    def _received(self, connection: Connection, room: bytearray | memoryview) -> int:
+    def _received(self, connection: HttpConnection, room: bytearray | memoryview) -> int:
         """Bytes that came, 0 at the end of the connection; -1: none yet, or the exchange was ended by an error."""
         try:
             return connection.receive(room)  # type: ignore[no-any-return]
@@ -187,7 +187,7 @@ class PlainPool:
             self._broken(connection, pycurl.E_RECV_ERROR, error)
             return -1
 
-    def _on_lines(self, connection: Connection, lines: list[bytes]) -> bool:
+    def _on_lines(self, connection: HttpConnection, lines: list[bytes]) -> bool:
         """Lines of a head came; False where it is interim, or none."""
         transfer = connection.transfer
         assert transfer is not None
@@ -208,7 +208,7 @@ class PlainPool:
         connection.keep = keeps(lines[0], headers)
         return True
 
-    def _on_body_begun(self, connection: Connection, rest: memoryview) -> None:
+    def _on_body_begun(self, connection: HttpConnection, rest: memoryview) -> None:
         """A head is complete; `rest` is what came after it."""
         transfer = connection.transfer
         assert transfer is not None
@@ -235,7 +235,7 @@ class PlainPool:
             connection.left = int(length)
             self._take(connection, bytes(rest))
 
-    def _begin_body(self, connection: Connection, transfer: HttpTransfer, length: int, rest: memoryview) -> None:
+    def _begin_body(self, connection: HttpConnection, transfer: HttpTransfer, length: int, rest: memoryview) -> None:
         """A successful body of known length: the kernel writes it where it stays."""
         if not length:
             self._finish(connection, leftover=len(rest))
@@ -263,7 +263,7 @@ class PlainPool:
         if got > _SCRATCH_BYTES // 2:  # there is more: ask at once
             self._on_body(connection)
 
-    def _on_body(self, connection: Connection) -> None:
+    def _on_body(self, connection: HttpConnection) -> None:
         view = connection.view
         assert view is not None
         got = self._received(connection, view)
@@ -280,7 +280,7 @@ class PlainPool:
         else:
             connection.view = view[got:]
 
-    def _on_pieces(self, connection: Connection) -> None:
+    def _on_pieces(self, connection: HttpConnection) -> None:
         """A body in chunks, or of an error, or with a landing that grows: it goes through ``take``, piece by piece."""
         got = self._received(connection, self._scratch)
         if got < 0:
@@ -296,7 +296,7 @@ class PlainPool:
         else:
             self._take(connection, piece)
 
-    def _take(self, connection: Connection, piece: bytes) -> None:
+    def _take(self, connection: HttpConnection, piece: bytes) -> None:
         """Bytes of a body of ``left`` bytes; -1: it ends with the connection."""
         left = connection.left
         connection.on_ready = self._on_pieces
@@ -308,7 +308,7 @@ class PlainPool:
             if not connection.left:
                 self._finish(connection, leftover=len(extra))
 
-    def _take_chunks(self, connection: Connection, data: bytes) -> None:
+    def _take_chunks(self, connection: HttpConnection, data: bytes) -> None:
         chunks = connection.chunks
         assert chunks is not None
         connection.on_ready = self._on_pieces
@@ -323,7 +323,7 @@ class PlainPool:
         if chunks.done:
             self._finish(connection, leftover=leftover)
 
-    def _taken(self, connection: Connection, piece: bytes) -> bool:
+    def _taken(self, connection: HttpConnection, piece: bytes) -> bool:
         assert connection.transfer is not None
         if not piece or connection.transfer.take(piece) is None:
             return True
@@ -332,7 +332,7 @@ class PlainPool:
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _finish(self, connection: Connection, *, leftover: int = 0) -> None:
+    def _finish(self, connection: HttpConnection, *, leftover: int = 0) -> None:
         """The answer is complete."""
         transfer = connection.transfer
         assert transfer is not None
@@ -347,18 +347,18 @@ class PlainPool:
             self._close(connection)
         self._end(transfer, 0, "")
 
-    def _on_idle(self, connection: Connection) -> None:
+    def _on_idle(self, connection: HttpConnection) -> None:
         """The server closed it, or talks unasked."""
         connection.origin.idle.remove(connection)
         self._close(connection)
 
-    def _broken(self, connection: Connection, code: int, error: OSError | None) -> None:
+    def _broken(self, connection: HttpConnection, code: int, error: OSError | None) -> None:
         """The connection ended; one that had served before may have died idle, and then the request goes out again."""
         transfer = connection.transfer
         assert transfer is not None
         if connection.reused and not transfer.header_lines and not connection.partial:
             transfer.resent = True
-            fresh = Connection(connection.origin)
+            fresh = HttpConnection(connection.origin)
             fresh.message, fresh.transfer = message_of(transfer.request, connection.origin.host_header), transfer
             connection.transfer = None
             self._close(connection)
@@ -382,14 +382,14 @@ class PlainPool:
             self._close(oldest)
         return oldest is not None
 
-    def _fail(self, connection: Connection, code: int, reason: str) -> None:
+    def _fail(self, connection: HttpConnection, code: int, reason: str) -> None:
         transfer = connection.transfer
         assert transfer is not None
         connection.transfer = None
         self._close(connection)
         self._end(transfer, code, reason)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: HttpConnection) -> None:
         sock, connection.socket = connection.socket, None
         connection.view = connection.chunks = connection.receive = connection.on_ready = None
         if sock is not None:

@@ -70,7 +70,7 @@ def test_a_directory_is_named_after_url_and_endpoint(tmp_path: Path, monkeypatch
     assert one.url == in_directory(named("s3://b/train/", "2.tar"), tmp_path).url
     assert "/train-" in one.url
     shards = named("s3://b/train/", "1.tar")
-    shards[0].store.site = type("Site", (), {"endpoint_url": "http://127.0.0.1:9000"})()  # type: ignore[attr-defined]
+    shards[0].store.endpoint = type("S3Endpoint", (), {"endpoint_url": "http://127.0.0.1:9000"})()  # type: ignore[attr-defined]
     assert in_directory(shards, tmp_path).url != one.url
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert default_directory() == tmp_path / "cache" / "penstock" / "index"

@@ -10,7 +10,7 @@ from penstock.cache import Cached
 from penstock.errors import ClosedError, ConfigError
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
-from penstock.store.several import Several
+from penstock.store.multi import MultiStore
 
 
 def test_a_store_says_what_it_is(tmp_path: Path) -> None:
@@ -27,7 +27,10 @@ def test_a_store_says_what_it_is(tmp_path: Path) -> None:
             ps.connect("https://host/x/"),
             "Traced(Hedged(Retrying(Limited(<HttpStore 'https://host/x/'>))))",
         ),
-        (Several([LocalStore(tmp_path), MemoryStore({})]), f"Several(<LocalStore {str(tmp_path)!r}>, <MemoryStore"),
+        (
+            MultiStore([LocalStore(tmp_path), MemoryStore({})]),
+            f"MultiStore(<LocalStore {str(tmp_path)!r}>, <MemoryStore",
+        ),
     ]
     for store, said in cases:
         with store:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.store.s3_requests import S3Options, Wire, wire_of
-from penstock.store.s3_site import Site
+from penstock.store.s3_endpoint import S3Endpoint
+from penstock.store.s3_requests import S3Options, S3Request, build_request
 from penstock.types import (
     AbortMultipart,
     ByteRange,
@@ -36,29 +36,31 @@ OTHERS = [ListPage("p"), AbortMultipart("k", "u"), Delete(("k",)), Delete(("k", 
 KEY = bytes(range(32))
 
 
-def site(bucket: str = "bucket", **more: Any) -> Site:
+def endpoint(bucket: str = "bucket", **more: Any) -> S3Endpoint:
     settings: dict[str, Any] = {"prefix": "", "endpoint_url": None, "region": "eu-west-1", "addressing": "auto"}
-    return Site(bucket=bucket, **(settings | more))
+    return S3Endpoint(bucket=bucket, **(settings | more))
 
 
-def headers(wire: Wire) -> dict[str, str]:
+def headers(wire: S3Request) -> dict[str, str]:
     return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in wire.headers)}
 
 
 @pytest.mark.parametrize("operation", READS_OR_WRITES + COPIES + OTHERS, ids=lambda each: type(each).__name__)
 def test_payer_and_owner_go_with_every_request(operation: Any) -> None:
     """Whatever is asked, requester-pays buckets and expected owners are told; without the options, nobody is."""
-    told = headers(wire_of(site(), S3Options(requester_pays=True, expected_bucket_owner="123456789012"), operation))
+    told = headers(
+        build_request(endpoint(), S3Options(requester_pays=True, expected_bucket_owner="123456789012"), operation)
+    )
     assert told["x-amz-request-payer"] == "requester"
     assert told["x-amz-expected-bucket-owner"] == "123456789012"
-    plain = headers(wire_of(site(), S3Options(), operation))
+    plain = headers(build_request(endpoint(), S3Options(), operation))
     assert not {"x-amz-request-payer", "x-amz-expected-bucket-owner"} & set(plain)
 
 
 @pytest.mark.parametrize("operation", READS_OR_WRITES + COPIES + OTHERS, ids=lambda each: type(each).__name__)
 def test_a_customers_key_goes_where_bytes_do(operation: Any) -> None:
     """SSE-C: key and its MD5 with all that reads or writes an object's bytes, twice with copies, with nothing else."""
-    told = headers(wire_of(site(), S3Options(sse_customer_key=KEY), operation))
+    told = headers(build_request(endpoint(), S3Options(sse_customer_key=KEY), operation))
     expected = {
         "algorithm": "AES256",
         "key": base64.b64encode(KEY).decode(),
@@ -80,31 +82,31 @@ def test_a_key_of_another_length_is_refused() -> None:
 @pytest.mark.parametrize(
     ("where", "url"),
     [
-        (site(), "https://bucket.s3.eu-west-1.amazonaws.com/"),
-        (site(region="cn-north-1"), "https://bucket.s3.cn-north-1.amazonaws.com.cn/"),
-        (site("dots.in.it"), "https://s3.eu-west-1.amazonaws.com/dots.in.it/"),
-        (site(addressing="path"), "https://s3.eu-west-1.amazonaws.com/bucket/"),
-        (site(endpoint_url="http://h:9000"), "http://h:9000/bucket/"),
-        (site(endpoint_url="http://h:9000/gateway/"), "http://h:9000/gateway/bucket/"),
-        (site(endpoint_url="http://h:9000", addressing="virtual"), "http://bucket.h:9000/"),
+        (endpoint(), "https://bucket.s3.eu-west-1.amazonaws.com/"),
+        (endpoint(region="cn-north-1"), "https://bucket.s3.cn-north-1.amazonaws.com.cn/"),
+        (endpoint("dots.in.it"), "https://s3.eu-west-1.amazonaws.com/dots.in.it/"),
+        (endpoint(addressing="path"), "https://s3.eu-west-1.amazonaws.com/bucket/"),
+        (endpoint(endpoint_url="http://h:9000"), "http://h:9000/bucket/"),
+        (endpoint(endpoint_url="http://h:9000/gateway/"), "http://h:9000/gateway/bucket/"),
+        (endpoint(endpoint_url="http://h:9000", addressing="virtual"), "http://bucket.h:9000/"),
         (
-            site("arn:aws:s3:us-east-2:123456789012:accesspoint/point"),
+            endpoint("arn:aws:s3:us-east-2:123456789012:accesspoint/point"),
             "https://point-123456789012.s3-accesspoint.us-east-2.amazonaws.com/",
         ),
     ],
 )
-def test_where_a_bucket_is_asked(where: Site, url: str) -> None:
+def test_where_a_bucket_is_asked(where: S3Endpoint, url: str) -> None:
     """By host name on Amazon, by path elsewhere and where a certificate would not match; access points by their own."""
-    assert wire_of(where, S3Options(), Get("a b/c")).url == url + "a%20b/c"
-    assert wire_of(where, S3Options(), ListPage("a b")).url.startswith(f"{url}?list-type=2")
+    assert build_request(where, S3Options(), Get("a b/c")).url == url + "a%20b/c"
+    assert build_request(where, S3Options(), ListPage("a b")).url.startswith(f"{url}?list-type=2")
 
 
 @pytest.mark.parametrize("mark", ["/", ":"])
 def test_an_access_point_is_copied_from_by_its_name(mark: str) -> None:
     """Its region is the ARN's, whatever was said, and a copy's source is the ARN, ``/object/`` and the key."""
-    point = site(f"arn:aws:s3:us-east-2:123456789012:accesspoint{mark}point", prefix="p/")
+    point = endpoint(f"arn:aws:s3:us-east-2:123456789012:accesspoint{mark}point", prefix="p/")
     assert point.region == "us-east-2"
-    told = headers(wire_of(point, S3Options(), Copy("a b", "c", '"e"')))
+    told = headers(build_request(point, S3Options(), Copy("a b", "c", '"e"')))
     assert told["x-amz-copy-source"] == "arn:aws:s3:us-east-2:123456789012:accesspoint/point/object/p/a%20b"
     assert told["x-amz-copy-source-if-match"] == '"e"'
 
@@ -119,9 +121,9 @@ def test_an_access_point_is_copied_from_by_its_name(mark: str) -> None:
 )
 def test_without_a_bucket_it_is_the_service(settings: dict[str, Any], expected: str) -> None:
     """The service's own URL is asked for its buckets, also after a redirect to another region."""
-    service = site("", **settings)
+    service = endpoint("", **settings)
     assert (
-        wire_of(service, S3Options(), ListPage(token="a/b")).url
+        build_request(service, S3Options(), ListPage(token="a/b")).url
         == f"{expected}?max-buckets=1000&continuation-token=a%2Fb"
     )
     service.move("us-west-2")
@@ -132,4 +134,4 @@ def test_without_a_bucket_it_is_the_service(settings: dict[str, Any], expected: 
 def test_what_is_no_bucket_is_refused(name: str) -> None:
     """Names that no bucket has, and directory buckets, whose sessions are not spoken here."""
     with pytest.raises(ConfigError):
-        site(name)
+        endpoint(name)

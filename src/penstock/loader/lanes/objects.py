@@ -21,7 +21,7 @@ from penstock.errors import ClosedError
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.loader.lanes.feed import Mark, SampleBlock
-from penstock.store.several import Several
+from penstock.store.multi import MultiStore
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ObjectSource:
             return
         self.groups = []
         runs = [(store, list(run)) for store, run in groupby(shards, key=attrgetter("store"))]
-        self.store = runs[0][0] if len(runs) == 1 else Several([store for store, _ in runs])
+        self.store = runs[0][0] if len(runs) == 1 else MultiStore([store for store, _ in runs])
         for at, (_, run) in enumerate(runs):
             prefix = "" if len(runs) == 1 else f"{at}/"
             listed = _named(run)

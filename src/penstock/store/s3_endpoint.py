@@ -38,7 +38,7 @@ _SIGNED_BODY_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True)
-class Site:
+class S3Endpoint:
     """Where one bucket is, and below which prefix its keys are.
 
     Attributes:
@@ -131,10 +131,12 @@ def _checked_endpoint(url: str) -> str:
     return url.rstrip("/")
 
 
-def rebuild(site: Site, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options) -> S3Store:
+def rebuild(
+    endpoint: S3Endpoint, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options
+) -> S3Store:
     """Unpickle a store in this process: the provider is looked up here, its keys are only carried where they were given."""
     from penstock.store.credentials import provider
     from penstock.store.s3 import S3Store
 
     found = provider(*recipe) if recipe is not None else None
-    return S3Store(site, provider=found, transport=transport, options=options)
+    return S3Store(endpoint, provider=found, transport=transport, options=options)

@@ -1,4 +1,4 @@
-"""``Several``: stores that are read as one."""
+"""``MultiStore``: stores that are read as one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock import ByteRange, FetchConfig, compose
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.store.base import Wrapper
 from penstock.store.memory import MemoryStore
-from penstock.store.several import Several
+from penstock.store.multi import MultiStore
 from penstock.types import Operation, Sink, Transfer
 
 
@@ -21,7 +21,7 @@ def stores() -> list[MemoryStore]:
 
 def test_a_key_names_the_store_and_the_key_there() -> None:
     """Whole objects and ranges come from the store of that number, in the order asked; so does an object's size."""
-    several = Several(stores())
+    several = MultiStore(stores())
     asked: list[Any] = ["1/a/x", "0/a/x", ("1/a/x", ByteRange(0, 3))]
     assert [bytes(blob.data) for blob in several.read_many(asked)] == [b"second", b"first", b"sec"]
     assert several.stat("1/a/x").size_bytes == 6
@@ -30,7 +30,7 @@ def test_a_key_names_the_store_and_the_key_there() -> None:
 
 def test_errors_are_the_stores_own() -> None:
     """What is not there is named by the URL that its own store gives it."""
-    several = Several(stores())
+    several = MultiStore(stores())
     with pytest.raises(ObjectMissingError) as caught:
         several.read("1/nothing")
     assert caught.value.url == several.stores[1].describe("nothing")
@@ -38,7 +38,7 @@ def test_errors_are_the_stores_own() -> None:
 
 def test_it_only_reads() -> None:
     """Nothing is written or copied through it."""
-    several = Several(stores())
+    several = MultiStore(stores())
     with pytest.raises(ConfigError, match="Put of several stores: they are only read"):
         several.write("0/a", b"")
     with pytest.raises(ConfigError, match="only read"):
@@ -72,14 +72,14 @@ class _Held:
 def test_reads_of_all_stores_are_in_flight_together() -> None:
     """Reading ahead does not stop where the next object lies in another store."""
     waiting: list[Any] = []
-    several = Several([_Together(each, waiting, 6) for each in stores()])
+    several = MultiStore([_Together(each, waiting, 6) for each in stores()])
     assert [bytes(blob.data) for blob in several.read_many(["0/a/x", "1/a/x"] * 3)] == [b"first", b"second"] * 3
 
 
 def test_it_pickles_with_how_it_reads() -> None:
     """A copy reads the same stores in the same way."""
     fetch = FetchConfig(requests_min=3)
-    several = Several([compose.connect(f"memory://several-{number}", fetch=fetch) for number in range(2)])
+    several = MultiStore([compose.connect(f"memory://several-{number}", fetch=fetch) for number in range(2)])
     copy = pickle.loads(pickle.dumps(several))
     assert copy.fetch_config == fetch
     assert copy.describe("1/k") == several.describe("1/k")

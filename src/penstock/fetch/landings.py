@@ -9,11 +9,11 @@ from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.types import Landing
 
 if TYPE_CHECKING:
-    from penstock.fetch.slots import Item, Slot
+    from penstock.fetch.requests import ObjectRead, PartRequest
 
 
-class Places:
-    """Gives slots the memory that their bodies go to. Called under the lock of a ``Flight``, but for ``release``.
+class LandingAllocator:
+    """Gives slots the memory that their bodies go to. Called under the lock of a ``RequestScheduler``, but for ``release``.
 
     Args:
         budget: What they are charged to.
@@ -25,7 +25,7 @@ class Places:
         self._whole = whole
         self._generation = forks.generation()
 
-    def prepare(self, slot: Slot, estimate_bytes: int, *, force: bool) -> bool:
+    def prepare(self, slot: PartRequest, estimate_bytes: int, *, force: bool) -> bool:
         """Reserve the slot's bytes and say where they land; False where the budget lacks them, unless `force`.
 
         Args:
@@ -44,7 +44,7 @@ class Places:
             return True
         return self.take_buffer(slot, length, force=force)
 
-    def take_buffer(self, slot: Slot, size_bytes: int, *, force: bool) -> bool:
+    def take_buffer(self, slot: PartRequest, size_bytes: int, *, force: bool) -> bool:
         """A buffer of the slot's own; False where the budget lacks the bytes, unless `force`."""
         buffer = self._budget.acquire(size_bytes, force=force)
         if buffer is None:
@@ -56,13 +56,13 @@ class Places:
         return True
 
     @staticmethod
-    def land(slot: Slot) -> None:
+    def land(slot: PartRequest) -> None:
         """Let the slot's body go to its own buffer."""
         buffer, length = slot.buffer, slot.length_bytes
         assert buffer is not None and length is not None  # noqa: PT018 - a buffer is made for a length
         slot.landing = Landing(buffer.view, 0, length, direct=buffer.owner)
 
-    def _prepare_shared(self, slot: Slot, *, force: bool) -> bool:
+    def _prepare_shared(self, slot: PartRequest, *, force: bool) -> bool:
         """A part of an object that is delivered whole: its place in the object's one buffer."""
         item = slot.item
         span = item.span()
@@ -77,7 +77,7 @@ class Places:
         slot.landing = Landing(item.buffer.view, offset, offset + slot.length_bytes)
         return True
 
-    def join_first(self, item: Item) -> None:
+    def join_first(self, item: ObjectRead) -> None:
         """Copy the first part, which landed by itself, to the head of its object's one buffer: one part per object."""
         first = item.slots[0]
         completion = first.completion
@@ -92,7 +92,7 @@ class Places:
         completion.landing = first.landing
         first.buffer = None
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: PartRequest) -> None:
         """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""
         if slot.reserved_bytes and self._generation == forks.generation():
             self._budget.release(slot.reserved_bytes)

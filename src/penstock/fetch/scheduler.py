@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 from penstock.config import MIB, FetchConfig
 from penstock.errors import CancelledOperationError, ConfigError, PenstockError, ProtocolError, as_completion_error
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
-from penstock.fetch.places import Places
+from penstock.fetch.landings import LandingAllocator
 from penstock.fetch.plan import cut, is_one_request, parts
-from penstock.fetch.slots import AskingSink, Item, Slot
+from penstock.fetch.requests import HeadRequest, ObjectRead, PartRequest
 from penstock.fetch.window import Window
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLanding, Head
 
@@ -53,7 +53,7 @@ WAKE_BYTES = 4 * MIB
 fight for the GIL, two context switches and 60 µs per object."""
 
 
-class Flight:
+class RequestScheduler:
     """What is planned, in flight, and here but not delivered. Its consumer is a ``ReadAhead``.
 
     Args:
@@ -80,19 +80,19 @@ class Flight:
         self._config = config
         self._whole = whole
         self._budget = budget
-        self.places = Places(budget, whole=whole)
+        self.places = LandingAllocator(budget, whole=whole)
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.planned: deque[PlanItem] = deque()
-        self.items: deque[Item] = deque()
-        self.sent: set[Slot] = set()
+        self.items: deque[ObjectRead] = deque()
+        self.sent: set[PartRequest] = set()
         self.undelivered_count = 0
         self.waiting = False
         self.window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max, settles=whole)
         self.closed = False
         self.received_bytes = 0
         self.throttled_count = 0
-        self._unsent: list[tuple[int, int, Slot]] = []  # a heap: by item, then by byte
+        self._unsent: list[tuple[int, int, PartRequest]] = []  # a heap: by item, then by byte
         self._unannounced_bytes = 0
         self._planned_count = 0
         self._estimate_bytes = float(_SMALL_BYTES)
@@ -114,7 +114,7 @@ class Flight:
         with self.lock:
             return bool(self.items or self.planned)
 
-    def close(self, taken: Iterable[Item]) -> None:
+    def close(self, taken: Iterable[ObjectRead]) -> None:
         """Cancel what is in flight, and give the bytes of everything back: also of the items that the consumer took."""
         with self.lock:
             self.closed = True
@@ -153,7 +153,7 @@ class Flight:
                 return
             self._send(slot)
 
-    def _prepared(self, slot: Slot) -> bool:
+    def _prepared(self, slot: PartRequest) -> bool:
         """Find memory for a slot that was taken out of the unsent ones; else it is put back."""
         force = self.waiting and not self.sent and slot.item is self.items[0]
         prepared = self.places.prepare(slot, max(int(self._estimate_bytes), slot.grown_bytes), force=force)
@@ -165,7 +165,7 @@ class Flight:
             heapq.heappush(self._unsent, (slot.item.sequence, slot.start, slot))
         return prepared
 
-    def _is_far_ahead(self, slot: Slot, ahead_max: int) -> bool:
+    def _is_far_ahead(self, slot: PartRequest, ahead_max: int) -> bool:
         """Whether a part has to wait until others were delivered; never the one that the consumer needs next."""
         item = slot.item
         if item is not self.items[0]:
@@ -176,7 +176,7 @@ class Flight:
 
     def _plan_next(self) -> None:
         """Take the next item of the plan apart into slots."""
-        item = Item(self.planned.popleft(), self._planned_count)
+        item = ObjectRead(self.planned.popleft(), self._planned_count)
         self._planned_count += 1
         self.items.append(item)
         try:
@@ -197,7 +197,7 @@ class Flight:
         else:
             self._add_slots(item, [(0, None)])
 
-    def _cut(self, item: Item, span: ByteRange) -> None:
+    def _cut(self, item: ObjectRead, span: ByteRange) -> None:
         """The requests for a span; where the object's size is not known, only the first of several."""
         part_bytes = self._config.part_bytes
         held_max = self._budget.bytes_max // 2
@@ -211,7 +211,7 @@ class Flight:
             self._expect_large()
         self._add_slots(item, pieces)
 
-    def _cut_rest(self, item: Item) -> None:
+    def _cut_rest(self, item: ObjectRead) -> None:
         """The object's size is known now: the requests for what follows the first part of a range."""
         rest, item.rest = item.rest, None
         if rest is None:
@@ -224,18 +224,18 @@ class Flight:
             self._add_slots(item, parts(ByteRange(rest.start, span.end), self._config.part_bytes))
             self.pump()
 
-    def _ask(self, item: Item) -> None:
+    def _ask(self, item: ObjectRead) -> None:
         """HEAD a whole object: for its size, so that it can be cut, and for the checksum that the store may keep of it."""
         item.asking = True
         self._asking_count += 1
         try:
-            self._core.submit(Head(item.plan.key), AskingSink(self, item))
+            self._core.submit(Head(item.plan.key), HeadRequest(self, item))
         except Exception as error:
             item.asking = False
             self._asking_count -= 1
             item.error = _refusal(error)
 
-    def on_asked(self, item: Item, completion: Completion) -> None:
+    def on_asked(self, item: ObjectRead, completion: Completion) -> None:
         """A HEAD ended. Beside parts already asked for its failure is no error: their own checks remain."""
         with self.lock:
             item.asking = False
@@ -256,7 +256,7 @@ class Flight:
                 self.changed.notify()
             self.pump()
 
-    def _cut_asked(self, item: Item, completion: Completion) -> None:
+    def _cut_asked(self, item: ObjectRead, completion: Completion) -> None:
         if completion.error is not None:
             if not isinstance(completion.error, ProtocolError):
                 raise completion.error
@@ -267,10 +267,10 @@ class Flight:
         self._refuse_oversize(item, span)
         self._cut(item, span)
 
-    def _add_slots(self, item: Item, pieces: list[tuple[int, int | None]]) -> None:
+    def _add_slots(self, item: ObjectRead, pieces: list[tuple[int, int | None]]) -> None:
         item.pending_count += len(pieces)
         for start, length in pieces:
-            slot = Slot(self, item, start, length)
+            slot = PartRequest(self, item, start, length)
             item.slots.append(slot)
             heapq.heappush(self._unsent, (item.sequence, start, slot))
 
@@ -278,7 +278,7 @@ class Flight:
         """What has to be in memory together to deliver `span`, beside parts that are delivered one by one."""
         return span.length_bytes if self._whole and span is not None else 0
 
-    def _refuse_oversize(self, item: Item, span: ByteRange | None) -> None:
+    def _refuse_oversize(self, item: ObjectRead, span: ByteRange | None) -> None:
         held = self._held_bytes(span)
         if held > self._budget.bytes_max // 2:
             raise ConfigError(
@@ -287,7 +287,7 @@ class Flight:
                 hint="stream it with read_parts() or open(), or raise FetchConfig(budget_bytes_max=...)",
             )
 
-    def _send(self, slot: Slot) -> None:
+    def _send(self, slot: PartRequest) -> None:
         if not self.sent:
             self.window.started(time.monotonic())
         self.sent.add(slot)
@@ -304,7 +304,7 @@ class Flight:
 
     # ── engine threads ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def on_head(self, slot: Slot, info: ObjectInfo, span: ByteRange) -> Landing | None:
+    def on_head(self, slot: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """An answer begins: pin the version, and find a place for a body whose size was not known."""
         with self.lock:
             item = slot.item
@@ -327,7 +327,7 @@ class Flight:
                 slot.landing.position = slot.landing.start
             return slot.landing
 
-    def _place_unknown(self, slot: Slot, span: ByteRange) -> Landing | None:
+    def _place_unknown(self, slot: PartRequest, span: ByteRange) -> Landing | None:
         """A whole object, now of known size: all of it here, or its first part here and the rest beside it."""
         item, size_bytes, part_bytes = slot.item, span.length_bytes, self._config.part_bytes
         if self._checksums_kept is None and item.info is not None:
@@ -346,7 +346,7 @@ class Flight:
             raise _LaterError("no bytes in the budget yet")
         return slot.landing
 
-    def _make_room(self, slot: Slot, length_bytes: int) -> None:
+    def _make_room(self, slot: PartRequest, length_bytes: int) -> None:
         """Charge the budget for a body whose length nobody told, while it comes; it is collected whole."""
         if length_bytes <= slot.reserved_bytes:
             return
@@ -366,7 +366,7 @@ class Flight:
                 raise _LaterError("no bytes in the budget yet")
             slot.reserved_bytes = wanted_bytes
 
-    def on_done(self, slot: Slot, completion: Completion) -> None:
+    def on_done(self, slot: PartRequest, completion: Completion) -> None:
         """A request ended."""
         try:
             self._on_end(slot, completion)
@@ -380,7 +380,7 @@ class Flight:
                 item.error = item.error or error
             self.changed.notify_all()
 
-    def _on_end(self, slot: Slot, completion: Completion) -> None:
+    def _on_end(self, slot: PartRequest, completion: Completion) -> None:
         now_s = time.monotonic()
         with self.lock:
             self.sent.discard(slot)
@@ -425,7 +425,7 @@ class Flight:
         """Whether the consumer waits for one failed item: errors are told at once."""
         return bool(self.items) and self.items[0].error is not None
 
-    def _settle(self, slot: Slot, completion: Completion) -> None:
+    def _settle(self, slot: PartRequest, completion: Completion) -> None:
         """Take a finished request into its item: errors, the version, a size learned."""
         item, error = slot.item, completion.error
         try:
@@ -440,7 +440,7 @@ class Flight:
             return
         self.places.join_first(item)
 
-    def _abandon(self, item: Item) -> None:
+    def _abandon(self, item: ObjectRead) -> None:
         """An item failed: its other requests are of no use."""
         if self._unsent:  # first, as a cancelled request may end, and have others sent, before `cancel` returns
             self._unsent = [entry for entry in self._unsent if entry[2].item is not item]

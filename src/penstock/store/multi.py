@@ -1,4 +1,4 @@
-"""``Several``: stores as one, so that what lies in many prefixes or buckets is read ahead as one plan."""
+"""``MultiStore``: stores as one, so that what lies in many prefixes or buckets is read ahead as one plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.types import Key, Operation, Sink, Transfer
 
 
-class Several(Store):
+class MultiStore(Store):
     """Reads of several stores: a key is the number of its store, a slash, and the key there.
 
     Reading stores one after the other waits for the first byte at each change: of two prefixes in random order, at every
@@ -31,10 +31,10 @@ class Several(Store):
         self.fetch_config = self.stores[0].fetch_config
 
     def __repr__(self) -> str:
-        return f"Several({', '.join(map(repr, self.stores))})"
+        return f"MultiStore({', '.join(map(repr, self.stores))})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Several, (self.stores,)
+        return MultiStore, (self.stores,)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """See ``Store``.

@@ -9,11 +9,11 @@ from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Tran
 
 if TYPE_CHECKING:
     from penstock.fetch.budget import PartBuffer
-    from penstock.fetch.flight import Flight
     from penstock.fetch.plan import PlanItem
+    from penstock.fetch.scheduler import RequestScheduler
 
 
-class Item:
+class ObjectRead:
     """One item of the plan on its way.
 
     Attributes:
@@ -49,7 +49,7 @@ class Item:
         self.plan = plan
         self.sequence = sequence
         self.sent_count = 0
-        self.slots: list[Slot] = []
+        self.slots: list[PartRequest] = []
         self.delivered_count = 0
         self.info: ObjectInfo | None = None
         self.error: PenstockError | None = None
@@ -110,7 +110,7 @@ class Item:
             self.info = info
 
 
-class Slot:
+class PartRequest:
     """One request of an item: its sink.
 
     Attributes:
@@ -135,7 +135,7 @@ class Slot:
         "transfer",
     )
 
-    def __init__(self, flight: Flight, item: Item, start: int, length_bytes: int | None) -> None:
+    def __init__(self, flight: RequestScheduler, item: ObjectRead, start: int, length_bytes: int | None) -> None:
         self.flight = flight
         self.item = item
         self.start = start
@@ -163,12 +163,12 @@ class Slot:
         self.flight.on_done(self, completion)
 
 
-class AskingSink:
+class HeadRequest:
     """Hears the HEAD that asks for a large object's size, and for the checksum of the whole."""
 
     __slots__ = ("flight", "item", "landing")
 
-    def __init__(self, flight: Flight, item: Item) -> None:
+    def __init__(self, flight: RequestScheduler, item: ObjectRead) -> None:
         self.flight = flight
         self.item = item
         self.landing: Landing | None = None
