@@ -169,7 +169,6 @@ DUPLICATES_LEFT = {
     "Mix",
     "ObjectReader",
     "Objects",
-    "Origin",
     "PackModule",
     "Packed",
     "Part",

@@ -13,7 +13,8 @@ from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, ch
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
 from penstock.pipeline import Decode, Join, Map, Mix, Objects, Pipeline, Select
-from penstock.samples.transform import SampleRandom, Steps
+from penstock.samples.context import SampleRandom
+from penstock.samples.transform import SampleTransform
 from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 
@@ -86,14 +87,14 @@ class Dataset:
         check_path("index_dir", index_dir)
         check_whole("seed", seed, 0, SEED_MAX)
         self.pipeline = pipeline
-        self._steps = steps_of(pipeline)
+        self._transform = transform_of(pipeline)
         self._seed = seed
         self._closed = False
         if index not in ("auto", "require"):
             hint = "a Loader streams; samples by number need an index"
             raise ConfigError(f"index={index!r} must be 'auto' or 'require'", hint=hint)
         source = pipeline.source
-        assert not isinstance(source, Mix)  # steps_of
+        assert not isinstance(source, Mix)  # transform_of
         self._places: Places
         if isinstance(source, Objects) and source.read is not None:
             self._places = CallPlaces(source)
@@ -231,11 +232,11 @@ class Dataset:
         return f"<Dataset {self.pipeline!r}: {'closed' if self._closed else f'{len(self)} samples'}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_steps": None}
+        return {**self.__dict__, "_transform": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._steps = Steps(self.pipeline)
+        self._transform = SampleTransform(self.pipeline)
 
     def _opened(self) -> Places:
         if self._closed:
@@ -264,7 +265,7 @@ class Dataset:
 
     def _made(self, number: int, fetched: Fetched, random: SampleRandom) -> Sample:
         sample, url = fetched
-        values: Sample = self._steps(sample, shard=url, position=number, random=random)
+        values: Sample = self._transform(sample, shard=url, position=number, random=random)
         values["__key__"], values["__shard__"], values["__position__"] = sample.key, url, number
         return values
 
@@ -282,7 +283,7 @@ def _listed(indices: Any) -> Iterable[Any]:
     return listed
 
 
-def steps_of(pipeline: Pipeline) -> Steps:
+def transform_of(pipeline: Pipeline) -> SampleTransform:
     """The stages of a pipeline whose samples can be given by number.
 
     Raises:
@@ -298,11 +299,11 @@ def steps_of(pipeline: Pipeline) -> Steps:
                 f"{pipeline!r} has a {stage!r}, and random access gives samples by number, one by one",
                 hint="leave batches and order to a sampler: DataLoader(ps.torch.MapDataset(...)); a Loader takes all stages",
             )
-    steps = Steps(pipeline)
-    if steps.may_drop:
+    transform = SampleTransform(pipeline)
+    if transform.may_drop:
         hint = "max_errors=0, missing='raise'"
         raise ConfigError(f"{pipeline!r} may drop samples, and then a number would have none", hint=hint)
-    return steps
+    return transform
 
 
 def _indexed(

@@ -265,8 +265,8 @@ class Epoch:
 
     def _any_row(self) -> dict[str, Any] | None:
         """A sample to pad with: of this rank, where the epoch was resumed behind its last one; else of any other."""
-        steps = tuple(steps.uncounted() for steps in self._run_plan.steps)
-        run_plan = self._run_plan._replace(steps=steps, drop_last=False)
+        transforms = tuple(transform.uncounted() for transform in self._run_plan.transforms)
+        run_plan = self._run_plan._replace(transforms=transforms, drop_last=False)
         batching = self._batching._replace(drop_last=False)
         for job in (self._plan.read_plan, self._plan.read_plan.divided(0, 1)):
             feed = job.begin(self._number, None, batching=batching).feed

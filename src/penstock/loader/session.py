@@ -26,7 +26,7 @@ from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job
 from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
 from penstock.order import ORDER_VERSION
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
-from penstock.samples.transform import Steps
+from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class Session:
     def _use(self, pipeline: Pipeline) -> None:
         """Read another pipeline from now on."""
         self.pipeline = pipeline
-        self.steps = tuple(Steps(leaf) for leaf in pipeline.flat().leaves)
+        self.transforms = tuple(SampleTransform(leaf) for leaf in pipeline.flat().leaves)
         self._finder = SourceFinder(
             pipeline,
             fetch=self.options.fetch,
@@ -170,8 +170,8 @@ class Session:
     def statistics(self) -> LoaderStatistics:
         """See ``Loader``."""
         dropped: dict[str, int] = {}
-        for steps in self.steps:
-            for stage, count in steps.dropped.items():
+        for transform in self.transforms:
+            for stage, count in transform.dropped.items():
                 dropped[stage] = dropped.get(stage, 0) + count
         cached = cache_sums(self._finder.stores)
         return self.meter.read(threads_count=threads_count(self.options), dropped=dropped, cached=cached)
@@ -289,7 +289,7 @@ class Session:
         assert batch is not None
         seed = shuffle.seed if shuffle else 0
         run_plan = RunPlan(
-            steps=self.steps,
+            transforms=self.transforms,
             batch=batch,
             batch_size=plan.rows_count,
             drop_last=plan.batching.drop_last,

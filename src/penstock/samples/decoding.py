@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
     from penstock.pipeline import Decode, Field
     from penstock.samples.columns import Layout
-    from penstock.samples.transform import Origin
+    from penstock.samples.context import SampleContext
 
 
-def decoded(stage: Decode, members: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+def decoded(stage: Decode, members: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
     """The values of a sample's fields, and what was joined to it before.
 
     Raises:
         FieldMissingError: a member is not there.
         DecodeError: a member is not what its field takes.
     """
-    values = _kept_beside(stage, members, origin)
+    values = _kept_beside(stage, members, context)
     for field in stage.fields:
-        data = _members_of(field, members, origin)
+        data = _members_of(field, members, context)
         try:
-            found = field.decode_members(data, origin.rng() if field.takes_rng else None)
+            found = field.decode_members(data, context.rng() if field.takes_rng else None)
         except PenstockError:
             raise
         except Exception as error:
-            raise _decode_error(field, data, origin, error) from error
+            raise _decode_error(field, data, context, error) from error
         values.update(zip(field.names, found, strict=True))
     return values
 
@@ -42,7 +42,7 @@ def decoded(stage: Decode, members: Mapping[str, Any], origin: Origin) -> dict[s
 def written_in_place(
     stage: Decode,
     members: Mapping[str, Any],
-    origin: Origin,
+    context: SampleContext,
     layout: Layout,
     batch: dict[str, Any],
     row: int,
@@ -55,11 +55,11 @@ def written_in_place(
     Raises:
         FieldMissingError, DecodeError: as ``decoded``.
     """
-    values = _kept_beside(stage, members, origin)
+    values = _kept_beside(stage, members, context)
     written: list[str] = []
     for field in stage.fields:
-        data = _members_of(field, members, origin)
-        rng = origin.rng() if field.takes_rng else None
+        data = _members_of(field, members, context)
+        rng = context.rng() if field.takes_rng else None
         try:
             if all(map(layout.holds, field.names, field.specs)):
                 field.write_members(data, [batch[name][row] for name in field.names], rng)
@@ -69,19 +69,19 @@ def written_in_place(
         except PenstockError:
             raise
         except Exception as error:
-            raise _decode_error(field, data, origin, error) from error
+            raise _decode_error(field, data, context, error) from error
     return values, written
 
 
-def _kept_beside(stage: Decode, members: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+def _kept_beside(stage: Decode, members: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
     """What was joined before."""
-    if not origin.joined:
+    if not context.joined:
         return {}
-    names = origin.joined.difference(stage.names)
+    names = context.joined.difference(stage.names)
     return {name: value for name, value in members.items() if name in names}
 
 
-def _members_of(field: Field, members: Mapping[str, Any], origin: Origin) -> list[memoryview]:
+def _members_of(field: Field, members: Mapping[str, Any], context: SampleContext) -> list[memoryview]:
     found = []
     for name in field.names:
         data = members.get(name)
@@ -90,8 +90,8 @@ def _members_of(field: Field, members: Mapping[str, Any], origin: Origin) -> lis
                 f"{field!r}: the sample has {', '.join(map(repr, members)) or 'no members'}",
                 stage="decode",
                 field=name,
-                sample_key=origin.sample.key,
-                shard=origin.shard,
+                sample_key=context.sample.key,
+                shard=context.shard,
             )
         if isinstance(data, str):  # from a table
             data = data.encode()
@@ -101,17 +101,17 @@ def _members_of(field: Field, members: Mapping[str, Any], origin: Origin) -> lis
                 raise ValueError(f"it is no bytes, but {np.asarray(view).dtype}{list(view.shape or ())}")
             found.append(view)
         except (TypeError, ValueError) as error:
-            raise _decode_error(field, [], origin, error) from error
+            raise _decode_error(field, [], context, error) from error
     return found
 
 
-def _decode_error(field: Field, data: Sequence[memoryview], origin: Origin, error: Exception) -> DataError:
+def _decode_error(field: Field, data: Sequence[memoryview], context: SampleContext, error: Exception) -> DataError:
     where: dict[str, Any] = {
         "stage": "decode",
         "field": field.name,
-        "sample_key": origin.sample.key,
-        "offset_bytes": origin.sample.offset_bytes,
-        "shard": origin.shard,
+        "sample_key": context.sample.key,
+        "offset_bytes": context.sample.offset_bytes,
+        "shard": context.shard,
     }
     if isinstance(field, Function):
         return failed(field.fn, error, **where)

@@ -1,6 +1,6 @@
 """What happens to one sample between its shard and its row of a batch, and whose fault an error is.
 
-``Steps`` walks the stages that see single samples. Where decoding is the last of them, it writes the batch's memory
+``SampleTransform`` walks the stages that see single samples. Where decoding is the last of them, it writes the batch's memory
 itself, and no array is made and copied.
 """
 
@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, DataError, DecodeError, FieldMissingErr
 from penstock.formats import LOST, RESERVED_FIELDS
 from penstock.formats.grouping import likeness
 from penstock.pipeline import Decode, Filter, FlatMap, Join, Map, Select
+from penstock.samples.context import SampleContext
 from penstock.samples.decoding import decoded, written_in_place
 from penstock.samples.tolerance import Tolerance, Uncounted
 from penstock.tracebacks import failed
@@ -27,36 +28,8 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.pipeline import Pipeline, Spec
     from penstock.samples.columns import Layout
+    from penstock.samples.context import SampleRandom
     from penstock.samples.joins import Table
-
-_STREAM = 0x70656E73746F636B  # "penstock": tells these streams from others with the same seed
-
-
-class SampleRandom:
-    """One Philox per thread, put where a sample's own stream begins.
-
-    Its key is (seed, epoch); its counter starts at (0, index, position, _STREAM), whose low word runs on with the
-    numbers drawn, so that streams of different samples never meet. The index is that within ``flat_map``, from 1; a
-    sample before it has 0.
-    """
-
-    def __init__(self, *, seed: int, epoch: int) -> None:
-        self.epoch = epoch
-        self._bits = np.random.Philox()
-        self._generator = np.random.Generator(self._bits)
-        self._key = np.array([seed, epoch], dtype=np.uint64)
-
-    def at(self, position: int, index: int = 0) -> np.random.Generator:
-        """The generator, at the start of the stream of `position` and `index`; valid until the next call."""
-        self._bits.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": np.array([0, index, position, _STREAM], dtype=np.uint64), "key": self._key},
-            "buffer": np.zeros(4, dtype=np.uint64),
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-        return self._generator
 
 
 class _Step(NamedTuple):
@@ -69,40 +42,7 @@ class _Step(NamedTuple):
     is_raw: bool  # values are members still: views of a part, which no user's function may keep
 
 
-class Origin:
-    """A sample under way: where it is from, and its random stream, begun when it is first asked for."""
-
-    __slots__ = ("_index", "_random", "_rng", "children_count", "joined", "position", "sample", "shard")
-
-    def __init__(self, sample: Sample, shard: str, position: int, random: SampleRandom) -> None:
-        self.sample = sample
-        self.shard = shard
-        self.position = position
-        self.children_count = 0
-        self.joined: set[str] = set()  # fields that decode leaves in
-        self._random = random
-        self._index = 0
-        self._rng: np.random.Generator | None = None
-
-    @property
-    def epoch(self) -> int:
-        """That it is read in."""
-        return self._random.epoch
-
-    def rng(self) -> np.random.Generator:
-        """Its random stream, where that has got to."""
-        if self._rng is None:
-            self._rng = self._random.at(self.position, self._index)
-        return self._rng
-
-    def begin_child(self) -> None:
-        """The next of ``flat_map``'s samples gets a stream of its own."""
-        self.children_count += 1
-        self._index = self.children_count
-        self._rng = None
-
-
-class Steps:
+class SampleTransform:
     """The stages of a pipeline that see single samples, in order. May be called from several threads.
 
     Attributes:
@@ -144,7 +84,7 @@ class Steps:
         """Samples dropped for an error so far, by stage; those that a filter left out are not among them."""
         return self.tolerance.counts()
 
-    def uncounted(self) -> Steps:
+    def uncounted(self) -> SampleTransform:
         """The same stages, for samples that were counted already."""
         steps = copy(self)
         steps.tolerance = Uncounted()
@@ -191,8 +131,8 @@ class Steps:
         """
         if sample is LOST:
             return [] if self.is_many else None
-        origin = Origin(sample, shard, position, random)
-        result = self._run(sample.fields, origin, 0, len(self._steps))
+        context = SampleContext(sample, shard, position, random)
+        result = self._run(sample.fields, context, 0, len(self._steps))
         if self.is_many:
             return [] if result is None else result
         return _copied(result) if self._ends_raw and result is not None else result
@@ -233,61 +173,61 @@ class Steps:
             return True
         if sample is LOST:
             return False
-        origin = Origin(sample, shard, position, random)
+        context = SampleContext(sample, shard, position, random)
         last = self._steps[-1]
-        values = self._run(sample.fields, origin, 0, len(self._steps) - 1)
+        values = self._run(sample.fields, context, 0, len(self._steps) - 1)
         if values is None:
             return False
         try:
             assert isinstance(last.stage, Decode)
-            values, written = written_in_place(last.stage, values, origin, layout, batch, row)
+            values, written = written_in_place(last.stage, values, context, layout, batch, row)
         except DataError as error:
-            self.tolerance.drop(error, last.name, last.max_errors, origin.epoch)
+            self.tolerance.drop(error, last.name, last.max_errors, context.epoch)
             return False
         layout.put(batch, row, values, key=sample.key, shard=shard, written=written)
         return True
 
-    def _run(self, values: Any, origin: Origin, first: int, end: int) -> Any:
+    def _run(self, values: Any, context: SampleContext, first: int, end: int) -> Any:
         for number in range(first, end):
             step = self._steps[number]
             try:
-                values = self._applied(step, values, origin)
+                values = self._applied(step, values, context)
             except DataError as error:
-                self.tolerance.drop(error, step.name, step.max_errors, origin.epoch)
+                self.tolerance.drop(error, step.name, step.max_errors, context.epoch)
                 return None
             if values is None:
                 return None
             if isinstance(step.stage, FlatMap):
-                return self._run_children(values, origin, number + 1, end)
+                return self._run_children(values, context, number + 1, end)
         return values
 
-    def _run_children(self, children: list[Any], origin: Origin, first: int, end: int) -> list[Any]:
+    def _run_children(self, children: list[Any], context: SampleContext, first: int, end: int) -> list[Any]:
         results: list[Any] = []
         for child in children:
-            origin.begin_child()
-            result = self._run(child, origin, first, end)
+            context.begin_child()
+            result = self._run(child, context, first, end)
             if isinstance(result, list):
                 results += result
             elif result is not None:
                 results.append(result)
         return results
 
-    def _applied(self, step: _Step, values: Mapping[str, Any], origin: Origin) -> Any:
+    def _applied(self, step: _Step, values: Mapping[str, Any], context: SampleContext) -> Any:
         """What `step` makes of `values`; None where it drops the sample."""
         stage = step.stage
         if isinstance(stage, Decode):
-            return decoded(stage, values, origin)
+            return decoded(stage, values, context)
         if isinstance(stage, Select):
-            return _selected(stage, values, origin)
+            return _selected(stage, values, context)
         if isinstance(stage, Join):
             table = self._tables[stage]
-            if stage.missing == "drop" and table.row(origin.sample.key) is None:
+            if stage.missing == "drop" and table.row(context.sample.key) is None:
                 self.tolerance.count(step.name)
                 return None
-            return _joined(stage, step.name, values, table, origin)
+            return _joined(stage, step.name, values, table, context)
         given = _copied(values) if step.is_raw else dict(values)
-        given.update(__key__=origin.sample.key, __shard__=origin.shard, __position__=origin.position)
-        return _called(step, given, values, origin)
+        given.update(__key__=context.sample.key, __shard__=context.shard, __position__=context.position)
+        return _called(step, given, values, context)
 
 
 def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
@@ -321,7 +261,7 @@ def _own_value(value: memoryview) -> Any:
     return array if array.ndim else array[()]
 
 
-def _selected(stage: Select, values: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+def _selected(stage: Select, values: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
     try:
         return {name: values[name] for name in stage.names}
     except KeyError as error:
@@ -329,17 +269,17 @@ def _selected(stage: Select, values: Mapping[str, Any], origin: Origin) -> dict[
             f"{stage!r}: the sample has {', '.join(map(repr, values)) or 'no fields'}",
             stage="select",
             field=error.args[0],
-            sample_key=origin.sample.key,
-            shard=origin.shard,
+            sample_key=context.sample.key,
+            shard=context.shard,
         ) from None
 
 
-def _joined(stage: Join, name: str, values: Mapping[str, Any], table: Table, origin: Origin) -> dict[str, Any]:
-    where = {"stage": name, "sample_key": origin.sample.key, "shard": origin.shard}
-    row = table.row(origin.sample.key)
+def _joined(stage: Join, name: str, values: Mapping[str, Any], table: Table, context: SampleContext) -> dict[str, Any]:
+    where = {"stage": name, "sample_key": context.sample.key, "shard": context.shard}
+    row = table.row(context.sample.key)
     if row is None:
         raise FieldMissingError(
-            f"{stage!r} has no row for this key; {likeness(origin.sample.key, table.open())}",
+            f"{stage!r} has no row for this key; {likeness(context.sample.key, table.open())}",
             hint="missing='drop' leaves such samples out",
             **where,
         )
@@ -349,23 +289,23 @@ def _joined(stage: Join, name: str, values: Mapping[str, Any], table: Table, ori
             hint="say which columns to take: join(..., fields=[...])",
             **where,
         )
-    origin.joined.update(row)
+    context.joined.update(row)
     return {**values, **row}
 
 
-def _called(step: _Step, given: dict[str, Any], values: Mapping[str, Any], origin: Origin) -> Any:
+def _called(step: _Step, given: dict[str, Any], values: Mapping[str, Any], context: SampleContext) -> Any:
     """What a user's function makes of a sample, without the names that are the loader's."""
     stage = step.stage
     assert isinstance(stage, Map | Filter | FlatMap)
     try:
-        result = stage.fn(given, origin.rng()) if step.takes_rng else stage.fn(given)
+        result = stage.fn(given, context.rng()) if step.takes_rng else stage.fn(given)
         if isinstance(stage, Filter):
             return values if result else None
         if isinstance(stage, FlatMap):
             return [_own(each, stage.name) for each in _listed(result, stage.name)]
         return _own(result, stage.name)
     except Exception as error:
-        raise failed(stage.fn, error, stage=step.name, sample_key=origin.sample.key, shard=origin.shard) from error
+        raise failed(stage.fn, error, stage=step.name, sample_key=context.sample.key, shard=context.shard) from error
 
 
 def _listed(result: Any, name: str) -> Iterable[Any]:

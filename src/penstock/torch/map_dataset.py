@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data
 
 from penstock import forks
-from penstock.access.dataset import Dataset, steps_of
+from penstock.access.dataset import Dataset, transform_of
 from penstock.config import SEED_MAX, check_whole
 from penstock.torch.epochs import EpochTable, worker_here
 from penstock.tracebacks import boundary
@@ -58,7 +58,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         cache: CacheConfig | str | os.PathLike[str] | None = None,
         fetch: FetchConfig | None = None,
     ) -> None:
-        steps_of(pipeline)  # refuses now what could not be opened
+        transform_of(pipeline)  # refuses now what could not be opened
         self.pipeline = pipeline
         self._options: dict[str, Any] = {
             "seed": seed, "index": index, "index_dir": index_dir, "cache": cache, "fetch": fetch

@@ -12,7 +12,8 @@ from loading import counted, shard
 from penstock.errors import ConfigError, DecodeError, FieldMissingError, ObjectMissingError
 from penstock.formats import Sample
 from penstock.pack.tables import read_table
-from penstock.samples.transform import SampleRandom, Steps
+from penstock.samples.context import SampleRandom
+from penstock.samples.transform import SampleTransform
 
 ROWS = [
     {"key": "007", "label": 3, "score": 0.5, "text": "sieben"},
@@ -22,7 +23,7 @@ ROWS = [
 
 def joined(pipeline: Any, key: str = "007", **members: bytes) -> Any:
     given = Sample(key, {name: memoryview(value) for name, value in members.items()}, 0)
-    return Steps(pipeline)(given, shard="s.tar", position=0, random=SampleRandom(seed=0, epoch=0))
+    return SampleTransform(pipeline)(given, shard="s.tar", position=0, random=SampleRandom(seed=0, epoch=0))
 
 
 def write(folder: Path, form: str) -> str:
@@ -61,10 +62,10 @@ def test_samples_without_a_row(tmp_path: Path) -> None:
     with pytest.raises(FieldMissingError) as caught:
         joined(ps.shards("/data/").join(table), "9")
     assert (caught.value.stage, caught.value.sample_key) == ("join[0]", "9")
-    steps = Steps(ps.shards("/data/").join(table, missing="drop"))
-    assert steps.may_drop
-    assert steps(Sample("9", {}, 0), shard="s", position=0, random=SampleRandom(seed=0, epoch=0)) is None
-    assert steps.dropped == {"join[0]": 1}
+    transform = SampleTransform(ps.shards("/data/").join(table, missing="drop"))
+    assert transform.may_drop
+    assert transform(Sample("9", {}, 0), shard="s", position=0, random=SampleRandom(seed=0, epoch=0)) is None
+    assert transform.dropped == {"join[0]": 1}
 
 
 def test_a_field_is_never_replaced(tmp_path: Path) -> None:
@@ -91,16 +92,16 @@ def test_bad_tables(name: str, text: str, error: Any, match: str, tmp_path: Path
     """A table that cannot serve is an error when it is opened, before a sample passes."""
     (tmp_path / name).write_text(text)
     with pytest.raises(error, match=match):
-        Steps(ps.shards("/data/").join(str(tmp_path / name), fields=["label"])).open()
+        SampleTransform(ps.shards("/data/").join(str(tmp_path / name), fields=["label"])).open()
 
 
 def test_tables_have_a_bound_and_must_exist(tmp_path: Path) -> None:
     """A table larger than its bound is refused with both numbers; one that is not there is missing."""
     table = write(tmp_path, "jsonl")
     with pytest.raises(ConfigError, match=r"has \d+ bytes, more than bytes_max=10"):
-        Steps(ps.shards("/data/").join(table, bytes_max=10)).open()
+        SampleTransform(ps.shards("/data/").join(table, bytes_max=10)).open()
     with pytest.raises(ObjectMissingError):
-        Steps(ps.shards("/data/").join(str(tmp_path / "nothing.csv"))).open()
+        SampleTransform(ps.shards("/data/").join(str(tmp_path / "nothing.csv"))).open()
 
 
 def test_a_table_is_held_once(tmp_path: Path) -> None:
@@ -108,17 +109,17 @@ def test_a_table_is_held_once(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("key,x\n1,5\n")
     leaves = ps.mix({ps.shards("/a/"): 1, ps.shards("/b/"): 1}).join(str(path)).flat().leaves
-    both = [Steps(leaf) for leaf in leaves]
+    both = [SampleTransform(leaf) for leaf in leaves]
     both[0].open()
     path.write_text("key,x\n1,6\n")
 
-    def value(steps: Steps) -> Any:
-        return steps(Sample("1", {}, 0), shard="s", position=0, random=SampleRandom(seed=0, epoch=0))["x"]
+    def value(transform: SampleTransform) -> Any:
+        return transform(Sample("1", {}, 0), shard="s", position=0, random=SampleRandom(seed=0, epoch=0))["x"]
 
-    assert [value(steps) for steps in both] == [5, 5]
+    assert [value(transform) for transform in both] == [5, 5]
     del both
     gc.collect()
-    assert value(Steps(leaves[1])) == 6
+    assert value(SampleTransform(leaves[1])) == 6
 
 
 def test_another_source_is_a_table(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import penstock as ps
 from penstock.errors import ConfigError, DecodeError, FieldMissingError
 from penstock.formats import Sample
 from penstock.samples.columns import Layout
-from penstock.samples.transform import SampleRandom, Steps
+from penstock.samples.context import SampleRandom
+from penstock.samples.transform import SampleTransform
 
 
 def sample(**fields: bytes) -> Sample:
@@ -18,7 +19,7 @@ def sample(**fields: bytes) -> Sample:
 
 
 def run(pipeline: Any, given: Sample) -> Any:
-    return Steps(pipeline)(given, shard="s.tar", position=3, random=SampleRandom(seed=1, epoch=2))
+    return SampleTransform(pipeline)(given, shard="s.tar", position=3, random=SampleRandom(seed=1, epoch=2))
 
 
 SOURCE = ps.shards("s3://b/t/")
@@ -128,7 +129,7 @@ def test_fields_that_cannot_decode_are_refused_early(monkeypatch: pytest.MonkeyP
     """A missing package is noticed before anything runs."""
     monkeypatch.setattr("penstock.pipeline.fields.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="PIL"):
-        Steps(SOURCE.decode(ps.Image("jpg")))
+        SampleTransform(SOURCE.decode(ps.Image("jpg")))
 
 
 def picture(value: int, size: tuple[int, int] = (8, 6)) -> bytes:
@@ -150,8 +151,8 @@ def test_filter_leaves_samples_out() -> None:
     pipeline = SOURCE.decode(ps.Integer("cls")).filter(odd)
     assert run(pipeline, sample(cls=b"3")) == {"cls": 3}
     assert run(pipeline, sample(cls=b"4")) is None
-    steps = Steps(pipeline)
-    assert (steps.may_drop, steps.is_many, steps.is_empty) == (True, False, False)
+    transform = SampleTransform(pipeline)
+    assert (transform.may_drop, transform.is_many, transform.is_empty) == (True, False, False)
 
 
 def test_filter_before_decode_sees_bytes_and_passes_members_on() -> None:
@@ -171,8 +172,8 @@ def test_flat_map_gives_each_sample_a_stream_of_its_own() -> None:
         return {**values, "own": rng.random()}
 
     pipeline = SOURCE.decode(ps.Integer("cls")).flat_map(parts).filter(lambda v: v["part"] != 1).map(draw)
-    steps = Steps(pipeline)
-    assert steps.is_many
+    transform = SampleTransform(pipeline)
+    assert transform.is_many
     values = run(pipeline, sample(cls=b"4"))
     assert [value["part"] for value in values] == [0, 2, 3]
     random = SampleRandom(seed=1, epoch=2)
@@ -215,36 +216,36 @@ def test_bad_samples_are_dropped_up_to_a_bound() -> None:
             raise ValueError("one")
         return values
 
-    steps = Steps(SOURCE.decode(ps.Integer("cls"), max_errors=2).map(fails, max_errors=1))
-    assert steps.may_drop
+    transform = SampleTransform(SOURCE.decode(ps.Integer("cls"), max_errors=2).map(fails, max_errors=1))
+    assert transform.may_drop
 
     def call(cls: bytes, epoch: int = 0) -> Any:
-        return steps(sample(cls=cls), shard="s", position=0, random=SampleRandom(seed=0, epoch=epoch))
+        return transform(sample(cls=cls), shard="s", position=0, random=SampleRandom(seed=0, epoch=epoch))
 
     assert [call(b"x"), call(b"2"), call(b"1"), call(b"x")] == [None, {"cls": 2}, None, None]
-    assert steps.dropped == {"decode": 2, "map[0]": 1}
+    assert transform.dropped == {"decode": 2, "map[0]": 1}
     with pytest.raises(DecodeError, match="not a whole number") as caught:
         call(b"x")
     assert caught.value.__notes__ == ["max_errors=2: decode has dropped as many samples in epoch 0 already"]
     assert call(b"x", epoch=1) is None
-    assert steps.dropped == {"decode": 3, "map[0]": 1}
+    assert transform.dropped == {"decode": 3, "map[0]": 1}
 
 
 def test_missing_members_count_as_errors() -> None:
     """A sample without a member is dropped like one whose member does not decode."""
-    steps = Steps(SOURCE.decode(ps.Integer("cls"), max_errors=1))
+    transform = SampleTransform(SOURCE.decode(ps.Integer("cls"), max_errors=1))
     layout = Layout({"cls": 1})
-    written = steps.write(sample(), layout, layout.allocate(1), 0, shard="s", position=0,
+    written = transform.write(sample(), layout, layout.allocate(1), 0, shard="s", position=0,
                           random=SampleRandom(seed=0, epoch=0))  # fmt: skip
     assert written is False
-    assert steps.dropped == {"decode": 1}
+    assert transform.dropped == {"decode": 1}
 
 
 def test_writing_decodes_into_the_row() -> None:
     """What is written to a row equals what a call gives, and pictures of fixed size go there without another array."""
     image = ps.Image("png", height=4, width=5, crop="random", flip=True).with_mask("seg")
     pipeline = SOURCE.decode(image, ps.Integer("cls"), ps.Text("txt"))
-    steps = Steps(pipeline)
+    transform = SampleTransform(pipeline)
     mask = io.BytesIO()
     from PIL import Image
 
@@ -254,14 +255,14 @@ def test_writing_decodes_into_the_row() -> None:
     layout = Layout(expected)
     batch = layout.allocate(3)
     rows = {name: batch[name] for name in batch}
-    assert steps.write(given, layout, batch, 1, shard="s.tar", position=3, random=SampleRandom(seed=1, epoch=2))
+    assert transform.write(given, layout, batch, 1, shard="s.tar", position=3, random=SampleRandom(seed=1, epoch=2))
     for name, value in expected.items():
         assert batch[name] is rows[name]
         np.testing.assert_array_equal(batch[name][1], value)
-    assert steps.specs() == {
+    assert transform.specs() == {
         "png": ("uint8", (4, 5, 3)), "seg": ("uint8", (4, 5)), "cls": ("int64", ()), "txt": ("object", ()),
     }  # fmt: skip
-    assert {name: column.dtype for name, column in Layout.of_specs(steps.specs() or {}).columns.items()} == {
+    assert {name: column.dtype for name, column in Layout.of_specs(transform.specs() or {}).columns.items()} == {
         name: column.dtype for name, column in layout.columns.items()
     }
 
@@ -271,34 +272,34 @@ def test_writing_without_fixed_shapes() -> None:
     for pipeline in (SOURCE.decode(ps.Image("png")), SOURCE.decode(ps.Image("png")).map(lambda v: v)):
         layout = Layout({"png": np.zeros((6, 8, 3), np.uint8)})
         batch = layout.allocate(1)
-        steps = Steps(pipeline)
+        transform = SampleTransform(pipeline)
         random = SampleRandom(seed=0, epoch=0)
-        assert steps.write(sample(png=picture(9)), layout, batch, 0, shard="s", position=0, random=random)
+        assert transform.write(sample(png=picture(9)), layout, batch, 0, shard="s", position=0, random=random)
         assert (batch["png"] == 9).all()
         with pytest.raises(DecodeError, match="does not fit"):
-            steps.write(sample(png=picture(9, (3, 3))), layout, batch, 0, shard="s", position=0, random=random)
+            transform.write(sample(png=picture(9, (3, 3))), layout, batch, 0, shard="s", position=0, random=random)
 
 
 def test_a_sample_unlike_the_first_is_an_error_when_written() -> None:
     """Another set of fields is noticed although some are in the row already."""
-    steps = Steps(SOURCE.decode(ps.Image("png", height=2, width=2), ps.Integer("cls")))
+    transform = SampleTransform(SOURCE.decode(ps.Image("png", height=2, width=2), ps.Integer("cls")))
     layout = Layout({"png": np.zeros((2, 2, 3), np.uint8)})
     with pytest.raises(DecodeError, match="the first one had"):
-        steps.write(sample(png=picture(9), cls=b"1"), layout, layout.allocate(1), 0, shard="s", position=0,
+        transform.write(sample(png=picture(9), cls=b"1"), layout, layout.allocate(1), 0, shard="s", position=0,
                     random=SampleRandom(seed=0, epoch=0))  # fmt: skip
 
 
 def test_specs_follow_the_stages() -> None:
     """What comes out is known from fields alone, from map's fields=, and not where a function may do anything."""
     decoded = SOURCE.decode(ps.Integer("cls"), ps.Text("txt"))
-    assert Steps(decoded.select("cls")).specs() == {"cls": ("int64", ())}
-    assert Steps(decoded.map(len)).specs() is None
-    assert Steps(decoded.map(len, fields={"x": (np.float32, (2,)), "t": str})).specs() == {
+    assert SampleTransform(decoded.select("cls")).specs() == {"cls": ("int64", ())}
+    assert SampleTransform(decoded.map(len)).specs() is None
+    assert SampleTransform(decoded.map(len, fields={"x": (np.float32, (2,)), "t": str})).specs() == {
         "x": ("float32", (2,)), "t": ("object", ()),
     }  # fmt: skip
-    assert Steps(SOURCE.decode(ps.Json("json"))).specs() is None
-    assert Steps(SOURCE).specs() is None
-    assert Steps(SOURCE).is_empty
+    assert SampleTransform(SOURCE.decode(ps.Json("json"))).specs() is None
+    assert SampleTransform(SOURCE).specs() is None
+    assert SampleTransform(SOURCE).is_empty
 
 
 def test_masks_are_members_like_others() -> None:

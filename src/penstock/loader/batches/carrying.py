@@ -17,7 +17,7 @@ from penstock.errors import DecodeError
 from penstock.loader.batches.run import OpenBatch
 from penstock.pipeline import BatchBySize
 from penstock.samples.columns import Layout
-from penstock.samples.transform import SampleRandom
+from penstock.samples.context import SampleRandom
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class CarryMark(NamedTuple):
     skip_count: int
 
 
-class Out(NamedTuple):
+class TransformOutput(NamedTuple):
     """A sample that came out."""
 
     values: Mapping[str, Any]
@@ -85,11 +85,11 @@ class CarryFilling:
 
     def fill(self) -> None:
         """See ``Filling``."""
-        held: list[Out] = []
+        held: list[TransformOutput] = []
         size = self._run.plan.batch_size
         budget = self._by_size.budget() if self._by_size is not None else None
         before: CarryMark | None = None
-        for out in self._outs():
+        for out in self._outputs():
             if self._run.stopping:
                 return
             if budget is None:
@@ -120,8 +120,8 @@ class CarryFilling:
             for index, (sample, segment, position) in enumerate(
                 zip(block.samples, block.segments, block.positions.tolist(), strict=True)
             ):
-                steps = self._run.plan.steps[segment.source]
-                result = steps(sample, shard=segment.url, position=position, random=random)
+                transform = self._run.plan.transforms[segment.source]
+                result = transform(sample, shard=segment.url, position=position, random=random)
                 if isinstance(result, list):
                     task.found += [(values, index) for values in result]
                 elif result is not None:
@@ -132,7 +132,7 @@ class CarryFilling:
             task.done = True
             self._run.changed.notify_all()
 
-    def _outs(self) -> Iterator[Out]:
+    def _outputs(self) -> Iterator[TransformOutput]:
         """What comes out, in order, whichever thread was first in time; what was handed out before is left out."""
         run = self._run
         tasks: deque[_Task] = deque()
@@ -161,11 +161,11 @@ class CarryFilling:
                     continue
                 sample, segment = block.samples[index], block.segments[index]
                 after = CarryMark(task.mark, count)
-                yield Out(values, sample.key, segment.url, int(block.positions[index]), after)
+                yield TransformOutput(values, sample.key, segment.url, int(block.positions[index]), after)
             if task.error is not None:
                 raise task.error
 
-    def _verdict(self, budget: SizeBudget, out: Out) -> str:
+    def _verdict(self, budget: SizeBudget, out: TransformOutput) -> str:
         assert self._by_size is not None
         try:
             return budget.add(self._by_size.size_of(out.values))
@@ -175,7 +175,7 @@ class CarryFilling:
                 raise failed(self._by_size.size, error, **where) from error
             raise DecodeError(f"no batch can take it: {type(error).__name__}: {error}", **where) from error
 
-    def _close(self, held: list[Out], mark: CarryMark) -> None:
+    def _close(self, held: list[TransformOutput], mark: CarryMark) -> None:
         """Make a batch of samples, and deliver it."""
         if self._layout is None:
             self._layout = Layout(held[0].values, self._run.plan.batch)

@@ -18,7 +18,7 @@ from penstock.errors import DecodeError
 from penstock.formats import LOST, Samples
 from penstock.loader.batches.run import OpenBatch
 from penstock.samples.columns import Layout
-from penstock.samples.transform import SampleRandom
+from penstock.samples.context import SampleRandom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,7 +144,7 @@ def without_lost(block: SampleBlock) -> SampleBlock:
 def said_layout(plan: RunPlan) -> Layout | None:
     """What the pipeline itself says of dtypes and shapes; None: the first sample tells."""
     batch = plan.batch
-    said = [steps.specs() for steps in plan.steps]
+    said = [transform.specs() for transform in plan.transforms]
     if batch.collate is not None or batch.pad or batch.ragged or any(specs != said[0] for specs in said):
         return None
     return Layout.of_specs(said[0]) if said[0] is not None else None
@@ -235,7 +235,7 @@ class RowsFilling:
                 layout.put(task.batch.values, row, values, key=sample.key, shard=segment.url)
             return values is not None
         assert layout is not None
-        return self._run.plan.steps[segment.source].write(
+        return self._run.plan.transforms[segment.source].write(
             sample,
             layout,
             task.batch.values,
@@ -256,7 +256,7 @@ class RowsFilling:
         known: dict[int, Mapping[str, Any] | None] = {}
         row = batch.rows if batch is not None else 0
         for sample, segment, position in zip(block.samples, block.segments, block.positions.tolist(), strict=True):
-            values: Mapping[str, Any] | None = self._run.plan.steps[segment.source](
+            values: Mapping[str, Any] | None = self._run.plan.transforms[segment.source](
                 sample, shard=segment.url, position=position, random=self._thread_random()
             )
             known[row] = values

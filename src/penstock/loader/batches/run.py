@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Batch, BatchBySize
     from penstock.samples.columns import Layout
-    from penstock.samples.transform import Steps
+    from penstock.samples.transform import SampleTransform
 
 SMALL_BATCHES_MAX = 15
 JOIN_S_MAX = 10.0  # a user's function that does not return must not hang close()
@@ -123,7 +123,7 @@ class Delivery(NamedTuple):
 class RunPlan(NamedTuple):
     """What stays the same from epoch to epoch."""
 
-    steps: tuple[Steps, ...]  # by source
+    transforms: tuple[SampleTransform, ...]  # by source
     batch: Batch | BatchBySize
     batch_size: int
     drop_last: bool

@@ -41,7 +41,7 @@ CALLS_AHEAD_PER_THREAD = 4
 JOIN_S_MAX = 5.0
 
 
-class Origin(NamedTuple):
+class ObjectSampleSource(NamedTuple):
     """Where an object's sample came from: what ``SampleSource`` asks."""
 
     url: str
@@ -168,7 +168,7 @@ class ObjectReader:
         size_bytes = sum(map(len, fields.values()))
         self._meter.bytes += size_bytes
         self._meter.store_s += time.perf_counter() - began_s
-        return Sample(group.key, fields, 0, size_bytes), Origin(group.url, self._source.number)
+        return Sample(group.key, fields, 0, size_bytes), ObjectSampleSource(group.url, self._source.number)
 
 
 class CallReader:
@@ -224,7 +224,7 @@ class CallReader:
             raise failed(self._read, call.error, stage="read", sample_key=call.key) from call.error
         size_bytes = sum(map(len, call.fields.values()))
         self._meter.bytes += size_bytes
-        return Sample(call.key, call.fields, 0, size_bytes), Origin(call.key, self._source.number)
+        return Sample(call.key, call.fields, 0, size_bytes), ObjectSampleSource(call.key, self._source.number)
 
     def close(self) -> None:
         """Call no more, and wait for calls under way, but not for ever; idempotent."""

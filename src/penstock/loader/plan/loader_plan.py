@@ -21,7 +21,7 @@ from penstock.loader.plan.streaming import StreamReadPlan
 from penstock.loader.state import data_digest
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take
-from penstock.samples.transform import Steps
+from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -257,7 +257,7 @@ def may_drop(pipeline: Pipeline) -> bool:
     """Whether samples may be left out on the way to their batch: filtered, failed within ``max_errors``, or corrupt."""
     leaves = pipeline.flat().leaves
     skips = any(isinstance(leaf.source, Shards) and leaf.source.on_corrupt != "raise" for leaf in leaves)
-    return skips or any(Steps(leaf).may_drop for leaf in leaves)
+    return skips or any(SampleTransform(leaf).may_drop for leaf in leaves)
 
 
 def _carries(pipeline: Pipeline) -> bool:
@@ -356,7 +356,7 @@ def _holding(
 
 def row_bytes(pipeline: Pipeline) -> int | None:
     """Of a sample in a batch, where the stages alone tell."""
-    specs = Steps(pipeline.flat().leaves[0]).specs()
+    specs = SampleTransform(pipeline.flat().leaves[0]).specs()
     if specs is None or any(spec.dtype == "object" for spec in specs.values()):
         return None
     return sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs.values())

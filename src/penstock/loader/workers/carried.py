@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.loader.batches.carrying import CarryFilling, CarryMark, Out
+from penstock.loader.batches.carrying import CarryFilling, CarryMark, TransformOutput
 from penstock.loader.batches.run import EpochRun
 from penstock.loader.workers.told import ToldError
 from penstock.pipeline import Batch
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
     from penstock.order import Batches
     from penstock.pipeline import Spec
     from penstock.samples.columns import Layout
-    from penstock.samples.transform import SampleRandom, Steps
+    from penstock.samples.context import SampleRandom
+    from penstock.samples.transform import SampleTransform
 
 BLOCK_SAMPLES = 64
 """Dealt at a time: a state that was saved inside decodes at most so many again."""
 
 BLOCKS_AHEAD = 3
-OUTS = "__outs__"
+OUTPUTS = "__outputs__"
 """The column of lists of what came out."""
 
 
 def block_plan(plan: RunPlan) -> RunPlan:
     """How workers make blocks, where `plan` says what the loader makes of them."""
-    steps: Any = tuple(map(OutSteps, plan.steps))
+    transforms: Any = tuple(map(ListTransform, plan.transforms))
     return plan._replace(
-        steps=steps,
+        transforms=transforms,
         batch=Batch(size=BLOCK_SAMPLES),
         batch_size=BLOCK_SAMPLES,
         drop_last=False,
@@ -50,19 +51,19 @@ def block_plan(plan: RunPlan) -> RunPlan:
     )
 
 
-class OutSteps:
-    """``Steps`` whose samples have one field, the list of what came out; or what failed.
+class ListTransform:
+    """``SampleTransform`` whose samples have one field, the list of what came out; or what failed.
 
     An error waits in its row, so that what came out ahead of it is handed out before it is raised.
     """
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self.tolerance = steps.tolerance
+    def __init__(self, transform: SampleTransform) -> None:
+        self._transform = transform
+        self.tolerance = transform.tolerance
 
     def specs(self) -> dict[str, Spec]:
-        """See ``Steps``."""
-        return {OUTS: OBJECT}
+        """See ``SampleTransform``."""
+        return {OUTPUTS: OBJECT}
 
     def write(
         self,
@@ -75,15 +76,15 @@ class OutSteps:
         position: int,
         random: SampleRandom,
     ) -> bool:
-        """See ``Steps``."""
+        """See ``SampleTransform``."""
         found: Any
         try:
-            found = self._steps(sample, shard=shard, position=position, random=random)
+            found = self._transform(sample, shard=shard, position=position, random=random)
         except Exception as error:
             found = ToldError.of(error)
         if not isinstance(found, list | ToldError):
             found = [] if found is None else [found]
-        batch[OUTS][row] = found
+        batch[OUTPUTS][row] = found
         return True
 
 
@@ -137,12 +138,12 @@ class FarCarryFilling(CarryFilling):
         super().__init__(run, epoch=epoch, skip_count=skip_count)
         self._blocks = blocks
 
-    def _outs(self) -> Iterator[Out]:
+    def _outputs(self) -> Iterator[TransformOutput]:
         while (block := self._blocks.next()) is not None:
             mark, values, rows_count = block
             positions, count = values["__position__"].tolist(), 0
             for row in range(rows_count):
-                found = values[OUTS][row]
+                found = values[OUTPUTS][row]
                 if isinstance(found, ToldError):
                     raise found.revived("a worker process")
                 for each in found:
@@ -151,7 +152,7 @@ class FarCarryFilling(CarryFilling):
                         self._skip_count -= 1
                         continue
                     after = CarryMark(mark, count)
-                    yield Out(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
+                    yield TransformOutput(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
 
 
 def carried(plan: RunPlan, blocks: Blocks, *, epoch: int, skip_count: int, meter: Meter) -> EpochRun:

@@ -79,7 +79,7 @@ def divided(
         job=plan.read_plan,
         pipeline=plan.pipeline,
         plan=made._replace(
-            steps=(),
+            transforms=(),
             drop_last=False,
             threads_count=max(1, made.threads_count // count),
             prefetch_batches=made.prefetch_batches + 1,

@@ -319,7 +319,7 @@ class ProcessRun:
         pending.parts[worker.number] = Part(about, packed, dropped, cursor)
         try:
             for source, error, stage, max_errors, epoch in events:
-                tolerance = self.plan.steps[source].tolerance
+                tolerance = self.plan.transforms[source].tolerance
                 if error is None:
                     tolerance.count(stage)
                 else:

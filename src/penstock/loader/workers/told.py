@@ -29,7 +29,7 @@ class WorkerJob(NamedTuple):
     Attributes:
         job: The rank's order, and how to read.
         pipeline: Its stages; what they hold (locks, tables) is made in the worker.
-        plan: How to decode, without the steps; ``batch_size`` is the whole rank's.
+        plan: How to decode, without the transforms; ``batch_size`` is the whole rank's.
         epoch: Number.
         first_batch: The first that it fills.
         cursor: Where it begins to read; without an index, of its own lanes.

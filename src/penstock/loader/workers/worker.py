@@ -27,14 +27,14 @@ from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
 from penstock.loader.plan.loader_plan import is_plain
 from penstock.loader.statistics import cache_sums
-from penstock.loader.workers.carried import OUTS, OutSteps
+from penstock.loader.workers.carried import OUTPUTS, ListTransform
 from penstock.loader.workers.shared import INLINE_BYTES_MAX, Heaps, packed, pickled
 from penstock.loader.workers.slots import SlotPlan, mapped
 from penstock.loader.workers.told import ToldError, WorkerJob
 from penstock.loader.workers.wire import Wire
 from penstock.samples.columns import Layout
 from penstock.samples.tolerance import Tolerance
-from penstock.samples.transform import Steps
+from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -307,11 +307,11 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
     stores = {id(shard.store): shard.store for source in told.job.sources for shard in source.shards}.values()
     cached = cache_sums(stores)
     dropped: deque[tuple[Any, ...]] = deque()
-    steps: list[Any] = []
+    transforms: list[Any] = []
     for source, leaf in enumerate(told.pipeline.flat().leaves):
-        each = Steps(leaf)
-        each.tolerance = Forwarding(source, dropped)
-        steps.append(OutSteps(each) if told.carries else each)
+        transform = SampleTransform(leaf)
+        transform.tolerance = Forwarding(source, dropped)
+        transforms.append(ListTransform(transform) if told.carries else transform)
     heaps = Heaps()
     numbers = itertools.count(told.first_batch)
 
@@ -323,7 +323,7 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
         _send_done(inbox, heaps, next(numbers), delivery, cursor, (sums, events))
 
     run = EpochRun(
-        told.plan._replace(steps=tuple(steps)),
+        told.plan._replace(transforms=tuple(transforms)),
         feed=told.feed(),
         filling=lambda run: SharedFilling(run, told=told, inbox=inbox, send=send),
         meter=told.meter,
@@ -345,7 +345,7 @@ def _send_done(
     for name, column in lists.items():
         if kept:
             values = [column[row] for row in kept] if dropped else column[: delivery.rows]
-            found, parts = pickled(values) if name == OUTS else packed(name, values)
+            found, parts = pickled(values) if name == OUTPUTS else packed(name, values)
             names.append(name)
             columns.append(found)
             buffers += parts
