@@ -12,46 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.transport.origin import NAME_S_MAX, HttpOrigin
+from penstock.transport.connections import NAME_S_MAX, HttpConnection, HttpOrigin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.transport.head import Chunked
-    from penstock.transport.http import HttpTransfer
-
 _NEXT_ADDRESS_S = 1.0
 """An address that does not answer for so long gives way to the host's next one."""
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-
-
-class HttpConnection:
-    """One connection, and the exchange that it carries."""
-
-    __slots__ = (
-        "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "overlong",
-        "partial", "receive", "reused", "since_s", "socket", "transfer", "view",
-    )  # fmt: skip
-
-    def __init__(self, origin: HttpOrigin) -> None:
-        self.origin = origin
-        self.socket: socket.socket | None = None
-        self.fd = -1
-        self.receive: Any = None  # socket.recv_into
-        self.addresses: list[Any] = []
-        self.begun_s = 0.0  # when a connection was wanted
-        self.since_s = 0.0  # of the attempt to connect to one address
-        self.idle_s = 0.0
-        self.reused = False
-        self.keep = False  # when this exchange is over
-        self.transfer: HttpTransfer | None = None
-        self.message = b""  # the request, or what is left to send of it
-        self.on_ready: Any = None
-        self.partial = b""  # a head that did not come in one
-        self.view: memoryview | None = None  # room for what is left of a body
-        self.overlong = False  # the body is longer than its room
-        self.left = 0  # bytes of a body that goes through HttpTransfer.take
-        self.chunks: Chunked | None = None
 
 
 class Connector:

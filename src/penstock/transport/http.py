@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.config import TransportConfig
-    from penstock.transport.loop import EventLoop
     from penstock.transport.signing import Signing
     from penstock.types import Buffer
 
@@ -138,6 +137,16 @@ OVERLONG = -6
 DEFECT = -7
 
 
+class TransferLoop(Protocol):
+    """What a transfer needs of the event loop that carries it."""
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop's thread; callable from any thread."""
+
+    def give_up(self, transfer: HttpTransfer, code: int, reason: str) -> None:
+        """End `transfer` early, with `code` and `reason`; on the loop's thread."""
+
+
 class HttpTransfer:
     """An exchange under way: a ``Transfer``."""
 
@@ -168,7 +177,7 @@ class HttpTransfer:
         "watch_s",
     )
 
-    def __init__(self, loop: EventLoop, request: HttpRequest) -> None:
+    def __init__(self, loop: TransferLoop, request: HttpRequest) -> None:
         self._loop = loop
         self.request = request
         self.start_s = time.monotonic()

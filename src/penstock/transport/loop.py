@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.transport.connecting import HttpConnection
+from penstock.transport.connections import HttpConnection
 from penstock.transport.curl_pool import CurlPool
 from penstock.transport.http import (
     CANCELLED,

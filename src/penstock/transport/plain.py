@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import pycurl
 
 from penstock.config import KIB
-from penstock.transport.connecting import Connector, HttpConnection
+from penstock.transport.connecting import Connector
+from penstock.transport.connections import HttpConnection, HttpOrigin, HttpOrigins
 from penstock.transport.head import Chunked, keeps, message_of, parse_head
-from penstock.transport.origin import HttpOrigin, HttpOrigins
 from penstock.types import GrowingLanding
 
 if TYPE_CHECKING:

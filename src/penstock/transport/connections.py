@@ -1,4 +1,4 @@
-"""Where plain requests go: a host and port, whether a proxy stands before it, its addresses, its idle connections."""
+"""Plain HTTP connections and the origins that they lead to: host and port, addresses, proxy, idle connections."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.transport.connecting import HttpConnection
-    from penstock.transport.http import HttpRequest
+    from penstock.transport.head import Chunked
+    from penstock.transport.http import HttpRequest, HttpTransfer
 
 NAME_S_MAX = 60.0
 """Addresses of a name are asked again after so long, and when none of them can be reached."""
@@ -59,6 +59,35 @@ class HttpOrigin:
         except UnicodeError as error:
             return [], str(error)
         return [(entry[0], entry[4]) for entry in found], ""
+
+
+class HttpConnection:
+    """One connection, and the exchange that it carries."""
+
+    __slots__ = (
+        "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "overlong",
+        "partial", "receive", "reused", "since_s", "socket", "transfer", "view",
+    )  # fmt: skip
+
+    def __init__(self, origin: HttpOrigin) -> None:
+        self.origin = origin
+        self.socket: socket.socket | None = None
+        self.fd = -1
+        self.receive: Any = None  # socket.recv_into
+        self.addresses: list[Any] = []
+        self.begun_s = 0.0  # when a connection was wanted
+        self.since_s = 0.0  # of the attempt to connect to one address
+        self.idle_s = 0.0
+        self.reused = False
+        self.keep = False  # when this exchange is over
+        self.transfer: HttpTransfer | None = None
+        self.message = b""  # the request, or what is left to send of it
+        self.on_ready: Any = None
+        self.partial = b""  # a head that did not come in one
+        self.view: memoryview | None = None  # room for what is left of a body
+        self.overlong = False  # the body is longer than its room
+        self.left = 0  # bytes of a body that goes through HttpTransfer.take
+        self.chunks: Chunked | None = None
 
 
 class HttpOrigins:
