@@ -34,9 +34,10 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.fetch import PlanItem
-from penstock.store.base import WaitingSink, Wrapper, perform
+from penstock.store.base import Wrapper
 from penstock.store.faulty import Faulty
 from penstock.store.retrying import Retrying
+from penstock.store.waiting import WaitingSink, perform
 from penstock.store.writing import copy
 from penstock.testing.contract_support import WatchingSink
 from penstock.transport import engine

@@ -17,8 +17,9 @@ from penstock.cli.saying import show
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
 from penstock.sizes import format_bytes
-from penstock.store.base import Wrapper, perform
+from penstock.store.base import Wrapper
 from penstock.store.s3 import S3Store
+from penstock.store.waiting import perform
 from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:

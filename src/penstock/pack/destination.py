@@ -25,7 +25,7 @@ from penstock.pack import plan as plans
 from penstock.pack.identity import differences, job_identity
 from penstock.pack.options import check_pattern, number_in
 from penstock.pack.shelf import ENTRIES, KEPT, UPLOADS, Shelf
-from penstock.store.base import perform
+from penstock.store.waiting import perform
 from penstock.types import AbortMultipart
 
 if TYPE_CHECKING:

@@ -7,14 +7,12 @@ and passes everything else on; ``connect()`` composes the default stack.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from penstock.errors import ClosedError
 from penstock.fetch import Budget, process_budget, set_process_budget_once
+from penstock.store.waiting import stat
 from penstock.tracebacks import boundary
-from penstock.types import Blob, ByteRange, Completion, Core, Head, Key, Landing, ObjectInfo, Operation, Sink, Transfer
 
 if TYPE_CHECKING:
     import io
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.fetch import Chunk, Request
     from penstock.store.file import ObjectReader
     from penstock.store.writing import Writer
-    from penstock.types import Buffer
+    from penstock.types import Blob, Buffer, ByteRange, Key, ObjectInfo, Operation, Sink, Transfer
 
 
 @boundary
@@ -157,9 +155,7 @@ class Store(ABC):
         Raises:
             ObjectMissingError: no such key.
         """
-        info = perform(self, Head(key)).info
-        assert info is not None
-        return info
+        return stat(self, key)
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[ObjectInfo]:
         """Objects whose key begins with `prefix`, in key order (of UTF-8 bytes).
@@ -256,55 +252,3 @@ class Wrapper(Store):
     def close(self) -> None:
         """Close the store inside."""
         self.inner.close()
-
-
-class WaitingSink:
-    """A sink that one thread waits for; a body goes to a new private buffer, or to the landing given."""
-
-    __slots__ = ("_ended", "completion", "landing")
-
-    def __init__(self, landing: Landing | None = None) -> None:
-        self.landing = landing
-        self.completion: Completion | None = None
-        self._ended = threading.Lock()
-        self._ended.acquire()
-
-    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """The landing given at construction."""
-        if self.landing is not None:
-            self.landing.position = self.landing.start
-        return self.landing
-
-    def done(self, completion: Completion) -> None:
-        """Wake the waiting thread."""
-        self.completion = completion
-        self._ended.release()
-
-    def wait(self, transfer: Transfer) -> Completion:
-        """Block until done; Ctrl-C cancels the transfer and goes on up.
-
-        Deadlines are the transport's and ``Retrying``'s: every submitted operation ends.
-        """
-        try:
-            self._ended.acquire()
-        except BaseException:
-            transfer.cancel()
-            raise
-        completion = self.completion
-        if completion is None:  # pragma: no branch - released by done() only
-            raise ClosedError("the operation ended without an answer")
-        return completion
-
-
-def perform(core: Core, operation: Operation) -> Completion:
-    """Submit `operation` and wait for it.
-
-    Raises:
-        StoreError: the completion's error.
-        KeyboardInterrupt: at once; the transfer is cancelled.
-    """
-    sink = WaitingSink()
-    completion = sink.wait(core.submit(operation, sink))
-    if completion.error is not None:
-        raise completion.error
-    return completion

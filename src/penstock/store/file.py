@@ -23,7 +23,8 @@ from penstock import forks
 from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ShortReadError, SpanError
 from penstock.fetch import PlanItem
-from penstock.store.base import WaitingSink
+from penstock.store.reading import read_parts
+from penstock.store.waiting import WaitingSink, stat
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange, Get, Landing, ObjectInfo, same_version
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     from penstock.fetch import Chunk
-    from penstock.store.base import Store
+    from penstock.store.reading import Readable
     from penstock.types import Key
 
 BUFFER_BYTES = 64 * KIB
@@ -48,7 +49,7 @@ STREAM_BYTES_MIN = 1 * MIB
 _MODES = ("rb", "wb", "xb")
 
 
-def open_file(store: Store, key: Key, mode: str = "rb") -> io.IOBase:
+def open_file(store: Readable, key: Key, mode: str = "rb") -> io.IOBase:
     """A real file object on `key`.
 
     Args:
@@ -65,12 +66,10 @@ def open_file(store: Store, key: Key, mode: str = "rb") -> io.IOBase:
     """
     if mode == "rb":
         return ObjectReader(store, key)
-    if mode == "wb":
-        return store.writer(key)
-    if mode == "xb":
-        from penstock.store.writing import Writer
+    if mode in ("wb", "xb"):
+        from penstock.store.writing import Writer  # who only reads does not pay for its import
 
-        return Writer(store, key, if_absent=True)
+        return Writer(store, key, if_absent=mode == "xb")
     hint = None
     if mode in ("r", "rt", "w", "wt"):
         hint = 'wrap it: io.TextIOWrapper(store.open(key, "rb"), encoding="utf-8")'
@@ -98,7 +97,7 @@ class ObjectReader(io.BufferedReader):
     Cost: one GET to open. Sequential reading holds read-ahead within the process's budget; jumps hold at most 256 KiB.
     """
 
-    def __init__(self, store: Store, key: Key, *, etag: str | None = None) -> None:
+    def __init__(self, store: Readable, key: Key, *, etag: str | None = None) -> None:
         self._object = _RawObject(store, key, etag)
         super().__init__(self._object, BUFFER_BYTES)
 
@@ -142,7 +141,7 @@ class ObjectReader(io.BufferedReader):
         return _reopen, (self._object.store, self._object.key, self.etag, self.tell())
 
 
-def _reopen(store: Store, key: Key, etag: str | None, position: int) -> ObjectReader:
+def _reopen(store: Readable, key: Key, etag: str | None, position: int) -> ObjectReader:
     reader = ObjectReader(store, key, etag=etag)
     reader.seek(position)
     return reader
@@ -155,7 +154,7 @@ class _RawObject(io.RawIOBase):
     mode = "rb"
     _stream: Iterator[Chunk] | None = None
 
-    def __init__(self, store: Store, key: Key, etag: str | None) -> None:
+    def __init__(self, store: Readable, key: Key, etag: str | None) -> None:
         super().__init__()
         self.store = store
         self.key = key
@@ -177,7 +176,7 @@ class _RawObject(io.RawIOBase):
         try:
             info, self._held = self._get(ByteRange(0, BUFFER_BYTES), etag, None)
         except SpanError:  # an empty object has no first byte
-            info = self.store.stat(self.key)
+            info = stat(self.store, self.key)
             if info.size_bytes or (etag is not None and info.etag != etag):
                 raise self._changed(info) from None
         return info
@@ -293,7 +292,7 @@ class _RawObject(io.RawIOBase):
         self._stream_end = self._position + length
         self._hold(self._position, memoryview(b""))
         spans = _spans(self._position, self._stream_end, first_bytes)
-        self._stream = self.store.read_parts([self._pinned(span) for span in spans])
+        self._stream = self._parts([self._pinned(span) for span in spans])
 
     def _start_whole(self) -> None:
         """All of the object at once: as ``read_parts`` reads it, held against the checksum that the store keeps of it.
@@ -303,7 +302,10 @@ class _RawObject(io.RawIOBase):
         self._drop_stream()
         self._run_fetches, self._stream_end = 3, self.info.size_bytes
         self._hold(0, memoryview(b""))
-        self._stream = self.store.read_parts([self._pinned(None)])
+        self._stream = self._parts([self._pinned(None)])
+
+    def _parts(self, requests: list[PlanItem]) -> Iterator[Chunk]:
+        return read_parts(self.store, requests, part_bytes=None, requests_max=None)
 
     def _pinned(self, span: ByteRange | None) -> PlanItem:
         """A request for `span`, or for all of the object, in the version that was opened."""

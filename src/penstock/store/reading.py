@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import deque
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, Protocol, overload
 
 from penstock.config import FetchConfig, check_whole
 from penstock.errors import (
@@ -17,24 +17,35 @@ from penstock.errors import (
     SpanError,
     StoreError,
 )
-from penstock.fetch import Chunk, ObjectRead, PartRequest, PlanItem, ReadAhead, Request
+from penstock.fetch import Budget, Chunk, ObjectRead, PartRequest, PlanItem, ReadAhead, Request
 from penstock.store import checksums
 from penstock.tracebacks import boundary
-from penstock.types import Blob, ByteRange
+from penstock.types import Blob, ByteRange, Core
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Self
 
     from penstock.fetch.plan import Cut
-    from penstock.store.base import Store
     from penstock.store.checksums import Hasher
     from penstock.types import Key, ObjectInfo
 
-T = TypeVar("T")
+
+class Readable(Core, Protocol):
+    """What reading needs of a store.
+
+    Attributes:
+        fetch_config: How it reads; None means ``FetchConfig()``.
+    """
+
+    fetch_config: FetchConfig | None
+
+    @property
+    def budget(self) -> Budget:
+        """The byte budget that reading is charged to."""
 
 
-def read(store: Store, key: Key, span: ByteRange | None) -> Blob:
+def read(store: Readable, key: Key, span: ByteRange | None) -> Blob:
     """See ``Store.read``."""
     blobs = _Blobs(store, [(key, span)] if span is not None else [key], ordered=True, raises=True)
     try:
@@ -47,14 +58,14 @@ def read(store: Store, key: Key, span: ByteRange | None) -> Blob:
 
 @overload
 def read_many(
-    store: Store, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise"]
+    store: Readable, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise"]
 ) -> Iterator[Blob]: ...
 @overload
 def read_many(
-    store: Store, requests: Iterable[Request], *, ordered: bool, errors: Literal["return"]
+    store: Readable, requests: Iterable[Request], *, ordered: bool, errors: Literal["return"]
 ) -> Iterator[Blob | StoreError]: ...
 def read_many(
-    store: Store, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise", "return"]
+    store: Readable, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise", "return"]
 ) -> Iterator[Blob] | Iterator[Blob | StoreError]:
     """See ``Store.read_many`` and ``Store.try_read_many``."""
     _check_iterable("read_many", requests)
@@ -62,7 +73,7 @@ def read_many(
 
 
 def read_parts(
-    store: Store, requests: Iterable[Request], *, part_bytes: int | None, requests_max: int | None
+    store: Readable, requests: Iterable[Request], *, part_bytes: int | None, requests_max: int | None
 ) -> Iterator[Chunk]:
     """See ``Store.read_parts``."""
     _check_iterable("read_parts", requests)
@@ -89,7 +100,7 @@ class _Blobs:
     """Iterator of blobs over a ``ReadAhead``; dropping it cancels what is in flight."""
 
     def __init__(
-        self, store: Store, requests: Iterable[Request], *, ordered: bool, raises: bool, again: bool = True
+        self, store: Readable, requests: Iterable[Request], *, ordered: bool, raises: bool, again: bool = True
     ) -> None:
         self._store = store
         self._again = again  # what does not have its checksum is read once more
@@ -216,7 +227,7 @@ class _Blobs:
 class _Chunks:
     """Iterator of chunks over a ``ReadAhead``."""
 
-    def __init__(self, store: Store, requests: Iterable[Request], config: FetchConfig) -> None:
+    def __init__(self, store: Readable, requests: Iterable[Request], config: FetchConfig) -> None:
         self._store = store
         self._hashed_item: ObjectRead | None = None
         self._hasher: tuple[str, Hasher] | None = None
@@ -287,7 +298,7 @@ class _Chunks:
         return _error_of(error, self._store, item.plan) if isinstance(error, StoreError) else error
 
 
-def _error_of(error: StoreError, store: Store, request: PlanItem) -> StoreError:
+def _error_of(error: StoreError, store: Readable, request: PlanItem) -> StoreError:
     """`error` as the answer to one request: a copy of its own, for requests that were merged fail together."""
     own = copy.copy(error)
     own.errno, own.__cause__ = error.errno, error.__cause__  # which pickling, and so copying, leaves out

@@ -22,6 +22,7 @@ from penstock.errors import (
 from penstock.store import xml
 from penstock.store.answers import http_date_s, object_info, status_error
 from penstock.store.checksums import full_object
+from penstock.store.credentials import provider
 from penstock.store.exchange import Exchange, RemoteStore
 from penstock.store.s3_requests import CLAIM_HEADER, S3Options, S3Request, build_request
 from penstock.transport import HttpAnswer, HttpRequest, Signing
@@ -84,9 +85,7 @@ class S3Store(RemoteStore):
         self._signing: tuple[tuple[Credentials, str, float], Signing] | None = None  # one value: threads share it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from penstock.store.s3_endpoint import rebuild
-
-        return rebuild, (self.endpoint, self.provider and self.provider.recipe(), self.transport, self.options)
+        return _rebuild, (self.endpoint, self.provider and self.provider.recipe(), self.transport, self.options)
 
     def describe(self, key: Key) -> str:
         """``s3://bucket/prefix/key``; without a bucket ``s3://``."""
@@ -116,6 +115,14 @@ class S3Store(RemoteStore):
         )
         self._signing = wanted, signing
         return signing
+
+
+def _rebuild(
+    endpoint: S3Endpoint, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options
+) -> S3Store:
+    """Unpickle a store: its credential provider is looked up in this process, and keys travel only if they were given."""
+    found = provider(*recipe) if recipe is not None else None
+    return S3Store(endpoint, provider=found, transport=transport, options=options)
 
 
 class _S3Exchange(Exchange[S3Store]):

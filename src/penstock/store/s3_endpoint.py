@@ -11,7 +11,7 @@ import hashlib
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
@@ -22,9 +22,6 @@ from penstock.transport import EMPTY_SHA256
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.config import TransportConfig
-    from penstock.store.s3 import S3Store
-    from penstock.store.s3_requests import S3Options
     from penstock.types import Buffer
 
 _HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -129,14 +126,3 @@ def _checked_endpoint(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("endpoint_url must not hold credentials, a query or a fragment", hint="pass credentials=")
     return url.rstrip("/")
-
-
-def rebuild(
-    endpoint: S3Endpoint, recipe: tuple[Any, ...] | None, transport: TransportConfig, options: S3Options
-) -> S3Store:
-    """Unpickle a store in this process: the provider is looked up here, its keys are only carried where they were given."""
-    from penstock.store.credentials import provider
-    from penstock.store.s3 import S3Store
-
-    found = provider(*recipe) if recipe is not None else None
-    return S3Store(endpoint, provider=found, transport=transport, options=options)

@@ -20,8 +20,8 @@ from penstock.buffers import bytes_buffer
 from penstock.config import MIB
 from penstock.errors import ChecksumError, ConfigError, ObjectExistsError, PenstockError, StoreError
 from penstock.store import checksums
-from penstock.store.base import perform
 from penstock.store.inflight import InFlight
+from penstock.store.waiting import perform
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Head, ObjectInfo, Part, Put, PutPart
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock import forks
 from penstock.config import GIB, MIB, check_whole
 from penstock.errors import ClosedError, ConfigError, PenstockError, StoreError
-from penstock.store.base import perform
 from penstock.store.inflight import InFlight
 from penstock.store.upload import PART_BYTES, PARTS_MAX, Upload, bytes_of, complete, drop, write
+from penstock.store.waiting import perform
 from penstock.tracebacks import boundary
 from penstock.types import (
     AbortMultipart,

@@ -8,10 +8,10 @@ import pytest
 
 from penstock.config import RetryConfig
 from penstock.errors import CancelledOperationError, StoreError, UnavailableError
-from penstock.store.base import WaitingSink, perform
 from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.retrying import Retrying
+from penstock.store.waiting import WaitingSink, perform
 from penstock.testing.contract_support import WatchingSink
 from penstock.types import Completion, Get, Operation, Sink, Transfer
 

@@ -12,11 +12,11 @@ import pytest
 
 from penstock.errors import ClosedError, ConfigError, StoreError, UnavailableError
 from penstock.store import upload
-from penstock.store.base import perform
 from penstock.store.faulty import Faulty
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
 from penstock.store.upload import PART_BYTES, PARTS_MAX, PARTS_PER_STEP, Upload
+from penstock.store.waiting import perform
 from penstock.store.writing import Writer, copy, delete
 from penstock.types import AbortMultipart, CompleteMultipart, CreateMultipart, Delete, PutPart
 
