@@ -158,8 +158,8 @@ MUTATIONS = (
     ),
     Mutation(
         contract="all ranks have as many batches: agreed upon",
-        path="loader/agreeing.py",
-        function="Agreement.smallest",
+        path="loader/epoch/consensus.py",
+        function="RankConsensus.smallest",
         old="        found = self._agree(n)\n",
         new="        found = (self._agree(n), n)[1]\n",
         tests=("unit/loader/test_agreed_mode.py",),

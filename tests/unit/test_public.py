@@ -31,7 +31,7 @@ NOT_FOR_TARS = ("crc32c", "concurrent.futures", "difflib", "fractions", "zipfile
                 *(f"penstock.formats.{name}" for name in ("compression", "example", "jsonl", "mds", "parquet", "record_writers",
                                                           "recordio", "tar_writer", "tfrecord", "zip")),
                 *(f"penstock.index.{name}" for name in ("building", "foreign", "manifest", "recorder", "sample_map")),
-                *(f"penstock.loader.{name}" for name in ("batches.carrying", "batches.joins", "lanes.objects",
+                *(f"penstock.loader.{name}" for name in ("batches.rebatching", "batches.joins", "lanes.objects",
                                                          "plan.strided", "workers")),
                 "penstock.cache", "penstock.images", "penstock.transport")  # fmt: skip
 

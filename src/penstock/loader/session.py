@@ -12,10 +12,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, ConfigError
-from penstock.loader.agreeing import Agreement
 from penstock.loader.batches.run import RunPlan
-from penstock.loader.batches.scattering import cursor_of
-from penstock.loader.epoch import Epoch
+from penstock.loader.epoch.consensus import RankConsensus
+from penstock.loader.epoch.opening import Epoch
+from penstock.loader.epoch.out_of_order import cursor_of
 from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan, threads_count
 from penstock.loader.plan.mix import reweighted
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.options import Options
-    from penstock.loader.workers.children import Workers
+    from penstock.loader.workers.children import ProcessPool
 
 _log = logging.getLogger("penstock.loader")
 _DIGEST_MASK = (1 << 62) - 1  # what a signed 64-bit integer of a collective holds
@@ -64,7 +64,7 @@ class Session:
         self._accepts_changed_data = False
         self._running: Epoch | None = None
         self._plan: LoaderPlan | None = None
-        self._workers: Workers | None = None
+        self._workers: ProcessPool | None = None
         self._closed = self._is_stepping = False
         self._line = LiveLine() if options.progress else None
         self._use(pipeline)
@@ -270,15 +270,15 @@ class Session:
         self._opened = None if epoch.asks else self.epoch
         return epoch
 
-    def _agreement(self) -> Agreement | None:
+    def _agreement(self) -> RankConsensus | None:
         """With the other ranks, where there are any."""
         options = self.options
         if options.agree is None:
             return None
         _, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
-        return Agreement(options.agree) if world_size > 1 else None
+        return RankConsensus(options.agree) if world_size > 1 else None
 
-    def _begun(self, agreement: Agreement | None) -> Epoch:
+    def _begun(self, agreement: RankConsensus | None) -> Epoch:
         self._decide(agreement)
         self._agree_on_mode(agreement)
         plan = self.planned()
@@ -300,9 +300,9 @@ class Session:
             in_order=self.options.in_order,
         )
         if self.options.processes and self._workers is None:
-            from penstock.loader.workers.children import Workers
+            from penstock.loader.workers.children import ProcessPool
 
-            self._workers = Workers()
+            self._workers = ProcessPool()
         epoch = Epoch(
             plan,
             run_plan=run_plan,
@@ -320,7 +320,7 @@ class Session:
         _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)
         return epoch
 
-    def _decide(self, agreement: Agreement | None) -> None:
+    def _decide(self, agreement: RankConsensus | None) -> None:
         """Ask ``on_epoch`` what to read, as it was asked before where a state says so."""
         on_epoch = self.options.on_epoch
         if on_epoch is None or (self._cursor is not None and self._loaded is None):
@@ -358,7 +358,7 @@ class Session:
             raise ConfigError(f"on_epoch gave {given!r}, not a pipeline with .batch(), or None to go on with what is")
         return given
 
-    def _agree_on_mode(self, agreement: Agreement | None) -> None:
+    def _agree_on_mode(self, agreement: RankConsensus | None) -> None:
         """Read by an index only where all ranks have one: each host may have its own, left by an earlier job."""
         is_saved = self._loaded is not None and bool(self._loaded["mode"])
         if self._has_agreed or agreement is None or is_saved or self.options.index != "auto":
@@ -367,7 +367,7 @@ class Session:
         if not agreement.smallest(int(is_indexed)) and is_indexed:
             self._plan = self._planned(replace(self.options, index="stream"))
 
-    def _agree_on_data(self, agreement: Agreement) -> None:
+    def _agree_on_data(self, agreement: RankConsensus) -> None:
         """All ranks must have decided alike."""
         digest = int(self.planned().digest, 16) & _DIGEST_MASK
         # both on every rank: one that stopped here leaves others waiting

@@ -134,7 +134,7 @@ class RunPlan(NamedTuple):
     in_order: bool = True
 
 
-class Filling(Protocol):
+class BatchBuilder(Protocol):
     """How samples become batches."""
 
     def fill(self) -> None:
@@ -150,11 +150,11 @@ class EpochRun:
     Args:
         plan: See ``RunPlan``.
         feed: Of this epoch; closed with the run.
-        filling: Makes the ``Filling`` of this run.
+        builder: Makes the ``BatchBuilder`` of this run.
         meter: Told of samples, bytes and seconds.
     """
 
-    def __init__(self, plan: RunPlan, *, feed: Feed, filling: Callable[[EpochRun], Filling], meter: Meter) -> None:
+    def __init__(self, plan: RunPlan, *, feed: Feed, builder: Callable[[EpochRun], BatchBuilder], meter: Meter) -> None:
         self.plan = plan
         self.feed = feed
         self.meter = meter
@@ -172,7 +172,7 @@ class EpochRun:
         self._counted_bytes = meter.bytes  # read, when memory was last given back, or was to be
         self._parsed_s = meter.parse_s  # when the reader's work was last counted
         try:
-            self._filling = filling(self)
+            self._builder = builder(self)
             for index in range(plan.threads_count):
                 self._start(self._decode_loop, f"penstock-decode-{index}")
             # last: it holds the interpreter at once, and whoever starts a thread waits until that one ran
@@ -248,7 +248,7 @@ class EpochRun:
         read_bytes, self._counted_bytes = self.meter.bytes - self._counted_bytes, self.meter.bytes
         give_back_free_memory(read_bytes)
 
-    # ── for the filling ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── for the builder ────────────────────────────────────────────────────────────────────────────────────────────
 
     def append(self, batch: OpenBatch) -> None:
         """Put a batch at the end of the queue, once there is room."""
@@ -294,7 +294,7 @@ class EpochRun:
         failure: BaseException | None = None
         self._reader = ThreadMeter(self.meter)
         try:
-            self._filling.fill()
+            self._builder.fill()
         except BaseException as error:
             failure = error
         self.feed.close()
@@ -309,7 +309,7 @@ class EpochRun:
         thread = ThreadMeter(self.meter)
         while (task := self.tasks.get()) is not None and not self.stopping:
             began_s = time.perf_counter()
-            self._filling.work(task)
+            self._builder.work(task)
             del task  # a thread that waits keeps no parts and no batches alive
             spent_s = time.perf_counter() - began_s
             with self.changed:

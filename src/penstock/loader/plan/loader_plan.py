@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from penstock.index import ShardRow
-    from penstock.loader.batches.carrying import CarryMark
+    from penstock.loader.batches.rebatching import CarryMark
     from penstock.loader.lanes.feed import EpochFeed
     from penstock.loader.lanes.segments import ReadAheadSizes
     from penstock.loader.options import Options

@@ -11,18 +11,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from penstock.loader.workers.slots import mapped
-from penstock.loader.workers.wire import Wire, by_value
+from penstock.loader.workers.wire import MessageChannel, by_value
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Mapping
 
-    from penstock.loader.workers.told import WorkerJob
+    from penstock.loader.workers.worker_job import WorkerJob
 
 EXIT_S_MAX = 2.0
 
 
-class Worker:
+class WorkerProcess:
     """One worker process, as its loader sees it.
 
     Args:
@@ -62,7 +62,7 @@ class Worker:
     def _start(self) -> None:
         said = by_value(self._told)  # may be refused: before there is a process
         ours, theirs = socket.socketpair()
-        self.wire = Wire(ours)
+        self.wire = MessageChannel(ours)
         try:
             with theirs:
                 self.process = subprocess.Popen(
@@ -140,15 +140,15 @@ class Worker:
         self.process.wait()
 
 
-class Workers:
+class ProcessPool:
     """Processes that wait between epochs: to start one costs about half a second of a core."""
 
     def __init__(self) -> None:
         self._process_id = os.getpid()
-        self._idle: list[Worker] = []
+        self._idle: list[WorkerProcess] = []
         self._closed = False
 
-    def take(self, told: WorkerJob) -> Worker:
+    def take(self, told: WorkerJob) -> WorkerProcess:
         """One that does this: one that waits, else a new one."""
         while self._idle:
             worker = self._idle.pop()
@@ -156,9 +156,9 @@ class Workers:
                 worker.begin(told)
                 return worker
             worker.close()
-        return Worker(told)
+        return WorkerProcess(told)
 
-    def give_back(self, worker: Worker) -> None:
+    def give_back(self, worker: WorkerProcess) -> None:
         """It has nothing to do."""
         if self._closed:
             worker.close()

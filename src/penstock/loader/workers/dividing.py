@@ -6,12 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from penstock.fetch import process_budget
-from penstock.loader.batches.carrying import CarryMark
+from penstock.loader.batches.rebatching import CarryMark
 from penstock.loader.plan.indexed import IndexedReadPlan
-from penstock.loader.workers.carried import Blocks, block_plan, carried
-from penstock.loader.workers.dealing import IndexedDeal, StreamDeal, part_of_cursor
 from penstock.loader.workers.processes import ProcessRun
-from penstock.loader.workers.told import WorkerJob
+from penstock.loader.workers.remote_rebatching import Blocks, block_plan, carried
+from penstock.loader.workers.row_assignment import IndexedRowAssigner, StreamRowAssigner, part_of_cursor
+from penstock.loader.workers.worker_job import WorkerJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.feed import Batching
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.statistics import Meter
-    from penstock.loader.workers.children import Workers
-    from penstock.loader.workers.dealing import Deal
+    from penstock.loader.workers.children import ProcessPool
+    from penstock.loader.workers.row_assignment import RowAssigner
     from penstock.order import Batches
 
 _log = logging.getLogger("penstock.loader")
@@ -36,7 +36,7 @@ def divided(
     batching: Batching,
     processes: int,
     restarts: bool,
-    workers: Workers,
+    workers: ProcessPool,
     meter: Meter,
 ) -> tuple[Batches | None, EpochRun | ProcessRun, Any]:
     """Start workers for an epoch.
@@ -47,7 +47,7 @@ def divided(
         cursor: Where in the epoch to begin; None is its beginning.
         epoch: Number.
         batching: How much at a time.
-        processes: Workers; fewer where the rank has fewer lanes.
+        processes: ProcessPool; fewer where the rank has fewer lanes.
         restarts: Whether one that dies is replaced.
         workers: Where they come from.
         meter: Told of samples, bytes and seconds.
@@ -59,22 +59,22 @@ def divided(
     count = usable_count(len(order.lanes_owned), processes, evenly=isinstance(plan.read_plan, IndexedReadPlan))
     made = block_plan(run_plan) if plan.carries else run_plan
     batches: Batches | None = None
-    deal: Deal
+    assigner: RowAssigner
     if isinstance(plan.read_plan, IndexedReadPlan):
         cursor = {"position": 0} if cursor is None else cursor
         if plan.carries:
             batching = batching._replace(global_size=made.batch_size * plan.world_size)
         batches = plan.read_plan.batches(epoch, batching=batching, origin=cursor["position"])
         made = made._replace(drop_last=False)  # the last batch is the last that counts
-        deal = IndexedDeal(batches, workers_count=count)
+        assigner = IndexedRowAssigner(batches, workers_count=count)
         cursors = [cursor] * count
         begin = cursor["position"]
     else:
-        deal = StreamDeal(
+        assigner = StreamRowAssigner(
             order, cursor, take=batching.take, size=made.batch_size, drop_last=made.drop_last, workers_count=count
         )
         cursors = [part_of_cursor(cursor, order.lanes_owned, number, count) for number in range(count)]
-        begin = deal.begin_mark(dict(enumerate(cursors)))
+        begin = assigner.begin_mark(dict(enumerate(cursors)))
     job = WorkerJob(
         job=plan.read_plan,
         pipeline=plan.pipeline,
@@ -98,7 +98,7 @@ def divided(
     )
     told = [job._replace(number=number, cursor=each) for number, each in enumerate(cursors)]
     run = ProcessRun(
-        made, deal=deal, told=told, workers=workers, restarts=restarts, meter=meter, counts=not plan.carries
+        made, assigner=assigner, told=told, workers=workers, restarts=restarts, meter=meter, counts=not plan.carries
     )
     if not plan.carries:
         return batches, run, begin
@@ -109,7 +109,7 @@ def divided(
 
 
 def usable_count(lanes_count: int, processes: int, *, evenly: bool) -> int:
-    """Workers that can own lanes: at most as many as asked for.
+    """ProcessPool that can own lanes: at most as many as asked for.
 
     Args:
         lanes_count: The rank's.

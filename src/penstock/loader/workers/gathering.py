@@ -11,11 +11,11 @@ from penstock.loader.workers.shared import unpacked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.workers.children import Worker
-    from penstock.loader.workers.dealing import Dealt
+    from penstock.loader.workers.children import WorkerProcess
+    from penstock.loader.workers.row_assignment import Assignment
 
 
-class Part:
+class WorkerResult:
     """What one worker made of its rows, besides what is in the slot."""
 
     __slots__ = ("about", "cursor", "dropped", "packed")
@@ -27,19 +27,21 @@ class Part:
         self.cursor = cursor
 
 
-class Pending:
+class PendingBatch:
     """A batch on its way."""
 
-    __slots__ = ("dealt", "error", "parts", "slot")
+    __slots__ = ("assignment", "error", "parts", "slot")
 
-    def __init__(self, dealt: Dealt) -> None:
-        self.dealt = dealt
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
         self.slot: int | None = None
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, WorkerResult] = {}
         self.error: BaseException | None = None
 
 
-def gathered(pending: Pending, workers: Sequence[Worker], *, size: int, lists: Sequence[str]) -> dict[str, Any]:
+def gathered(
+    pending: PendingBatch, workers: Sequence[WorkerProcess], *, size: int, lists: Sequence[str]
+) -> dict[str, Any]:
     """The columns that are lists, and the positions.
 
     Args:
@@ -50,7 +52,7 @@ def gathered(pending: Pending, workers: Sequence[Worker], *, size: int, lists: S
     """
     columns: dict[str, Any] = {name: [None] * size for name in lists}
     for worker in workers:
-        part, own = pending.parts[worker.number], pending.dealt.rows[worker.number].tolist()
+        part, own = pending.parts[worker.number], pending.assignment.rows[worker.number].tolist()
         dropped = set(part.dropped)
         kept = [row for index, row in enumerate(own) if index not in dropped] if dropped else own
         names, packs, inline = part.packed
@@ -59,7 +61,7 @@ def gathered(pending: Pending, workers: Sequence[Worker], *, size: int, lists: S
             put_rows(columns.setdefault(name, [None] * size), kept, values)
         for name, said in part.about.items():
             put_rows(columns[name], own, said)
-    positions = pending.dealt.positions
+    positions = pending.assignment.positions
     if len(positions) < size:
         positions = np.concatenate([positions, np.zeros(size - len(positions), np.int64)])
     columns["__position__"] = positions

@@ -1,6 +1,6 @@
 """Batches filled by worker processes: the training process deals rows, waits, and does nothing else.
 
-A worker owns lanes. Which rows of a batch are its samples follows from the order (``dealing.py``); it writes them into a
+A worker owns lanes. Which rows of a batch are its samples follows from the order (``row_assignment.py``); it writes them into a
 slot that all workers share, and a batch is complete when all have said so. A slot comes back when nothing refers to its
 batch any more; while the training loop holds them all, one more is made.
 
@@ -19,11 +19,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClosedError, DataError, WorkerDiedError
-from penstock.loader.batches.filling import said_layout
+from penstock.loader.batches.building import declared_layout
 from penstock.loader.batches.run import Delivery
 from penstock.loader.workers.children import EXIT_S_MAX
-from penstock.loader.workers.dealing import Known
-from penstock.loader.workers.gathering import Part, Pending, gathered
+from penstock.loader.workers.gathering import PendingBatch, WorkerResult, gathered
+from penstock.loader.workers.row_assignment import LaneProgress
 from penstock.loader.workers.shared import Anchors
 from penstock.loader.workers.slots import Slots
 from penstock.samples.columns import Layout
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from penstock.loader.batches.run import RunPlan
     from penstock.loader.statistics import Meter
-    from penstock.loader.workers.children import Worker, Workers
-    from penstock.loader.workers.dealing import Deal
-    from penstock.loader.workers.told import ToldError, WorkerJob
+    from penstock.loader.workers.children import ProcessPool, WorkerProcess
+    from penstock.loader.workers.row_assignment import RowAssigner
+    from penstock.loader.workers.worker_job import RemoteError, WorkerJob
 
 _log = logging.getLogger("penstock.loader")
 
@@ -51,7 +51,7 @@ class ProcessRun:
 
     Args:
         plan: See ``RunPlan``.
-        deal: Of the rank's batches.
+        assigner: Of the rank's batches.
         told: What each worker is to do.
         workers: Where they come from, and wait between epochs.
         restarts: Whether a worker that dies is replaced.
@@ -63,15 +63,15 @@ class ProcessRun:
         self,
         plan: RunPlan,
         *,
-        deal: Deal,
+        assigner: RowAssigner,
         told: Sequence[WorkerJob],
-        workers: Workers,
+        workers: ProcessPool,
         restarts: bool,
         meter: Meter,
         counts: bool = True,
     ) -> None:
         self.plan = plan
-        self._deal = deal
+        self._assigner = assigner
         self._pool = workers
         self._restarts = restarts
         self._meter = meter
@@ -79,16 +79,16 @@ class ProcessRun:
         self._process_id = os.getpid()
         self._lock = threading.RLock()  # of who iterates, and of who closes, who may be another
         self._closing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # wakes who iterates
-        self._layout = said_layout(plan)
+        self._layout = declared_layout(plan)
         self._first: Mapping[str, Any] | None = None
         self._slots: Slots | None = None
-        self._pending: dict[int, Pending] = {}
-        self._dealt_count = 0
+        self._pending: dict[int, PendingBatch] = {}
+        self._assigned_count = 0
         self._given_count = 0
         self._failure: BaseException | None = None  # behind all that was dealt
         self._anchors = Anchors()
         self._closed = False
-        self._workers: list[Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._ended: set[int] = set()
         try:
             for each in told:
@@ -157,9 +157,11 @@ class ProcessRun:
             os.close(self._closing)
             self._closing = -1
 
-    def _can_go_on(self, worker: Worker) -> bool:
+    def _can_go_on(self, worker: WorkerProcess) -> bool:
         """Whether it did all of its job, and can do another."""
-        return self._deal.is_ended and not self._pending and worker.failure is None and worker.process.poll() is None
+        return (
+            self._assigner.is_ended and not self._pending and worker.failure is None and worker.process.poll() is None
+        )
 
     # ── where it is ───────────────────────────────────────────────────────────────────────────────
 
@@ -189,29 +191,29 @@ class ProcessRun:
         return False
 
     def _is_ended(self) -> bool:
-        return self._deal.is_ended and not self._pending
+        return self._assigner.is_ended and not self._pending
 
     # ── dealing ───────────────────────────────────────────────────────────────────────────────────
 
     def _go_on(self) -> None:
-        """Deal as many batches as may be under way, and ask for what the next ones need."""
-        while self._failure is None and self._dealt_count < self._given_count + self.plan.prefetch_batches + 1:
+        """Assign as many batches as may be under way, and ask workers for what the next ones need."""
+        while self._failure is None and self._assigned_count < self._given_count + self.plan.prefetch_batches + 1:
             try:
-                dealt = self._deal.next()
+                assignment = self._assigner.next()
             except Exception as error:
                 self._failure = error
                 break
-            if dealt is None:
+            if assignment is None:
                 break
-            pending = self._pending[self._dealt_count] = Pending(dealt)
+            pending = self._pending[self._assigned_count] = PendingBatch(assignment)
             self._give_slot(pending)
             for worker in self._workers:
-                self._send_rows(worker, self._dealt_count, pending)
-            self._dealt_count += 1
-        for number, wanted in self._deal.wants().items():
+                self._send_rows(worker, self._assigned_count, pending)
+            self._assigned_count += 1
+        for number, wanted in self._assigner.wants().items():
             self._workers[number].send(("want", wanted))
 
-    def _give_slot(self, pending: Pending) -> int | None:
+    def _give_slot(self, pending: PendingBatch) -> int | None:
         """Memory for a batch, once the columns are known."""
         if self._layout is None:
             return None
@@ -231,14 +233,14 @@ class ProcessRun:
                         self._send_slot(worker, slot)
                         worker.send(("fill", index, slot))
 
-    def _send_rows(self, worker: Worker, index: int, pending: Pending) -> None:
+    def _send_rows(self, worker: WorkerProcess, index: int, pending: PendingBatch) -> None:
         """Say which rows are a worker's, and where, as far as that is known."""
         if pending.slot is not None:
             self._send_slot(worker, pending.slot)
-        rows = pending.dealt.rows[worker.number].tobytes()  # an array takes longer to pickle
+        rows = pending.assignment.rows[worker.number].tobytes()  # an array takes longer to pickle
         worker.send(("rows", index, rows, pending.slot))
 
-    def _send_slot(self, worker: Worker, slot: int) -> None:
+    def _send_slot(self, worker: WorkerProcess, slot: int) -> None:
         assert self._slots is not None
         if slot not in worker.slots:
             worker.slots.add(slot)
@@ -262,7 +264,7 @@ class ProcessRun:
                 if not worker.is_alive():
                     worker.wire.end()
 
-    def _hear(self, worker: Worker) -> None:
+    def _hear(self, worker: WorkerProcess) -> None:
         try:
             message, descriptor = worker.wire.receive()
         except (EOFError, OSError):
@@ -273,7 +275,7 @@ class ProcessRun:
         except Exception as error:
             worker.failure = error
 
-    def _heard(self, worker: Worker, message: tuple[Any, ...], descriptor: int | None) -> None:
+    def _heard(self, worker: WorkerProcess, message: tuple[Any, ...], descriptor: int | None) -> None:
         kind, *rest = message
         if kind == "first":
             if self._first is None:
@@ -283,19 +285,19 @@ class ProcessRun:
             self._give_late_slots()
             self._go_on()
         elif kind == "have":
-            self._deal.heard({number: self._known(worker, *each) for number, each in rest[0].items()})
+            self._assigner.heard({number: self._known(worker, *each) for number, each in rest[0].items()})
             self._go_on()
         elif kind == "done":
             self._done(worker, *rest, descriptor=descriptor)
         else:
             worker.failure = rest[0].revived(worker.described())
 
-    def _known(self, worker: Worker, count: int, is_ended: bool, error: ToldError | None) -> Known:
-        return Known(count, is_ended, None if error is None else error.revived(worker.described()))
+    def _known(self, worker: WorkerProcess, count: int, is_ended: bool, error: RemoteError | None) -> LaneProgress:
+        return LaneProgress(count, is_ended, None if error is None else error.revived(worker.described()))
 
     def _done(
         self,
-        worker: Worker,
+        worker: WorkerProcess,
         index: int,
         about: Mapping[str, list[str]],
         packed: Any,
@@ -316,7 +318,7 @@ class ProcessRun:
         if descriptor is not None and heap_bytes is not None:
             assert pending.slot is not None
             worker.add_heap(pending.slot, descriptor, heap_bytes)
-        pending.parts[worker.number] = Part(about, packed, dropped, cursor)
+        pending.parts[worker.number] = WorkerResult(about, packed, dropped, cursor)
         try:
             for source, error, stage, max_errors, epoch in events:
                 tolerance = self.plan.transforms[source].tolerance
@@ -327,7 +329,7 @@ class ProcessRun:
         except DataError as error:
             pending.error = pending.error or error
 
-    def _died(self, worker: Worker) -> None:
+    def _died(self, worker: WorkerProcess) -> None:
         """A worker's wire ended: so did the worker, or it is replaced."""
         if self._closed:
             return
@@ -348,12 +350,12 @@ class ProcessRun:
         for index, pending in sorted(self._pending.items()):
             if worker.number not in pending.parts:
                 self._send_rows(worker, index, pending)
-        self._deal.forget_asked(worker.number)
+        self._assigner.forget_asked(worker.number)
         self._go_on()
 
     # ── a complete batch ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _values(self, pending: Pending) -> dict[str, Any]:
+    def _values(self, pending: PendingBatch) -> dict[str, Any]:
         """The columns. What lies in a slot stays there; it is not given away while this reads heaps of it."""
         size, arrays = self.plan.batch_size, {}
         if pending.slot is not None:
@@ -366,18 +368,20 @@ class ProcessRun:
         order = [*(self._layout.columns if self._layout is not None else ()), "__key__", "__shard__", "__position__"]
         return {name: arrays[name] for name in order if name in arrays}
 
-    def _delivered(self, pending: Pending, values: dict[str, Any]) -> Delivery | None:
-        dealt = pending.dealt
-        if not dealt.rows_count:
+    def _delivered(self, pending: PendingBatch, values: dict[str, Any]) -> Delivery | None:
+        assignment = pending.assignment
+        if not assignment.rows_count:
             return None
-        dropped = [int(rows[row]) for number, rows in enumerate(dealt.rows) for row in pending.parts[number].dropped]
+        dropped = [
+            int(rows[row]) for number, rows in enumerate(assignment.rows) for row in pending.parts[number].dropped
+        ]
         if self._counts:
-            self._meter.samples += dealt.rows_count - len(dropped)
-        mark = self._deal.mark_of(dealt.mark, {number: part.cursor for number, part in pending.parts.items()})
-        return Delivery(values, dealt.rows_count, sorted(dropped), mark, self._layout)
+            self._meter.samples += assignment.rows_count - len(dropped)
+        mark = self._assigner.mark_of(assignment.mark, {number: part.cursor for number, part in pending.parts.items()})
+        return Delivery(values, assignment.rows_count, sorted(dropped), mark, self._layout)
 
 
-def _says_ended(worker: Worker) -> bool:
+def _says_ended(worker: WorkerProcess) -> bool:
     """Whether a worker that was told to end its job did, soon."""
     poll = select.poll()
     poll.register(worker.wire.fileno(), select.POLLIN)

@@ -28,7 +28,7 @@ ANCHORS_COUNT = 3
 ANCHOR_BYTES_MIN = 1024
 
 
-class Packed(NamedTuple):
+class PackedColumn(NamedTuple):
     """Values of one column, end to end.
 
     Attributes:
@@ -49,7 +49,7 @@ class Packed(NamedTuple):
         return sum(self.lengths)
 
 
-def packed(name: str, values: Sequence[Any]) -> tuple[Packed, list[Any]]:
+def packed(name: str, values: Sequence[Any]) -> tuple[PackedColumn, list[Any]]:
     """A column, and the buffers to be written one behind the other.
 
     Raises:
@@ -58,20 +58,22 @@ def packed(name: str, values: Sequence[Any]) -> tuple[Packed, list[Any]]:
     kinds = {type(value) for value in values}
     if kinds == {str}:
         encoded = [value.encode("utf-8", "surrogatepass") for value in values]
-        return Packed("str", list(map(len, encoded)), "", []), encoded
+        return PackedColumn("str", list(map(len, encoded)), "", []), encoded
     if kinds <= {bytes}:
-        return Packed("bytes", list(map(len, values)), "", []), list(values)
+        return PackedColumn("bytes", list(map(len, values)), "", []), list(values)
     if _are_alike(values):
         arrays = [np.ascontiguousarray(value) for value in values]
         lengths, shapes = [array.nbytes for array in arrays], [value.shape for value in values]
-        return Packed("array", lengths, arrays[0].dtype.str, shapes), [array.reshape(-1).view("B") for array in arrays]
+        return PackedColumn("array", lengths, arrays[0].dtype.str, shapes), [
+            array.reshape(-1).view("B") for array in arrays
+        ]
     raise ConfigError(
         f"field {name!r}: {', '.join(sorted(kind.__name__ for kind in kinds))} cannot cross from a worker process",
         hint="numbers, arrays, str and bytes do, all of one type; other objects only with Loader(processes=0)",
     )
 
 
-def pickled(outs: Sequence[Any]) -> tuple[Packed, list[Any]]:
+def pickled(outs: Sequence[Any]) -> tuple[PackedColumn, list[Any]]:
     """What came out of some samples, as ``packed``: any objects.
 
     Args:
@@ -86,7 +88,7 @@ def pickled(outs: Sequence[Any]) -> tuple[Packed, list[Any]]:
     except Exception as error:
         raise _unpicklable(outs, error) from error
     buffers = [data, *views]
-    return Packed("pickle", list(map(len, buffers)), "", []), buffers
+    return PackedColumn("pickle", list(map(len, buffers)), "", []), buffers
 
 
 def _unpicklable(outs: Sequence[Any], error: Exception) -> ConfigError:
@@ -134,7 +136,7 @@ class Anchors:
                 self._kept.append(last)
 
 
-def unpacked(columns: Sequence[Packed], memory: mmap.mmap | bytes) -> list[list[Any]]:
+def unpacked(columns: Sequence[PackedColumn], memory: mmap.mmap | bytes) -> list[list[Any]]:
     """The values of columns that lie behind each other, in memory of their own."""
     found: list[list[Any]] = []
     at = 0

@@ -24,7 +24,7 @@ _log = logging.getLogger("penstock.loader")
 _ALIGN_BYTES = 64  # a cache line: no two columns share one
 
 
-class SlotPlan:
+class SlotLayout:
     """Where each column of arrays lies in a slot.
 
     Args:
@@ -92,7 +92,7 @@ class Slots:
     """
 
     def __init__(self, layout: Layout, rows_count: int, *, prefetch_count: int) -> None:
-        self._plan = SlotPlan(layout, rows_count)
+        self._plan = SlotLayout(layout, rows_count)
         # under way, held by the training loop, and held by it while it asks for the next
         self._enough_count = prefetch_count + 3
         self._slots: list[tuple[int, mmap.mmap]] = []

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 _HEAD = struct.Struct("<QB")
 
 
-class Wire:
+class MessageChannel:
     """One end. ``send`` may be called from any thread, ``receive`` from one.
 
     Args:

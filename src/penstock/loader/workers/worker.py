@@ -21,17 +21,17 @@ import numpy as np
 
 from penstock.config import share_machine
 from penstock.fetch import set_process_budget
-from penstock.loader.batches.filling import MembersFilling, RowsFilling, without_lost
+from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder, without_lost
 from penstock.loader.batches.run import Delivery, EpochRun, OpenBatch
 from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
 from penstock.loader.plan.loader_plan import is_plain
 from penstock.loader.statistics import cache_sums
-from penstock.loader.workers.carried import OUTPUTS, ListTransform
+from penstock.loader.workers.remote_rebatching import OUTPUTS, ListTransform
 from penstock.loader.workers.shared import INLINE_BYTES_MAX, Heaps, packed, pickled
-from penstock.loader.workers.slots import SlotPlan, mapped
-from penstock.loader.workers.told import ToldError, WorkerJob
-from penstock.loader.workers.wire import Wire
+from penstock.loader.workers.slots import SlotLayout, mapped
+from penstock.loader.workers.wire import MessageChannel
+from penstock.loader.workers.worker_job import RemoteError, WorkerJob
 from penstock.samples.columns import Layout
 from penstock.samples.tolerance import Tolerance
 from penstock.samples.transform import SampleTransform
@@ -51,7 +51,7 @@ at this priority in one of twenty-five
 (docs/development/experiments.md). A loop that waits for a batch leaves its core to the workers."""
 
 
-class Forwarding(Tolerance):
+class ForwardingTolerance(Tolerance):
     """Leaves it to the loader to count dropped samples, as it knows what all its workers dropped."""
 
     def __init__(self, source: int, events: deque[tuple[Any, ...]]) -> None:
@@ -62,7 +62,7 @@ class Forwarding(Tolerance):
     def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
         """See ``Tolerance``: what one worker drops is bounded here, the rest by the loader."""
         super().drop(error, stage, max_errors, epoch)
-        self._events.append((self._source, ToldError.of(error), stage, max_errors, epoch))
+        self._events.append((self._source, RemoteError.of(error), stage, max_errors, epoch))
 
     def count(self, stage: str) -> None:
         """See ``Tolerance``."""
@@ -85,8 +85,8 @@ class _Rows:
         self._column[self._rows[row]] = value
 
 
-class SharedFilling(RowsFilling):
-    """``RowsFilling`` whose columns are some rows of a shared batch.
+class SharedBatchBuilder(RowBatchBuilder):
+    """``RowBatchBuilder`` whose columns are some rows of a shared batch.
 
     Args:
         run: That this fills.
@@ -101,13 +101,13 @@ class SharedFilling(RowsFilling):
         self._send = send
         self._told = told
         self._inbox = inbox
-        self._members = MembersFilling(run) if is_plain(told.pipeline) else None
+        self._members = RawBatchBuilder(run) if is_plain(told.pipeline) else None
         self._batch_index = -1
         self._rows: list[int] = []
-        self._slots: SlotPlan | None = None
+        self._slots: SlotLayout | None = None
 
     def _next_size(self) -> int:
-        """See ``RowsFilling``. Batches in which this worker has no row are reported empty."""
+        """See ``RowBatchBuilder``. Batches in which this worker has no row are reported empty."""
         while (order := self._inbox.orders.get())[0] != "end":
             if order[0] == "want":
                 self._tell(order[1])
@@ -124,7 +124,7 @@ class SharedFilling(RowsFilling):
         return 0
 
     def _queue(self, batch: OpenBatch) -> None:
-        """See ``RowsFilling``."""
+        """See ``RowBatchBuilder``."""
         if self._members is None:
             self._run.append(batch)
 
@@ -156,7 +156,7 @@ class SharedFilling(RowsFilling):
         for number, lane in lanes.items():
             failure = failed.get(number) or _unprepared(lane, wanted[number])
             count = lane.taken_count + lane.prepare(0)
-            told = None if failure is None else ToldError.of(failure)
+            told = None if failure is None else RemoteError.of(failure)
             known[number] = (count, failure is None and count < wanted[number], told)
         self._inbox.wire.send(("have", known))
 
@@ -171,7 +171,7 @@ class SharedFilling(RowsFilling):
     def _hand_out(
         self, batch: OpenBatch, block: SampleBlock, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
     ) -> None:
-        """See ``RowsFilling``. Members as they are stored are put into columns by the block."""
+        """See ``RowBatchBuilder``. Members as they are stored are put into columns by the block."""
         layout = self._layout  # None as long as every sample was dropped
         has_arrays = layout is None or any(column.dtype is not None for column in layout.columns.values())
         if self._members is None or has_arrays or without_lost(block) is not block:
@@ -189,7 +189,7 @@ class SharedFilling(RowsFilling):
         if self._layout is None:
             return {}
         if self._slots is None:
-            self._slots = SlotPlan(self._layout, self._run.plan.batch_size)
+            self._slots = SlotLayout(self._layout, self._run.plan.batch_size)
         arrays = self._slots.arrays(self._inbox.wait_slot(self._batch_index))
         rows, step = self._rows, self._rows[1] - self._rows[0] if len(self._rows) > 1 else 1
         values: dict[str, Any]
@@ -215,7 +215,7 @@ def _unprepared(lane: Lane, total: int) -> BaseException | None:
 class Inbox:
     """What the loader says, kept by a thread that receives; it ends the process when the loader is gone."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: MessageChannel) -> None:
         self.wire = wire
         self.jobs: queue.SimpleQueue[WorkerJob | BaseException] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -281,7 +281,7 @@ def main(descriptor: int, parent: int) -> None:
         if os.getppid() != parent:
             return
     os.set_inheritable(descriptor, False)
-    wire = Wire(socket.socket(fileno=descriptor))
+    wire = MessageChannel(socket.socket(fileno=descriptor))
     inbox = Inbox(wire)
     try:
         while True:
@@ -293,7 +293,7 @@ def main(descriptor: int, parent: int) -> None:
             wire.send(("ended",))
     except BaseException as error:
         try:
-            wire.send(("error", ToldError.of(error)))
+            wire.send(("error", RemoteError.of(error)))
         except OSError:
             os._exit(0)  # nobody is left to be told
     threading.Event().wait()  # until the loader says that it needs nothing more, by closing
@@ -310,7 +310,7 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
     transforms: list[Any] = []
     for source, leaf in enumerate(told.pipeline.flat().leaves):
         transform = SampleTransform(leaf)
-        transform.tolerance = Forwarding(source, dropped)
+        transform.tolerance = ForwardingTolerance(source, dropped)
         transforms.append(ListTransform(transform) if told.carries else transform)
     heaps = Heaps()
     numbers = itertools.count(told.first_batch)
@@ -325,7 +325,7 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
     run = EpochRun(
         told.plan._replace(transforms=tuple(transforms)),
         feed=told.feed(),
-        filling=lambda run: SharedFilling(run, told=told, inbox=inbox, send=send),
+        builder=lambda run: SharedBatchBuilder(run, told=told, inbox=inbox, send=send),
         meter=told.meter,
     )
     while (delivery := run.next_batch()) is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.loader.plan.loader_plan import LoaderPlan
 
 
-class Scattered(NamedTuple):
+class OutOfOrderMark(NamedTuple):
     """Where a loader is that hands out batches as they come.
 
     Attributes:
@@ -27,13 +27,13 @@ class Scattered(NamedTuple):
 
 def cursor_of(plan: LoaderPlan, mark: Any) -> dict[str, Any]:
     """Any mark as JSON."""
-    if isinstance(mark, Scattered):
+    if isinstance(mark, OutOfOrderMark):
         size = plan.batching.global_size
         return {**plan.cursor(mark.mark), "handed": list(mark.handed), "handed_size": size}
     return plan.cursor(mark)
 
 
-class Scatter:
+class OutOfOrderTracker:
     """Keeps account of one run.
 
     Args:
@@ -76,4 +76,4 @@ class Scatter:
             del self._marks[done]
         base = self._marks.get(lowest - 1)
         higher = tuple(each - lowest for each in self._handed.higher)
-        return Scattered(base, higher) if higher else base
+        return OutOfOrderMark(base, higher) if higher else base

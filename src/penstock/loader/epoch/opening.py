@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.loader.batches.delivering import delivered, masked, padding, row_to_repeat
-from penstock.loader.batches.filling import MembersFilling, RowsFilling
-from penstock.loader.batches.run import EpochRun, Filling
-from penstock.loader.batches.scattering import Scatter
+from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder
+from penstock.loader.batches.run import BatchBuilder, EpochRun
+from penstock.loader.epoch.out_of_order import OutOfOrderTracker
+from penstock.loader.epoch.padding import delivered, masked, padding, row_to_repeat
 from penstock.loader.lanes.feed import SelectedBatchesFeed
 from penstock.loader.statistics import Meter
 from penstock.pipeline import BatchBySize
@@ -16,17 +16,17 @@ from penstock.pipeline import BatchBySize
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.loader.agreeing import Agreement
     from penstock.loader.batches.run import Delivery, RunPlan
+    from penstock.loader.epoch.consensus import RankConsensus
     from penstock.loader.lanes.feed import EpochFeed
     from penstock.loader.plan.loader_plan import LoaderPlan
-    from penstock.loader.workers.children import Workers
+    from penstock.loader.workers.children import ProcessPool
     from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
     from penstock.samples.columns import Layout
 
 
-class Found(NamedTuple):
+class NumberedBatch(NamedTuple):
     """A batch for the training loop, where the feed is behind it, and its number in the epoch."""
 
     batch: Any
@@ -58,11 +58,11 @@ class Epoch:
         run_plan: RunPlan,
         number: int,
         cursor: Mapping[str, Any] | None,
-        agree: Agreement | None,
+        agree: RankConsensus | None,
         meter: Meter,
         processes: int = 0,
         restarts: bool = False,
-        workers: Workers | None = None,
+        workers: ProcessPool | None = None,
         first_batch: int = 0,
         stride: tuple[int, int] = (0, 1),
     ) -> None:
@@ -70,7 +70,7 @@ class Epoch:
         self._number = number
         self._meter = meter
         self._last: dict[str, Any] | None = None  # a row to pad with
-        self._scatter: Scatter | None = None
+        self._tracker: OutOfOrderTracker | None = None
         self._came_count = 0  # batches out of the run, where they come in any order
         self._first_batch = first_batch
         self._stride = stride
@@ -116,27 +116,27 @@ class Epoch:
         self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
         self._mark = mark = begun.feed.mark()
         if plan.carries:
-            from penstock.loader.batches.carrying import CarryMark
+            from penstock.loader.batches.rebatching import CarryMark
 
             self._mark = CarryMark(mark, self._skip_count)
         if stride[1] > 1 and self._agree is not None:
             raise ConfigError(f"stride={stride} with ranks that have to agree", hint="run `penstock index`")
         if not run_plan.in_order and not plan.carries and self._agree is None:
             base = mark.position if self._batches is not None else mark
-            self._scatter = Scatter(cursor, mark=base, plan=plan)
+            self._tracker = OutOfOrderTracker(cursor, mark=base, plan=plan)
         else:
             self._run_plan = self._run_plan._replace(in_order=True)
         self._run = self._started(begun)
 
-    def next(self) -> Found | None:
+    def next(self) -> NumberedBatch | None:
         """The next batch, or None at the end. Blocks.
 
         Raises:
             StoreError, DataError: where the order reaches what failed; again at each further call.
             ClosedError: closed, or inherited through ``fork``.
         """
-        if self._scatter is not None:
-            return self._next_scattered(self._scatter)
+        if self._tracker is not None:
+            return self._next_out_of_order(self._tracker)
         if self._batches is not None:
             return self._next_counted(self._batches)
         if self._agree is None:
@@ -149,7 +149,7 @@ class Epoch:
             return None
         return self._next_agreed()
 
-    def _next_agreed(self) -> Found | None:
+    def _next_agreed(self) -> NumberedBatch | None:
         """The next batch, if all ranks have one; asked one batch ahead."""
         assert self._agree is not None
         if self._goes_on is None:
@@ -174,11 +174,11 @@ class Epoch:
         """End the threads; idempotent."""
         self._run.close()
 
-    def _next_scattered(self, scatter: Scatter) -> Found | None:
+    def _next_out_of_order(self, tracker: OutOfOrderTracker) -> NumberedBatch | None:
         """Whichever batch is complete, where order does not matter."""
         batches = self._batches
         while (delivery := self._run.next_batch()) is not None or (batches is not None and self._lacks_one(batches)):
-            number = scatter.number_of(self._came_count if delivery is None else delivery.number)
+            number = tracker.number_of(self._came_count if delivery is None else delivery.number)
             self._came_count += 1
             rows_count, mark = self._plan.rows_count, delivery.mark if delivery is not None else None
             if batches is not None:
@@ -187,17 +187,17 @@ class Epoch:
                     batches.position_after(number),
                 )
             self._batch_number += 1
-            mark = scatter.take(number, mark)
+            mark = tracker.take(number, mark)
             if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
                 return self._found(delivery, rows_count, mark)
         return None
 
     def _lacks_one(self, batches: Batches) -> bool:
         """Whether the last batch has rows on other ranks only, and is still to be padded here."""
-        assert self._scatter is not None
-        return self._plan.is_masked and self._scatter.number_of(self._came_count) < len(batches)
+        assert self._tracker is not None
+        return self._plan.is_masked and self._tracker.number_of(self._came_count) < len(batches)
 
-    def _next_counted(self, batches: Batches) -> Found | None:
+    def _next_counted(self, batches: Batches) -> NumberedBatch | None:
         """The next batch, where arithmetic says how many rows it has."""
         while (number := self._next_number()) < self._first_batch + len(batches):
             index = number - self._first_batch
@@ -219,22 +219,22 @@ class Epoch:
     def _started(self, begun: EpochFeed) -> EpochRun:
         feed = begun.feed
         chosen = None
-        if self._scatter is not None:
-            first, chosen = 0, self._scatter.is_left
+        if self._tracker is not None:
+            first, chosen = 0, self._tracker.is_left
         elif self._stride[1] > 1 and not self._plan.carries and not self._is_chosen:
             first, chosen = self._first_batch, self._is_ours
         if chosen is not None:
             feed = SelectedBatchesFeed(feed, size=self._plan.rows_count, first_batch=first, chosen=chosen)
-        return EpochRun(self._run_plan, feed=feed, filling=self._filling, meter=self._meter)
+        return EpochRun(self._run_plan, feed=feed, builder=self._builder, meter=self._meter)
 
-    def _filling(self, run: EpochRun) -> Filling:
+    def _builder(self, run: EpochRun) -> BatchBuilder:
         if self._plan.carries:
-            from penstock.loader.batches.carrying import CarryFilling
+            from penstock.loader.batches.rebatching import Rebatcher
 
-            return CarryFilling(run, epoch=self._number, skip_count=self._skip_count)
+            return Rebatcher(run, epoch=self._number, skip_count=self._skip_count)
         if self._plan.is_plain:
-            return MembersFilling(run)
-        return RowsFilling(run, epoch=self._number)
+            return RawBatchBuilder(run)
+        return RowBatchBuilder(run, epoch=self._number)
 
     def _asked(self) -> bool:
         """Whether there is one more batch for all: until the first rank runs out, or the last one."""
@@ -245,20 +245,22 @@ class Epoch:
         agreed = self._agree.smallest(int(has_next if not self._plan.ends_with_last else not has_next))
         return agreed == 0 if self._plan.ends_with_last else agreed > 0
 
-    def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> Found:
+    def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> NumberedBatch:
         if delivery is not None:
             self._layout = delivery.layout
             rows_count = delivery.rows if self._is_by_size else rows_count  # which are as long as they come out
         if not self._plan.is_masked:
             assert delivery is not None
-            return Found(self._finished(delivered(delivery, size=self._plan.rows_count)), mark, self._batch_number)
+            return NumberedBatch(
+                self._finished(delivered(delivery, size=self._plan.rows_count)), mark, self._batch_number
+            )
         if self._last is None and (delivery is None or delivery.is_empty):
             self._last = self._any_row()
         if delivery is None:
-            return Found(self._finished(padding(self._last, rows_count=rows_count)), mark, self._batch_number)
+            return NumberedBatch(self._finished(padding(self._last, rows_count=rows_count)), mark, self._batch_number)
         batch = masked(delivery, rows_count=rows_count, last=self._last)
         self._last = row_to_repeat(batch)
-        return Found(self._finished(batch), mark, self._batch_number)
+        return NumberedBatch(self._finished(batch), mark, self._batch_number)
 
     def _finished(self, batch: dict[str, Any]) -> Any:
         return batch if self._layout is None else self._layout.finish(batch)
@@ -270,7 +272,7 @@ class Epoch:
         batching = self._batching._replace(drop_last=False)
         for job in (self._plan.read_plan, self._plan.read_plan.divided(0, 1)):
             feed = job.begin(self._number, None, batching=batching).feed
-            run = EpochRun(run_plan, feed=feed, filling=self._filling, meter=Meter())
+            run = EpochRun(run_plan, feed=feed, builder=self._builder, meter=Meter())
             try:
                 while (delivery := run.next_batch()) is not None:
                     if not delivery.is_empty:

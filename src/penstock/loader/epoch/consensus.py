@@ -14,7 +14,7 @@ FAILED = -(1 << 62)
 """Said instead of an answer."""
 
 
-class Agreement:
+class RankConsensus:
     """The ranks of an epoch, from its opening to its end.
 
     Args:

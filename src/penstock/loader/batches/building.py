@@ -36,7 +36,7 @@ BLOCK_BYTES_MAX = 16 * MIB
 _KEY, _FIELDS, _URL = attrgetter("key"), attrgetter("fields"), attrgetter("url")
 
 
-class MembersFilling:
+class RawBatchBuilder:
     """Batches of members as they are stored: lists of ``bytes``.
 
     Args:
@@ -49,7 +49,7 @@ class MembersFilling:
         self._typed: set[str] = set()  # members that the format itself says are numbers
 
     def fill(self) -> None:
-        """See ``Filling``."""
+        """See ``BatchBuilder``."""
         run, size = self._run, self._run.plan.batch_size
         while not run.stopping and (block := run.feed.take(size)) is not None:
             rows = len(block.samples)
@@ -63,7 +63,7 @@ class MembersFilling:
             run.append(batch)
 
     def work(self, task: Any) -> None:
-        """See ``Filling``; there are no tasks."""
+        """See ``BatchBuilder``; there are no tasks."""
 
     def columns(self, block: SampleBlock) -> dict[str, Any]:
         """A block as a batch."""
@@ -141,7 +141,7 @@ def without_lost(block: SampleBlock) -> SampleBlock:
     )
 
 
-def said_layout(plan: RunPlan) -> Layout | None:
+def declared_layout(plan: RunPlan) -> Layout | None:
     """What the pipeline itself says of dtypes and shapes; None: the first sample tells."""
     batch = plan.batch
     said = [transform.specs() for transform in plan.transforms]
@@ -150,7 +150,7 @@ def said_layout(plan: RunPlan) -> Layout | None:
     return Layout.of_specs(said[0]) if said[0] is not None else None
 
 
-class Task(NamedTuple):
+class DecodeTask(NamedTuple):
     """Neighbouring rows of a batch, for one decode thread; `known`: values by row where they were decoded already."""
 
     batch: OpenBatch
@@ -161,7 +161,7 @@ class Task(NamedTuple):
     known: Mapping[int, Mapping[str, Any] | None]
 
 
-class RowsFilling:
+class RowBatchBuilder:
     """Batches of decoded values, each sample in a row that is known before it is decoded.
 
     Args:
@@ -172,14 +172,14 @@ class RowsFilling:
     def __init__(self, run: EpochRun, *, epoch: int) -> None:
         self._run = run
         self._epoch = epoch
-        self._layout = said_layout(run.plan)
+        self._layout = declared_layout(run.plan)
         self._size = 0  # of the batch that is open
         self._random = threading.local()
         self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
         self._sample_bytes = BLOCK_BYTES_MAX // 8  # of the block before: bounds the next one
 
     def fill(self) -> None:
-        """See ``Filling``."""
+        """See ``BatchBuilder``."""
         run = self._run
         batch: OpenBatch | None = None
         while not run.stopping:
@@ -207,8 +207,8 @@ class RowsFilling:
                 batch.sealed = True
                 run.changed.notify_all()
 
-    def work(self, task: Task) -> None:
-        """See ``Filling``."""
+    def work(self, task: DecodeTask) -> None:
+        """See ``BatchBuilder``."""
         row = task.first_row
         error: BaseException | None = None
         dropped: list[int] = []
@@ -226,7 +226,7 @@ class RowsFilling:
         """The columns, where the first sample has these values."""
         return Layout(values, self._run.plan.batch)
 
-    def _write(self, task: Task, row: int, sample: Sample, segment: SampleSource, position: int) -> bool:
+    def _write(self, task: DecodeTask, row: int, sample: Sample, segment: SampleSource, position: int) -> bool:
         """Fill a row; False where the sample is dropped."""
         layout = self._layout
         if row in task.known:
@@ -308,7 +308,7 @@ class RowsFilling:
         for begin in range(0, count, step):
             end = begin + step
             run.tasks.put(
-                Task(
+                DecodeTask(
                     batch,
                     first_row + begin,
                     block.samples[begin:end],

@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.loader.batches.carrying import CarryFilling, CarryMark, TransformOutput
+from penstock.loader.batches.rebatching import CarryMark, Rebatcher, TransformOutput
 from penstock.loader.batches.run import EpochRun
-from penstock.loader.workers.told import ToldError
+from penstock.loader.workers.worker_job import RemoteError
 from penstock.pipeline import Batch
 from penstock.pipeline.fields import OBJECT
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.samples.transform import SampleTransform
 
 BLOCK_SAMPLES = 64
-"""Dealt at a time: a state that was saved inside decodes at most so many again."""
+"""Samples that are assigned to a worker at a time: a state that was saved inside decodes at most so many again."""
 
 BLOCKS_AHEAD = 3
 OUTPUTS = "__outputs__"
@@ -81,8 +81,8 @@ class ListTransform:
         try:
             found = self._transform(sample, shard=shard, position=position, random=random)
         except Exception as error:
-            found = ToldError.of(error)
-        if not isinstance(found, list | ToldError):
+            found = RemoteError.of(error)
+        if not isinstance(found, list | RemoteError):
             found = [] if found is None else [found]
         batch[OUTPUTS][row] = found
         return True
@@ -119,7 +119,7 @@ class Blocks:
         return before, delivery.values, delivery.rows
 
     def take(self, count: int) -> None:
-        """See ``Feed``: never asked, ``FarCarryFilling`` takes blocks."""
+        """See ``Feed``: never asked, ``RemoteRebatcher`` takes blocks."""
 
     def mark(self) -> Any:
         """See ``Feed``."""
@@ -131,8 +131,8 @@ class Blocks:
             self._run.close()
 
 
-class FarCarryFilling(CarryFilling):
-    """``CarryFilling`` of what came out in other processes."""
+class RemoteRebatcher(Rebatcher):
+    """``Rebatcher`` of what came out in other processes."""
 
     def __init__(self, run: EpochRun, *, epoch: int, skip_count: int, blocks: Blocks) -> None:
         super().__init__(run, epoch=epoch, skip_count=skip_count)
@@ -144,7 +144,7 @@ class FarCarryFilling(CarryFilling):
             positions, count = values["__position__"].tolist(), 0
             for row in range(rows_count):
                 found = values[OUTPUTS][row]
-                if isinstance(found, ToldError):
+                if isinstance(found, RemoteError):
                     raise found.revived("a worker process")
                 for each in found:
                     count += 1
@@ -160,6 +160,6 @@ def carried(plan: RunPlan, blocks: Blocks, *, epoch: int, skip_count: int, meter
     return EpochRun(
         plan._replace(threads_count=0),
         feed=blocks,
-        filling=lambda run: FarCarryFilling(run, epoch=epoch, skip_count=skip_count, blocks=blocks),
+        builder=lambda run: RemoteRebatcher(run, epoch=epoch, skip_count=skip_count, blocks=blocks),
         meter=meter,
     )

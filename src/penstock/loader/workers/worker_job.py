@@ -39,7 +39,7 @@ class WorkerJob(NamedTuple):
         workers_count: Of this rank.
         budget_bytes: For reading.
         meter: The one that `job` counts with.
-        carries: Whether it gives for each sample the list of what comes out of it: ``carried.py``.
+        carries: Whether it gives for each sample the list of what comes out of it: ``remote_rebatching.py``.
     """
 
     job: ReadPlan
@@ -81,7 +81,7 @@ class WorkerJob(NamedTuple):
         return own.feed_between(self.epoch, self.cursor["position"], self.stop)
 
 
-class ToldError(NamedTuple):
+class RemoteError(NamedTuple):
     """An error on its way to another process.
 
     Attributes:
@@ -94,10 +94,10 @@ class ToldError(NamedTuple):
     error: BaseException
     notes: list[str]
     trace: str
-    cause: ToldError | None
+    cause: RemoteError | None
 
     @classmethod
-    def of(cls, error: BaseException, *, causes_max: int = CAUSES_MAX) -> ToldError:
+    def of(cls, error: BaseException, *, causes_max: int = CAUSES_MAX) -> RemoteError:
         """`error`, with its notes, causes and traceback."""
         sent = error
         try:

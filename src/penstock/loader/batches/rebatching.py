@@ -66,7 +66,7 @@ class _Task:
         self.done = False
 
 
-class CarryFilling:
+class Rebatcher:
     """Batches of what comes out of the stages, however much that is.
 
     Args:
@@ -84,7 +84,7 @@ class CarryFilling:
         self._by_size = run.plan.batch if isinstance(run.plan.batch, BatchBySize) else None
 
     def fill(self) -> None:
-        """See ``Filling``."""
+        """See ``BatchBuilder``."""
         held: list[TransformOutput] = []
         size = self._run.plan.batch_size
         budget = self._by_size.budget() if self._by_size is not None else None
@@ -111,7 +111,7 @@ class CarryFilling:
             self._close(held, held[-1].after)
 
     def work(self, task: _Task) -> None:
-        """See ``Filling``."""
+        """See ``BatchBuilder``."""
         random = getattr(self._random, "random", None)
         if random is None:
             random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.workers.dealing import Dealt, IndexedDeal, Known, StreamDeal, part_of_cursor
+from penstock.loader.workers.row_assignment import (
+    Assignment,
+    IndexedRowAssigner,
+    LaneProgress,
+    StreamRowAssigner,
+    part_of_cursor,
+)
 from penstock.order import Batches, RoundRobin, StreamOrder
 
 
@@ -29,22 +35,22 @@ def naive(lengths: list[int], workers: int) -> list[int]:
     return owners
 
 
-def played(deal: StreamDeal, lengths: list[int], shares: Any) -> list[Dealt]:
+def played(assigner: StreamRowAssigner, lengths: list[int], shares: Any) -> list[Assignment]:
     """Answer what a deal wants, not always all at once, until it ends."""
     dealt = []
     asked: dict[int, int] = {}
-    while not deal.is_ended:
-        for wanted in deal.wants().values():
+    while not assigner.is_ended:
+        for wanted in assigner.wants().values():
             asked.update(wanted)
-        while (batch := deal.next()) is not None:
+        while (batch := assigner.next()) is not None:
             dealt.append(batch)
-            for wanted in deal.wants().values():
+            for wanted in assigner.wants().values():
                 asked.update(wanted)
-        if asked and not deal.is_ended:
+        if asked and not assigner.is_ended:
             answered = list(asked)[: 1 + next(shares) % len(asked)]
-            deal.heard(
+            assigner.heard(
                 {
-                    lane: Known(min(lengths[lane], total), lengths[lane] < total, None)
+                    lane: LaneProgress(min(lengths[lane], total), lengths[lane] < total, None)
                     for lane in answered
                     for total in [asked.pop(lane)]
                 }
@@ -67,10 +73,12 @@ def test_rows_are_those_of_the_naive_order(
     expected = naive(lengths, workers)[: take if take is not None else None]
     if drop_last:
         expected = expected[: len(expected) - len(expected) % size]
-    deal = StreamDeal(order(len(lengths)), None, take=take, size=size, drop_last=drop_last, workers_count=workers)
+    assigner = StreamRowAssigner(
+        order(len(lengths)), None, take=take, size=size, drop_last=drop_last, workers_count=workers
+    )
     shares = iter(np.random.default_rng(seed).integers(0, 99, 100_000).tolist())
     found: list[int] = []
-    for batch in played(deal, lengths, shares):
+    for batch in played(assigner, lengths, shares):
         owners = np.full(batch.rows_count, -1)
         for worker, rows in enumerate(batch.rows):
             owners[rows] = worker
@@ -80,21 +88,23 @@ def test_rows_are_those_of_the_naive_order(
 
 def test_a_failure_comes_where_its_sample_would() -> None:
     """What a lane has before it failed is dealt; then, and not earlier, its error is raised."""
-    deal = StreamDeal(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
-    assert deal.next() is None
-    deal.heard({0: Known(50, is_ended=False, error=None), 1: Known(5, is_ended=False, error=OSError("gone"))})
-    assert [batch is not None for batch in (deal.next(), deal.next())] == [True, True]
+    assigner = StreamRowAssigner(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
+    assert assigner.next() is None
+    assigner.heard(
+        {0: LaneProgress(50, is_ended=False, error=None), 1: LaneProgress(5, is_ended=False, error=OSError("gone"))}
+    )
+    assert [batch is not None for batch in (assigner.next(), assigner.next())] == [True, True]
     with pytest.raises(OSError, match="gone"):
-        deal.next()
+        assigner.next()
 
 
 def test_lanes_are_not_asked_for_each_sample() -> None:
     """One question per lane and batch at most, and again only of a process that replaced another."""
-    deal = StreamDeal(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
-    assert deal.wants() == {0: {0: 4}, 1: {1: 4}}
-    assert deal.wants() == {}
-    deal.forget_asked(1)
-    assert deal.wants() == {1: {1: 4}}
+    assigner = StreamRowAssigner(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
+    assert assigner.wants() == {0: {0: 4}, 1: {1: 4}}
+    assert assigner.wants() == {}
+    assigner.forget_asked(1)
+    assert assigner.wants() == {1: {1: 4}}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -110,14 +120,14 @@ def test_with_an_index_rows_go_by_lane(world_size: int) -> None:
             take=None,
             origin=0,
         )
-        deal = IndexedDeal(batches, workers_count=3)
+        assigner = IndexedRowAssigner(batches, workers_count=3)
         count = 0
-        while (batch := deal.next()) is not None:
+        while (batch := assigner.next()) is not None:
             for worker, rows in enumerate(batch.rows):
                 assert (batch.positions[rows] % (6 * world_size) // world_size % 3 == worker).all()
             assert sorted(np.concatenate(batch.rows).tolist()) == list(range(batch.rows_count))
             count += batch.rows_count
-        assert deal.is_ended
+        assert assigner.is_ended
         assert count == len(range(rank, 101, world_size))
 
 

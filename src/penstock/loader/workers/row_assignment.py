@@ -27,7 +27,7 @@ BATCHES_AHEAD = 2
 """Whose samples workers are asked to have ready, besides those that are dealt."""
 
 
-class Dealt(NamedTuple):
+class Assignment(NamedTuple):
     """A batch of the rank.
 
     Attributes:
@@ -43,21 +43,21 @@ class Dealt(NamedTuple):
     mark: Any
 
 
-class Deal(Protocol):
+class RowAssigner(Protocol):
     """Deals an epoch, or the rest of one. Not thread-safe."""
 
     @property
     def is_ended(self) -> bool:
         """Whether there is no further batch."""
 
-    def next(self) -> Dealt | None:
+    def next(self) -> Assignment | None:
         """The next batch; None at the end, or while it is not known.
 
         Raises:
             StoreError, DataError: what kept a worker from reading a sample of it.
         """
 
-    def heard(self, lanes: Mapping[int, Known]) -> None:
+    def heard(self, lanes: Mapping[int, LaneProgress]) -> None:
         """What a worker knows now of its lanes."""
 
     def wants(self) -> dict[int, dict[int, int]]:
@@ -70,7 +70,7 @@ class Deal(Protocol):
         """A batch's mark, from what its workers said of their lanes behind it."""
 
 
-class Known(NamedTuple):
+class LaneProgress(NamedTuple):
     """What is known of a lane.
 
     Attributes:
@@ -84,7 +84,7 @@ class Known(NamedTuple):
     error: BaseException | None
 
 
-class IndexedDeal:
+class IndexedRowAssigner:
     """By arithmetic.
 
     Args:
@@ -99,11 +99,11 @@ class IndexedDeal:
 
     @property
     def is_ended(self) -> bool:
-        """See ``Deal``."""
+        """See ``RowAssigner``."""
         return self._index >= len(self._batches)
 
-    def next(self) -> Dealt | None:
-        """See ``Deal``."""
+    def next(self) -> Assignment | None:
+        """See ``RowAssigner``."""
         if self.is_ended:
             return None
         positions, count = self._batches.batch(self._index)
@@ -111,25 +111,25 @@ class IndexedDeal:
         positions = np.asarray(positions, np.int64)
         owners = positions[:count] // self._batches.world_size % self._workers_count
         rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
-        return Dealt(positions, count, rows, None)
+        return Assignment(positions, count, rows, None)
 
-    def heard(self, lanes: Mapping[int, Known]) -> None:
-        """See ``Deal``."""
+    def heard(self, lanes: Mapping[int, LaneProgress]) -> None:
+        """See ``RowAssigner``."""
 
     def wants(self) -> dict[int, dict[int, int]]:
-        """See ``Deal``."""
+        """See ``RowAssigner``."""
         return {}
 
     def forget_asked(self, worker: int) -> None:
-        """See ``Deal``."""
+        """See ``RowAssigner``."""
 
     def mark_of(self, mark: Any, cursors: Mapping[int, Mapping[str, Any]]) -> Any:
-        """See ``Deal``: positions say it all."""
+        """See ``RowAssigner``: positions say it all."""
         del cursors
         return mark
 
 
-class FarLane:
+class RemoteLane:
     """A lane that a worker reads: as ``Lane``, but what it gives are only numbers."""
 
     def __init__(self, number: int, *, worker: int, taken: int) -> None:
@@ -137,7 +137,7 @@ class FarLane:
         self.worker = worker
         self.taken = taken
         self.asked = 0
-        self.known = Known(taken, is_ended=False, error=None)
+        self.known = LaneProgress(taken, is_ended=False, error=None)
 
     @property
     def ready_count(self) -> int:
@@ -155,7 +155,7 @@ class FarLane:
         return [self] * count, [None] * count
 
     def mark(self) -> tuple[RunStart, int]:
-        """Only its worker knows: ``StreamDeal.mark_of``."""
+        """Only its worker knows: ``StreamRowAssigner.mark_of``."""
         return RunStart(0, None, 0, 0, 0), 0
 
     @property
@@ -170,7 +170,7 @@ class FarLane:
         """Nothing to do."""
 
 
-class StreamDeal:
+class StreamRowAssigner:
     """By what the workers found.
 
     Args:
@@ -196,12 +196,12 @@ class StreamDeal:
         self._drop_last = drop_last
         self._workers_count = workers_count
         self._left = take if cursor is None else cursor["left"]
-        self._lanes: dict[int, FarLane] = {}
+        self._lanes: dict[int, RemoteLane] = {}
         for index, number in enumerate(order.lanes_owned):
             if cursor is None or str(number) in cursor["lanes"]:
                 entry = cursor["lanes"][str(number)] if cursor is not None else None
                 taken = 0 if entry is None else entry["before"] + entry["emitted"]
-                self._lanes[number] = FarLane(number, worker=index % workers_count, taken=taken)
+                self._lanes[number] = RemoteLane(number, worker=index % workers_count, taken=taken)
         lanes: Sequence[SampleLane] = list(self._lanes.values())
         round_count, turn = (0, 0) if cursor is None else (cursor["round"], cursor["turn"])
         self._feed = LanesFeed(
@@ -215,11 +215,11 @@ class StreamDeal:
 
     @property
     def is_ended(self) -> bool:
-        """See ``Deal``."""
+        """See ``RowAssigner``."""
         return self._ended
 
-    def next(self) -> Dealt | None:
-        """See ``Deal``."""
+    def next(self) -> Assignment | None:
+        """See ``RowAssigner``."""
         count = self._size if self._left is None else min(self._size, self._left)
         each = self._each(count)
         for lane in self._lanes.values():
@@ -236,17 +236,17 @@ class StreamDeal:
             self._left -= found
         owners = np.fromiter((lane.worker for lane in block.samples), np.int64, found)  # type: ignore[attr-defined]
         rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
-        return Dealt(block.positions, found, rows, self._feed.mark())
+        return Assignment(block.positions, found, rows, self._feed.mark())
 
-    def heard(self, lanes: Mapping[int, Known]) -> None:
-        """See ``Deal``."""
+    def heard(self, lanes: Mapping[int, LaneProgress]) -> None:
+        """See ``RowAssigner``."""
         for number, known in lanes.items():
             lane = self._lanes[number]
             if known.samples_count >= lane.known.samples_count:
                 lane.known = known
 
     def wants(self) -> dict[int, dict[int, int]]:
-        """See ``Deal``."""
+        """See ``RowAssigner``."""
         wanted: dict[int, dict[int, int]] = {}
         one, ahead = self._each(self._size), self._each(BATCHES_AHEAD * self._size)
         for lane in self._lanes.values():
@@ -259,13 +259,13 @@ class StreamDeal:
         return wanted
 
     def forget_asked(self, worker: int) -> None:
-        """See ``Deal``."""
+        """See ``RowAssigner``."""
         for lane in self._lanes.values():
             if lane.worker == worker:
                 lane.asked = 0
 
     def mark_of(self, mark: Mark, cursors: Mapping[int, Mapping[str, Any]]) -> Mark:
-        """See ``Deal``."""
+        """See ``RowAssigner``."""
         lanes = {}
         for number in mark.lanes:
             entry = cursors[self._lanes[number].worker]["lanes"][str(number)]
