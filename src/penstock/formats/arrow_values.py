@@ -1,11 +1,11 @@
-"""The value of every Arrow type: the one place that decides what a column of a Parquet shard gives.
+"""Converts every Arrow type to the value of a field. This is the only place that decides what a Parquet column gives.
 
-``docs/reference/formats.md`` has the table. In short: bytes and texts are bytes; numbers, lists of numbers and tensors are
-typed views; a struct is one field for each child; everything else is JSON. In JSON, bytes are base64, and dates, times and
-durations are ISO 8601 with all digits of their unit. An extension type is what it is stored as, but for tensors. Nothing
-depends on which other packages can be imported.
+``docs/reference/formats.md`` has the table. In short: binary and string values become bytes; numbers, lists of numbers and
+tensors are typed views; a struct becomes one field for each child; everything else becomes JSON. In JSON, bytes are
+base64, and dates, times and durations are ISO 8601 with all digits of their unit. An extension type is read as its storage
+type, except for tensors. The result never depends on which other packages are installed.
 
-This module imports pyarrow, so ``parquet.py`` imports it when a reader is made.
+This module imports pyarrow, so ``parquet.py`` imports it only when it creates a reader.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ _compute: Any = import_module("pyarrow.compute")
 _types: Any = pa.types
 
 JSON_BYTES_MAX = 256 << 20
-"""Of the values that repeat an entry of a dictionary inside the JSON of one piece: few stored bytes can be gigabytes."""
+"""Bytes that dictionary entries may take when they are repeated inside the JSON of one piece.
+
+Without this bound a few stored bytes could become gigabytes.
+"""
 
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 def fields_of_type(name: str, kind: Any) -> list[str]:
-    """Names of the fields that a column `name` of type `kind` gives.
+    """Return the names of the fields that the column `name` of type `kind` gives.
 
     Raises:
-        UnsupportedFormatError: A struct in it has two children of one name.
+        UnsupportedFormatError: A struct in the type has two children with the same name.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return [name] if isinstance(kind, pa.FixedShapeTensorType) else fields_of_type(name, kind.storage_type)
@@ -60,11 +63,11 @@ def fields_of_type(name: str, kind: Any) -> list[str]:
 
 
 def values_of(name: str, array: Any) -> Iterator[tuple[str, Sequence[memoryview | None]]]:
-    """(field, the value of each row) of a column; None where a row has none.
+    """Yield (field, values) for a column, with one value per row. The value of a row without one is None.
 
     Raises:
-        UnsupportedFormatError: A list of whole numbers or truth values has a null inside, or its type is not known.
-        ValueError: A text inside a list is no UTF-8.
+        UnsupportedFormatError: A list of integers or booleans contains a null, or the type is unknown.
+        ValueError: A string inside a list is not valid UTF-8.
     """
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType) and _is_number(kind.value_type):
@@ -91,12 +94,12 @@ def values_of(name: str, array: Any) -> Iterator[tuple[str, Sequence[memoryview 
 
 
 def rows_of_table(data: Buffer) -> list[dict[str, Any]]:
-    """Rows of a Parquet file that is a table: one that is joined to samples, or that says what to pack.
+    """Return the rows of a small Parquet table, such as one that is joined to samples or that lists what to pack.
 
-    Bytes are ``bytes``; every other value is what JSON says of it, so that dates and times are ISO 8601 here as well.
+    Binary values are ``bytes``. Every other value is as JSON would represent it, so dates and times are ISO 8601.
 
     Raises:
-        ValueError: It is no Parquet file, or holds a type that is not read.
+        ValueError: The data is not a Parquet file, or contains a type that is not supported.
     """
     try:
         table = import_module("pyarrow.parquet").read_table(io.BytesIO(data))
@@ -113,7 +116,7 @@ def _cells(array: Any) -> list[Any]:
 
 
 def _child_name(name: str, child: str, children: Sequence[Any]) -> str:
-    """``name.child``, but for the bytes of what Hugging Face calls an image or audio: ``name``."""
+    """Return ``name.child``; for the bytes of what Hugging Face calls an image or audio, return ``name``."""
     is_media = child == "bytes" and {each.name for each in children} == {"bytes", "path"}
     return name if is_media else f"{name}.{child}"
 
@@ -146,12 +149,12 @@ def _is_list(kind: Any) -> bool:
 
 
 def is_key(kind: Any) -> bool:
-    """Whether a column of this type can name its rows: it holds texts or whole numbers."""
+    """Whether a column of this type can provide sample keys: it must hold strings or integers."""
     return bool(_types.is_integer(kind) or _is_text(kind))
 
 
 def _masked(values: Sequence[Any], array: Any) -> list[Any]:
-    """`values`, but None where `array` is null."""
+    """Return `values` with None wherever `array` is null."""
     if not array.null_count:
         return list(values)
     return [value if there else None for value, there in zip(values, array.is_valid().to_pylist(), strict=True)]
@@ -162,13 +165,13 @@ def _cut(values: Any, ends: Sequence[int]) -> list[Any]:
 
 
 def _flat(array: Any) -> tuple[Any, list[int]]:
-    """All items of the rows of a list, and where in them each row ends; the first end is 0."""
+    """Return the items of all rows of a list column, and the offset at which each row ends; the first offset is 0."""
     lengths = _compute.list_value_length(array).fill_null(0).to_pylist()
     return array.flatten(), list(accumulate(lengths, initial=0))
 
 
 def _slices(array: Any) -> list[memoryview | None]:
-    """uint8[length] of each row, slices of the column's buffer."""
+    """Return the bytes of each row, uint8[length], as slices of the column's buffer."""
     kind = array.type
     if _types.is_binary_view(kind) or _types.is_string_view(kind):
         array = array.cast(pa.large_binary() if _types.is_binary_view(kind) else pa.large_string())
@@ -188,17 +191,17 @@ def _slices(array: Any) -> list[memoryview | None]:
 
 
 def _number_view(array: Any) -> memoryview:
-    """type[len(array)]; what is null is any number."""
+    """Return a view of the numbers, type[len(array)]. The value of a null is undefined."""
     if array.null_count:
         array = array.fill_null(False if _types.is_boolean(array.type) else 0)
     return view_of_array(array.to_numpy(zero_copy_only=False))
 
 
 def _without_nulls(values: Any) -> Any:
-    """Items of lists: what is null is NaN.
+    """Return the items of lists with nulls replaced by NaN.
 
     Raises:
-        UnsupportedFormatError: They are of a type that has none.
+        UnsupportedFormatError: There are nulls, and the type has no NaN.
     """
     if not values.null_count:
         return values
@@ -210,7 +213,7 @@ def _without_nulls(values: Any) -> Any:
 
 
 def _tensors(array: Any) -> list[memoryview | None]:
-    """type[*shape] of each row."""
+    """Return the tensor of each row, type[*shape]."""
     kind = array.type
     values, ends = _flat(array.storage)
     items = np.asarray(_number_view(_without_nulls(values)))
@@ -224,7 +227,7 @@ def _tensors(array: Any) -> list[memoryview | None]:
 
 
 def _objects(array: Any) -> list[Any]:
-    """What JSON says of each row; None for a null."""
+    """Return each row as JSON represents it; a null is None."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         if kind.extension_name == "arrow.uuid":
@@ -257,10 +260,10 @@ def _objects(array: Any) -> list[Any]:
 
 
 def _repeated(values: list[Any], indices: list[int | None]) -> list[Any]:
-    """Entries of a dictionary, as often as they occur.
+    """Return the entries of a dictionary column, repeated as often as they occur.
 
     Raises:
-        ValueError: They are texts of more than ``JSON_BYTES_MAX`` together.
+        ValueError: They are strings of more than ``JSON_BYTES_MAX`` bytes in total.
     """
     lengths = [len(value) if isinstance(value, str) else 0 for value in values]
     if sum(lengths[index] for index in indices if index is not None) > JSON_BYTES_MAX:
@@ -269,7 +272,7 @@ def _repeated(values: list[Any], indices: list[int | None]) -> list[Any]:
 
 
 def _times(array: Any) -> list[str]:
-    """ISO 8601, with all digits of the unit; of a null, anything. No number is too large for it."""
+    """Format as ISO 8601 with all digits of the unit. A null gives an undefined text; any number can be formatted."""
     kind = array.type
     if _types.is_interval(kind):
         raise UnsupportedFormatError(f"a column of type {kind} is not read")
@@ -286,14 +289,14 @@ def _times(array: Any) -> list[str]:
 
 
 def _clock(count: int, digits: int) -> str:
-    """``12:34:56.789``: a time of the day, which in a damaged file may have more than 24 hours."""
+    """Format a time of day, such as ``12:34:56.789``. In a damaged file it may exceed 24 hours."""
     seconds, part = divmod(abs(count), 10**digits)
     text = f"{'-' * (count < 0)}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return text + _fraction(part, digits)
 
 
 def _duration(count: int, digits: int) -> str:
-    """``PT90061.500S``, in seconds."""
+    """Format a duration in seconds, such as ``PT90061.500S``."""
     seconds, part = divmod(abs(count), 10**digits)
     return f"{'-' * (count < 0)}PT{seconds}{_fraction(part, digits)}S"
 

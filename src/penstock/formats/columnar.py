@@ -1,8 +1,8 @@
-"""Samples as columns: what a parser gives where their values are wanted as ``bytes`` and nobody looks at single ones.
+"""Samples as columns: the result of a parser whose caller wants values as ``bytes`` and handles no single samples.
 
-A ``Sample`` is three objects that the garbage collector visits again and again while they wait to be shuffled; a thousand
-samples in columns are a few lists, and what would be a loop over them is a loop inside the interpreter. Both kinds go
-through the loader by the same functions, below: samples come as ``list[Sample]`` or as ``Samples``.
+A ``Sample`` is three objects that the garbage collector visits repeatedly while they wait to be shuffled. A thousand
+samples in columns are only a few lists, and a loop over them runs inside the interpreter. The functions below handle both
+forms, ``list[Sample]`` and ``Samples``, so the rest of the loader treats them alike.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """What samples in columns have; made by ``kind_of``, so that equal ones are one object.
+    """The fields of samples in columns. ``kind_of`` creates it, so that equal kinds are the same object.
 
     Attributes:
-        names: Of the fields, in stored order.
-        integers: Those whose value is one ``int``, for int64[1]; the others are ``bytes``.
+        names: Field names, in stored order.
+        integers: Names of the fields whose value is one ``int``, for int64[1]; the other values are ``bytes``.
     """
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
 
 @lru_cache(maxsize=256)
 def kind_of(names: tuple[str, ...], integers: frozenset[str]) -> Kind:
-    """The one ``Kind`` with these."""
+    """Return the one ``Kind`` object with these fields."""
     return Kind(names, integers)
 
 
@@ -43,8 +43,8 @@ class Samples(Sequence[Sample]):
     """Samples that all have the same fields.
 
     Attributes:
-        kind: Of all of them.
-        columns: Keys, offsets, sizes (see ``Sample``), then the values of each field; lists of one length.
+        kind: The fields that all samples have.
+        columns: Keys, offsets and sizes (as in ``Sample``), then the values of each field, as lists of equal length.
     """
 
     __slots__ = ("columns", "kind")
@@ -55,19 +55,19 @@ class Samples(Sequence[Sample]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the fields, in stored order."""
+        """Field names, in stored order."""
         return self.kind.names
 
     @property
     def keys(self) -> list[str]:
-        """Of each sample."""
+        """The key of each sample."""
         return self.columns[0]
 
     def array(self, name: str) -> Any:
-        """A field as a batch has it: a list of ``bytes``, or int64[n, 1].
+        """Return a field in the form that a batch has: a list of ``bytes``, or int64[n, 1].
 
         Raises:
-            ValueError: There is none of this name.
+            ValueError: There is no field with this name.
         """
         values = self.columns[3 + self.kind.names.index(name)]
         if name not in self.kind.integers:
@@ -100,7 +100,10 @@ class Samples(Sequence[Sample]):
 
 
 def as_columns(samples: Sequence[Sample]) -> Samples | None:
-    """The same as columns, values copied; None where they differ in their fields, or hold others than bytes and one int64."""
+    """Return the samples as columns, with values copied.
+
+    Returns None if the samples have different fields, or values other than bytes and single int64s.
+    """
     if isinstance(samples, Samples):
         return samples
     names = tuple(samples[0].fields)
@@ -125,7 +128,7 @@ def as_columns(samples: Sequence[Sample]) -> Samples | None:
 
 
 def joined(first: Sequence[Sample], second: Sequence[Sample]) -> Sequence[Sample]:
-    """Both, one behind the other. `first` is the caller's own, and may be grown."""
+    """Concatenate two groups of samples. `first` belongs to the caller and may be extended in place."""
     if not first:
         return second
     if isinstance(first, Samples) and isinstance(second, Samples) and first.kind is second.kind:
@@ -138,14 +141,14 @@ def joined(first: Sequence[Sample], second: Sequence[Sample]) -> Sequence[Sample
 
 
 def reordered(samples: Sequence[Sample], order: list[int]) -> Sequence[Sample]:
-    """The k-th is ``samples[order[k]]``."""
+    """Reorder samples: the k-th sample of the result is ``samples[order[k]]``."""
     if not isinstance(samples, Samples):
         return [samples[index] for index in order]
     return Samples(samples.kind, [[column[at] for at in order] for column in samples.columns])
 
 
 def interleaved(parts: Sequence[Sequence[Sample]], count: int) -> Sequence[Sample]:
-    """One of each part in turn: `count` in all, the first parts may hold one more than the others."""
+    """Take one sample from each part in turn, `count` in total. The first parts may hold one more than the others."""
     if set(map(type, parts)) != {Samples}:
         return _woven(parts, count)
     alike: Sequence[Samples] = parts  # type: ignore[assignment]
@@ -156,7 +159,7 @@ def interleaved(parts: Sequence[Sequence[Sample]], count: int) -> Sequence[Sampl
 
 
 def _woven(parts: Sequence[Iterable[Any]], count: int) -> list[Any]:
-    """As ``interleaved``, of single things."""
+    """Interleave plain lists, in the order of ``interleaved``."""
     step = len(parts)
     if count <= step:
         return list(chain.from_iterable(parts))

@@ -1,19 +1,19 @@
 """Compressed shards: gzip and zstd around any streamed format, decompressed in bounded pieces.
 
-A parser of a compressed shard hands out at most 16 times the chunk that it was fed (and 1 MiB) per call; what is left
-of the chunk is ``pending``, and ``feed(b"")`` goes on with it. So a bomb, which grows a thousand times and more, never
-lies in memory whole, while what people store, which grows 2 to 10 times, comes out in one call. Whoever ignores
-``pending`` still gets every sample: the chunks wait their turn, and ``finish`` gives the rest.
+One call to a parser of a compressed shard gives at most 16 times the chunk that it was fed, plus 1 MiB. The rest of the
+chunk stays ``pending``, and ``feed(b"")`` continues with it. A decompression bomb, which grows a thousandfold or more, is
+therefore never in memory as a whole, while ordinary data, which grows 2 to 10 times, is returned by one call. A caller
+that ignores ``pending`` still gets every sample: chunks are queued, and ``finish`` returns the rest.
 
-There is no entry but the head: offsets of samples are those of the decompressed bytes, and say nothing of the object's.
+Reading can only start at the beginning. Offsets of samples count decompressed bytes and cannot be used to seek.
 
-zstd decompresses without a bound on what comes out, in the package that Python 3.11 has to use, but its blocks are at
-most 128 KiB each, and say in three bytes how long they are; so frames are cut at blocks (`_ZstdCutter`). One block at a
-time is no slower than eight at a time, and gives all blocks before a damaged one; of gzip the same is had by going back
-to a copy of the state and on in smaller steps (`_before_damage`). So what comes out of a damaged shard depends on its
-bytes and not on where chunks are cut.
+The zstd package for Python 3.11 cannot bound its output. But a zstd block is at most 128 KiB long and starts with its
+length in three bytes, so `_ZstdCutter` splits frames at block boundaries. Decompressing one block at a time is no slower
+than eight at a time, and it returns every block before a damaged one. For gzip, `_before_damage` achieves the same by
+returning to a copy of the state and continuing in smaller steps. The samples recovered from a damaged shard thus depend
+only on its bytes, not on how it was cut into chunks.
 
-A sample can be as long as its shard decompressed, so there is a bound on that too, ``HELD_BYTES_MAX``.
+A single sample can be as long as the decompressed shard, so its size has a bound too: ``HELD_BYTES_MAX``.
 """
 
 from __future__ import annotations
@@ -31,47 +31,50 @@ if TYPE_CHECKING:
     from penstock.formats.sample import Parser, Sample
 
 PIECE_BYTES = 1 << 20
-"""Decompressed at a time, about: small enough to stay in the cache, large enough that few samples span two."""
+"""Approximate number of bytes decompressed at a time.
+
+It is small enough to stay in the processor's cache, and large enough that few samples span two pieces.
+"""
 
 GROWTH_MAX = 16
-INPUT_BYTES = 64 << 10  # of compressed bytes that zlib is given at a time: it copies what it did not use
+INPUT_BYTES = 64 << 10  # compressed bytes given to zlib at a time, because it copies those that it did not use
 
-_GZIP = 31  # zlib's word for a gzip wrapper
+_GZIP = 31  # zlib's value for a gzip wrapper
 
 ZSTD_WINDOW_BYTES_MAX = 128 << 20
-"""Of memory that a frame may ask for: what ``zstd --long`` takes, and readers must be ready for without being asked."""
+"""Largest window that a frame may require: what ``zstd --long`` uses, and what every reader must support by default."""
 
 _ZSTD_MAGIC = 0xFD2FB528
-_ZSTD_BLOCKS = 8  # of at most 128 KiB, handed on as one piece
+_ZSTD_BLOCKS = 8  # blocks of at most 128 KiB each that are returned as one piece
 
 HELD_BYTES_MAX = 256 << 20
-"""Decompressed bytes that an incomplete sample may hold, unless what was fed of the shard is a 64th of them or more."""
+"""Decompressed bytes that an incomplete sample may take, unless they grew from at least a 64th as many stored bytes."""
 
 HELD_GROWTH_MAX = 64
 
 
 class Decompressor(Protocol):
-    """Compressed bytes in, decompressed pieces of bounded size out.
+    """Turns compressed bytes into decompressed pieces of bounded size.
 
-    Raises ``ValueError`` with a sentence where they are corrupt, ``UnsupportedFormatError`` where they are not supported.
+    Raises ``ValueError`` if the data is corrupt and ``UnsupportedFormatError`` if it is not supported.
     """
 
     def pieces(self, data: memoryview) -> Iterator[bytes]:
-        """What `data`, the next bytes of the object, decompresses to."""
+        """Decompress `data`, the next bytes of the object."""
 
     def end(self) -> None:
-        """The object ended; ``ValueError`` where it ended inside a stream."""
+        """Note the end of the object. Raises ``ValueError`` if it ended inside a stream."""
 
 
 class Gunzip:
-    """gzip, of several members too; zeros after the last are padding, as for ``gzip`` itself."""
+    """Decompresses gzip, including several members. As with ``gzip`` itself, zeros after the last member are padding."""
 
     def __init__(self) -> None:
         self._member: Any = None
         self._members_count = 0
 
     def pieces(self, data: memoryview) -> Iterator[bytes]:
-        """See ``Decompressor``."""
+        """Decompress the next bytes of the object."""
         for at in range(0, len(data), INPUT_BYTES):
             rest: bytes | memoryview = data[at : at + INPUT_BYTES]
             while True:
@@ -95,17 +98,19 @@ class Gunzip:
                     self._members_count += 1
                     continue
                 rest = self._member.unconsumed_tail
-                if not rest and len(piece) < PIECE_BYTES:  # else more may come out, although nothing is left to go in
+                if (
+                    not rest and len(piece) < PIECE_BYTES
+                ):  # otherwise there may be more output although no input is left
                     break
 
     def end(self) -> None:
-        """See ``Decompressor``."""
+        """Check that the stream is complete."""
         if self._member is not None:
             raise ValueError("the gzip stream is cut off")
 
 
 def _before_damage(member: Any, data: bytes | memoryview) -> bytes:
-    """What `data`, which holds an error within the next ``PIECE_BYTES`` of output, decompresses to before that."""
+    """Decompress `data` up to an error, which lies within the next ``PIECE_BYTES`` of output."""
     pieces = []
     while len(data):
         half = data[: (len(data) + 1) // 2]
@@ -122,23 +127,23 @@ def _before_damage(member: Any, data: bytes | memoryview) -> bytes:
 
 
 class _ZstdCutter:
-    """Where in a run of zstd frames one may stop: after each block. Holds the few bytes of a head that is cut."""
+    """Splits zstd frames at block boundaries. It holds at most the few bytes of an incomplete header."""
 
     def __init__(self) -> None:
-        self._head = bytearray()  # of a frame, block or skippable frame, not yet whole
-        self._rest_bytes = 0  # of what the last head announced
+        self._head = bytearray()  # incomplete header of a frame, block or skippable frame
+        self._rest_bytes = 0  # bytes left of what the last header announced
         self._state = "frame"
         self._checked = False  # whether the frame ends with a checksum
-        self.content_bytes: int | None = None  # that the last frame says it decompresses to
+        self.content_bytes: int | None = None  # decompressed size that the last frame announces
         self._is_first_frame = True
 
     @property
     def inside(self) -> bool:
-        """Whether more must come."""
+        """Whether the stream is incomplete so far."""
         return self._state != "frame" or bool(self._head) or self._rest_bytes > 0
 
     def cut(self, data: memoryview) -> Iterator[tuple[memoryview | bytes, str]]:
-        """(bytes, what they complete): ``""`` nothing, ``block``, ``frame``; ``skip`` is of a skippable frame."""
+        """Yield (bytes, what they complete): ``""`` for nothing, ``block``, ``frame``, or ``skip`` inside a skippable frame."""
         at = 0
         while at < len(data):
             if self._rest_bytes:
@@ -160,7 +165,7 @@ class _ZstdCutter:
         return "skip" if self._state == "skippable" else ""
 
     def _completed(self) -> str:
-        """The body that the last head announced is whole."""
+        """Advance the state after the body that the last header announced."""
         if self._state == "skippable":
             self._state = "frame"
             return "skip"
@@ -174,7 +179,7 @@ class _ZstdCutter:
         return "block"
 
     def _head_bytes(self) -> int:
-        """Of the head that comes, as far as its first bytes say."""
+        """Length of the header being read, as far as its first bytes tell."""
         head = self._head
         if self._state != "frame":
             return 3
@@ -186,7 +191,7 @@ class _ZstdCutter:
         return 5 + (not single) + (0, 1, 2, 4)[head[4] & 3] + self._content_size_bytes(head)
 
     def _content_size_bytes(self, head: bytes | bytearray) -> int:
-        """Of the field that says how long the content is: the last of a frame's head."""
+        """Length of the content-size field, the last field of a frame header."""
         return (head[4] >> 5 & 1, 2, 4, 8)[head[4] >> 6]
 
     def _read_head(self, head: bytes) -> str:
@@ -197,7 +202,7 @@ class _ZstdCutter:
                 return "skip"
             if int.from_bytes(head[:4], "little") != _ZSTD_MAGIC:
                 raise ValueError(f"the zstd stream is corrupt: no frame begins with {head[:4]!r}")
-            if self._is_first_frame:  # in a later one it is more likely to be damage: heads have no checksum
+            if self._is_first_frame:  # in a later frame it is probably damage, because headers have no checksum
                 _check_frame(head)
                 self._is_first_frame = False
             self._checked = bool(head[4] & 4)
@@ -215,7 +220,7 @@ class _ZstdCutter:
 
 
 def _check_frame(head: bytes) -> None:
-    """Refuse a frame, by its head, that asks for more than is given.
+    """Check from its header that a frame needs neither too much memory nor a dictionary.
 
     Raises:
         UnsupportedFormatError: It does.
@@ -234,10 +239,10 @@ def _check_frame(head: bytes) -> None:
 
 
 class Unzstd:
-    """zstd, of several frames too, skippable ones passed over; its content checksums are verified.
+    """Decompresses zstd, including several frames. It ignores skippable frames and verifies content checksums.
 
     Raises:
-        ConfigError: The package ``zstandard`` is not there.
+        ConfigError: The package ``zstandard`` is not installed.
     """
 
     def __init__(self) -> None:
@@ -248,11 +253,11 @@ class Unzstd:
         self._error: type[Exception] = zstandard.ZstdError
         self._context = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES_MAX)
         self._frame: Any = None
-        self._frame_bytes = 0  # that it gave
+        self._frame_bytes = 0  # decompressed bytes of the frame so far
         self._cutter = _ZstdCutter()
 
     def pieces(self, data: memoryview) -> Iterator[bytes]:
-        """See ``Decompressor``."""
+        """Decompress the next bytes of the object."""
         blocks: list[bytes] = []
         try:
             for block in self._blocks(data):
@@ -292,13 +297,13 @@ class Unzstd:
         return block
 
     def _end_frame(self) -> None:
-        promised_bytes = self._cutter.content_bytes  # libzstd does not always compare it when it is fed by pieces
+        promised_bytes = self._cutter.content_bytes  # libzstd does not always check it when it is fed in pieces
         if promised_bytes not in {None, self._frame_bytes}:
             raise ValueError(f"the zstd stream is corrupt: {self._frame_bytes} bytes, not {promised_bytes}, in a frame")
         self._frame, self._frame_bytes = None, 0
 
     def end(self) -> None:
-        """See ``Decompressor``."""
+        """Check that the stream is complete."""
         if self._cutter.inside:
             raise ValueError("the zstd stream is cut off")
 
@@ -307,17 +312,18 @@ class CompressedParser(ShardParser):
     """Samples of a compressed shard.
 
     Args:
-        shard: URL or key, for errors.
-        inner: Makes the parser of what is inside, as in ``Format.parser``.
-        decompressor: Makes a ``Decompressor``.
-        start_offset_bytes: 0; there is no other entry.
-        on_corrupt: See ``parsing.py``. A corrupt stream is the end of the shard under every policy that does not raise.
+        shard: URL or key, for error messages.
+        inner: Creates the parser of the decompressed bytes, as ``Format.parser`` does.
+        decompressor: Creates a ``Decompressor``.
+        start_offset_bytes: Must be 0, because a compressed shard can only be read from its start.
+        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes. A corrupt stream ends the shard under every
+            policy that does not raise.
 
     Raises:
-        UnsupportedFormatError: A frame of zstd needs a dictionary or a larger window than is given, or a sample is
-            larger than ``HELD_BYTES_MAX`` and takes ``HELD_GROWTH_MAX`` times its compressed bytes; under every policy.
+        UnsupportedFormatError: Under every policy, if a zstd frame needs a dictionary or too large a window, or if a sample
+            exceeds both ``HELD_BYTES_MAX`` and ``HELD_GROWTH_MAX`` times its compressed size.
 
-    Cost: holds a piece of 1 MiB, what ``inner`` holds, and the chunk that is pending.
+    Cost: holds a piece of 1 MiB, whatever ``inner`` holds, and the pending chunk.
     """
 
     def __init__(
@@ -339,17 +345,17 @@ class CompressedParser(ShardParser):
         self._decompressor = decompressor()
         self._waiting: deque[memoryview] = deque()
         self._pieces: Iterator[bytes] | None = None
-        self._chunk_bytes = 0  # of the last chunk
-        self._taken_bytes = 0  # of the chunks since a sample was complete, those in which that was included
+        self._chunk_bytes = 0  # size of the last chunk
+        self._taken_bytes = 0  # size of the chunks since the one in which the last sample was completed
 
     @property
     def inner(self) -> Parser:
-        """Of what is inside."""
+        """The parser of the decompressed bytes."""
         return self._inner
 
     @property
     def pending(self) -> bool:
-        """Whether bytes of the last chunks wait for ``feed(b"")``."""
+        """Whether bytes of the last chunks are waiting for ``feed(b"")``."""
         return self._pieces is not None or bool(self._waiting)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
@@ -362,7 +368,7 @@ class CompressedParser(ShardParser):
             left_bytes -= self._step(samples)
 
     def _step(self, samples: list[Sample]) -> int:
-        """Decompress and parse one piece; its length in bytes."""
+        """Decompress and parse one piece. Returns its length in bytes."""
         if self._pieces is None:
             self._pieces = self._decompressor.pieces(self._waiting.popleft())
         try:

@@ -1,7 +1,7 @@
-"""Compression of what is written: gzip and zstd streams without a clock or a name, the same bytes for the same samples.
+"""Compresses shards that are written, as gzip or zstd without timestamps or names, so the same samples give the same bytes.
 
-The same bytes with the same library: other versions of zlib or libzstd may choose others. Both streams end with a
-checksum of what is in them, which every reader compares.
+This holds for one version of zlib or libzstd; another version may choose other bytes. Both formats end with a checksum of
+their content, which every reader verifies.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 
 GZIP_LEVEL = 6
 ZSTD_LEVEL = 3
-_GZIP = 31  # zlib's word for a gzip wrapper; its header then has no name and a time of 0
+_GZIP = 31  # zlib's value for a gzip wrapper, whose header then has no name and a time of 0
 
 
 class Compressor(Protocol):
-    """Bytes in, compressed bytes out, in order."""
+    """Compresses a stream of bytes."""
 
     def compress(self, data: Buffer) -> bytes:
-        """The next bytes; what of the stream is ready."""
+        """Add the next bytes. Returns the compressed bytes that are ready."""
 
     def finish(self) -> bytes:
-        """The rest of the stream."""
+        """End the stream. Returns the rest of its bytes."""
 
 
 class Gzip:
-    """One gzip member."""
+    """Writes one gzip member."""
 
     def __init__(self) -> None:
         self._stream = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
 
     def compress(self, data: Buffer) -> bytes:
-        """See ``Compressor``."""
+        """Compress the next bytes."""
         return self._stream.compress(data)
 
     def finish(self) -> bytes:
-        """See ``Compressor``."""
+        """End the stream."""
         return self._stream.flush()
 
 
 class Zstd:
-    """One zstd frame, with its checksum.
+    """Writes one zstd frame with a checksum.
 
     Raises:
         ConfigError: zstandard is not installed.
@@ -62,15 +62,15 @@ class Zstd:
         self._stream: Any = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compressobj()
 
     def compress(self, data: Buffer) -> bytes:
-        """See ``Compressor``."""
+        """Compress the next bytes."""
         out: bytes = self._stream.compress(data)
         return out
 
     def finish(self) -> bytes:
-        """See ``Compressor``."""
+        """End the stream."""
         out: bytes = self._stream.flush()
         return out
 
 
 COMPRESSORS: dict[str, Callable[[], Compressor]] = {"gz": Gzip, "zst": Zstd}
-"""By the suffix of what is compressed by them."""
+"""The compressor for each suffix of compressed objects."""

@@ -1,15 +1,15 @@
-"""``tf.train.Example`` without TensorFlow: the protobuf wire format, as far as this message needs it, exactly.
+"""Reads ``tf.train.Example`` without TensorFlow: it parses exactly as much of the protobuf wire format as this message uses.
 
-``Example { Features features = 1 }``, ``Features { map<string, Feature> feature = 1 }``, a map entry is a message with
-key = 1 and value = 2, ``Feature`` is one of ``BytesList`` = 1, ``FloatList`` = 2, ``Int64List`` = 3, each with a
-repeated value = 1; numbers packed or not. As protobuf demands, the last of several entries with one key counts, and
-fields with other numbers are passed over, but for those of the outermost message: there they mean another one
-(``SequenceExample``), of which half would be lost silently.
+The messages are ``Example { Features features = 1 }`` and ``Features { map<string, Feature> feature = 1 }``. A map entry
+is a message with key = 1 and value = 2. A ``Feature`` is one of ``BytesList`` = 1, ``FloatList`` = 2 and ``Int64List`` =
+3, each with a repeated value = 1; numbers may be packed or not. As protobuf requires, the last of several entries with
+one key counts, and fields with unknown numbers are ignored. The outermost message is the exception: an unknown field there
+means a different message (``SequenceExample``), half of which would be lost silently.
 
-Nearly all entries of a shard have one shape, a list of one value: seven tags and lengths, the key among them, then the
-value. Such a head says how long the value is, and its bytes are the same whenever key and length are, so heads are
-found by a regular expression and looked up (`_heads`); a head gets there once it was read exactly. Whatever is of
-another shape goes to `_read_entry`, which is written to be read.
+Nearly all entries of a shard have the same shape, a list of one value: seven tags and lengths, including the key, and then
+the value. Such a header contains the length of the value, and two headers with the same key and length have the same
+bytes. So headers are found by a regular expression and looked up in `_heads`, to which each is added after it was parsed
+exactly once. `_read_entry` parses every other shape, and is written for clarity rather than speed.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ if TYPE_CHECKING:
 _VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _TOP = re.compile(rb"\x0a(" + _VARINT + rb")", re.DOTALL).match
 _HEAD = re.compile(
-    rb"\x0a" + _VARINT  # the entry
-    + rb"\x0a[\x00-\x7f][^\x12]{0,127}"  # its key; its length is checked when the head is learnt
-    + rb"\x12" + _VARINT + rb"[\x0a\x1a]" + _VARINT + rb"\x0a" + _VARINT,  # the feature, its list, the value
+    rb"\x0a" + _VARINT  # the map entry
+    + rb"\x0a[\x00-\x7f][^\x12]{0,127}"  # its key, whose length is checked when the header is added to _heads
+    + rb"\x12" + _VARINT + rb"[\x0a\x1a]" + _VARINT + rb"\x0a" + _VARINT,  # the feature, its list, and the value
     re.DOTALL,
 ).match  # fmt: skip
 
 _KNOWN_MAX = 16384
 _KNOWN_BYTES_MAX = 64 << 10
-"""Of a value: with large ones lengths hardly ever repeat, and a few microseconds do not count."""
+"""Largest value whose header is remembered. Larger lengths hardly ever repeat, and parsing them costs little in comparison."""
 _VARINT_BYTES_MAX = 10
 _LABEL_BYTES_MAX = 10
 
-_heads: dict[bytes, tuple[str, int, bool]] = {}  # as stored: name, length of the value, whether it is bytes
-_sizes: dict[bytes, int] = {}  # varints as stored: as numbers
-_labels: dict[bytes, memoryview] = {}  # packed int64s as stored: as int64[count]
+_heads: dict[bytes, tuple[str, int, bool]] = {}  # stored header -> (name, length of the value, whether it is bytes)
+_sizes: dict[bytes, int] = {}  # stored varint -> number
+_labels: dict[bytes, memoryview] = {}  # stored packed int64s -> int64[count]
 
 
 def parse_example(view: memoryview) -> dict[str, memoryview]:
-    """The features of one serialised ``tf.train.Example``, by name in stored order.
+    """Return the features of one serialised ``tf.train.Example`` by name, in stored order.
 
-    A list of one ``bytes`` is a uint8 slice of `view`; of several, the fields ``name.0``, ``name.1``...; of none, an
-    empty view. Numbers are int64[count] and float32[count]. A feature ``__key__`` is among them; see ``key_of``.
+    A list of one ``bytes`` value is a uint8 slice of `view`. A list of several becomes the fields ``name.0``, ``name.1``
+    and so on, and an empty list an empty view. Numbers are int64[count] and float32[count]. The result includes a feature
+    ``__key__``, if there is one; ``key_of`` interprets it.
 
     Raises:
-        ValueError: It is none.
+        ValueError: `view` is not a serialised Example.
     """
     fields: dict[str, memoryview] = {}
     heads, labels, end = _heads, _labels, len(view)
@@ -61,7 +62,7 @@ def parse_example(view: memoryview) -> dict[str, memoryview]:
     else:
         view = _merged(view)
         at, end = 0, len(view)
-    while at < end:  # over the fields of Features, nearly all of them map entries
+    while at < end:  # loop over the fields of Features, nearly all of which are map entries
         match = _HEAD(view, at, end)
         known = None if match is None else heads.get(match[0]) or _learn(match[0])
         if match is None or known is None:
@@ -71,7 +72,7 @@ def parse_example(view: memoryview) -> dict[str, memoryview]:
         start = match.end()
         stop = start + size_bytes
         if stop > end or name in fields:
-            at = _read_entry(view, at, end, fields)  # which says what is wrong
+            at = _read_entry(view, at, end, fields)  # it raises the error
             continue
         value = view[start:stop]
         fields[name] = value if is_bytes else labels.get(bytes(value)) or integers(value)
@@ -80,10 +81,10 @@ def parse_example(view: memoryview) -> dict[str, memoryview]:
 
 
 def key_of(value: memoryview | bytes) -> str:
-    """The sample's key, as the feature ``__key__`` holds it: a list of one text.
+    """Return the sample's key from the value of its feature ``__key__``, a list of one string.
 
     Raises:
-        ValueError: It is empty, a number, or no UTF-8.
+        ValueError: The value is empty, a number, or not valid UTF-8.
     """
     if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
         raise ValueError("the feature '__key__' holds numbers, not the text of a key")
@@ -94,12 +95,12 @@ def key_of(value: memoryview | bytes) -> str:
 
 
 class FeatureHead(NamedTuple):
-    """What an Example says of a feature before its value, a list of one.
+    """The header of a feature in an Example whose value is a list of one.
 
     Attributes:
-        key: As stored, under 128 bytes.
-        name: As text.
-        is_bytes: Else int64.
+        key: The feature's name as stored, shorter than 128 bytes.
+        name: The feature's name as text.
+        is_bytes: Whether the value is bytes; otherwise it is int64.
     """
 
     key: bytes
@@ -108,7 +109,10 @@ class FeatureHead(NamedTuple):
 
 
 def feature_heads(view: memoryview) -> list[FeatureHead] | None:
-    """Of one Example, in stored order; None where it is anything but lists of one value, each feature once."""
+    """Return the feature headers of one Example in stored order.
+
+    Returns None unless every feature occurs once and is a list of one value.
+    """
     try:
         return _feature_heads(view)
     except ValueError:
@@ -134,17 +138,17 @@ def _feature_heads(view: memoryview) -> list[FeatureHead] | None:
 
 
 def _merged(view: memoryview) -> memoryview:
-    """The contents of ``Features`` where it is not all there is: one behind the other, which is how protobuf merges."""
+    """Concatenate the contents of several ``Features`` messages, which is how protobuf merges them."""
     pieces = []
     for number, start, end in _messages(view, 0, len(view)):
         if number != 1:
-            raise ValueError(f"no tf.train.Example: it has a field number {number}")
+            raise ValueError(f"not a tf.train.Example: it has a field number {number}")
         pieces.append(view[start:end])
     return memoryview(b"".join(pieces))
 
 
 def _learn(head: bytes) -> tuple[str, int, bool] | None:
-    """(name, length of the value, whether it is bytes) where `head` is that of a list of one value; else None."""
+    """Return (name, length of the value, whether it is bytes) if `head` belongs to a list of one value, else None."""
     try:
         name, size_bytes, is_bytes = _read_head(head)
     except (ValueError, IndexError):
@@ -172,12 +176,12 @@ def _read_head(head: bytes) -> tuple[bytes, int, bool]:
 
 
 def _read_entry(view: memoryview, at: int, end: int, fields: dict[str, memoryview]) -> int:
-    """One field of ``Features`` at view[at:], of any shape; where the next begins."""
+    """Parse one field of ``Features`` at view[at:], of any shape. Returns where the next field begins."""
     number, kind, start, stop = _field(view, at, end)
     if number != 1:
         return stop
     if kind != 2:
-        raise ValueError(f"no tf.train.Example: an entry of wire type {kind}")
+        raise ValueError(f"not a tf.train.Example: an entry of wire type {kind}")
     name, feature = "", (start, start)
     for inner, inner_start, inner_end in _messages(view, start, stop):
         if inner == 1:
@@ -186,7 +190,7 @@ def _read_entry(view: memoryview, at: int, end: int, fields: dict[str, memoryvie
             feature = (inner_start, inner_end)
     for field, value in _read_feature(view, *feature, name).items():
         if field in fields:
-            raise ValueError(f"no tf.train.Example: feature {field!r} twice")
+            raise ValueError(f"not a tf.train.Example: feature {field!r} twice")
         fields[field] = value
     return stop
 
@@ -197,7 +201,7 @@ def _read_feature(view: memoryview, start: int, end: int, name: str) -> dict[str
     for number, inner_start, inner_end in _messages(view, start, end):
         if number not in {1, 2, 3}:
             continue
-        if number != kind:  # the last of a oneof counts; several of one kind are merged
+        if number != kind:  # the last member of a oneof counts; several of one kind are merged
             kind, pieces = number, []
         pieces.append((inner_start, inner_end))
     if kind == 1:
@@ -212,23 +216,23 @@ def _read_feature(view: memoryview, start: int, end: int, name: str) -> dict[str
 
 
 def _packed(view: memoryview, start: int, end: int, kind_single: int) -> bytes:
-    """The values of a FloatList or Int64List as if they were packed."""
+    """Return the values of a FloatList or Int64List in packed form."""
     out = []
     at = start
     while at < end:
         number, kind, value_start, at = _field(view, at, end)
         if number == 1:
             if kind not in {2, kind_single}:
-                raise ValueError(f"no tf.train.Example: a number of wire type {kind}")
+                raise ValueError(f"not a tf.train.Example: a number of wire type {kind}")
             out.append(bytes(view[value_start:at]))
     return b"".join(out)
 
 
 def integers(packed: memoryview) -> memoryview:
-    """int64[count]: packed varints.
+    """Decode packed varints to int64[count].
 
     Raises:
-        ValueError: They are cut off, or longer than 64 bits.
+        ValueError: A varint is cut off, or longer than 64 bits.
     """
     if len(packed) > _LABEL_BYTES_MAX:
         return _integers_many(packed)
@@ -246,27 +250,27 @@ def integers(packed: memoryview) -> memoryview:
 
 
 def _integers_many(packed: memoryview) -> memoryview:
-    """As `integers`, by numpy: 30 ns a value instead of 300."""
+    """Do what `integers` does, with numpy: 30 ns a value instead of 300."""
     import numpy as np
 
     data = np.frombuffer(packed, np.uint8)
     last = data < 0x80
     if not last[-1]:
-        raise ValueError("no tf.train.Example: a varint is cut off")
+        raise ValueError("not a tf.train.Example: a varint is cut off")
     if last.all():
         return view_of_array(data.astype(np.int64))
     ends = np.flatnonzero(last)
     starts = np.concatenate(([0], ends[:-1] + 1))
     sizes = ends - starts + 1
     if sizes.max() > _VARINT_BYTES_MAX:
-        raise ValueError("no tf.train.Example: a varint of more than 10 bytes")
+        raise ValueError("not a tf.train.Example: a varint of more than 10 bytes")
     places = np.arange(len(data)) - np.repeat(starts, sizes)
     pieces = (data & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
     return view_of_array(np.add.reduceat(pieces, starts).view(np.int64))
 
 
 def _messages(view: memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(field number, start, end) of the length-delimited fields in view[at:end]; others are passed over."""
+    """Yield (field number, start, end) of the length-delimited fields in view[at:end]; ignore other fields."""
     while at < end:
         number, kind, start, at = _field(view, at, end)
         if kind == 2:
@@ -274,7 +278,7 @@ def _messages(view: memoryview, at: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def _field(view: memoryview, at: int, end: int) -> tuple[int, int, int, int]:
-    """(field number, wire type, start, end) of the field at view[at:]; its length, where it has one, is passed."""
+    """Return (field number, wire type, start, end) of the field at view[at:]; `start` lies after its length, if it has one."""
     tag, start = _varint(view, at, end)
     number, kind = tag >> 3, tag & 7
     if kind == 2:
@@ -287,12 +291,12 @@ def _field(view: memoryview, at: int, end: int) -> tuple[int, int, int, int]:
     else:
         stop = -1
     if not number or not start <= stop <= end:
-        raise ValueError(f"no protobuf message: field {number} of wire type {kind} does not fit into what is there")
+        raise ValueError(f"not a protobuf message: field {number} of wire type {kind} does not fit into what is there")
     return number, kind, start, stop
 
 
 def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """The unsigned number at view[at:], and where it ends."""
+    """Return the unsigned varint at view[at:] and where it ends."""
     value = 0
     for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
         if at >= end:
@@ -302,7 +306,7 @@ def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
-    raise ValueError("no protobuf message: a varint is cut off or too long")
+    raise ValueError("not a protobuf message: a varint is cut off or too long")
 
 
 def _size(raw: bytes) -> int:

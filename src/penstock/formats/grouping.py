@@ -1,4 +1,4 @@
-"""Objects as samples: one object each, or all objects with one stem. Keys in, groups out; nothing is read here."""
+"""Groups objects into samples: one sample per object, or one for all objects with the same stem. It reads nothing."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 NO_EXTENSION = "data"
-"""Field of an object whose name has no dot."""
+"""Field name of an object whose name has no extension."""
 
 _BOUNDARIES = ("/", ".", "_", "-")
 
 
 class ObjectGroup(NamedTuple):
-    """One sample: its key, and the key of the object that holds each field, in the order in which they were listed."""
+    """One sample: its key, and for each field the key of the object that holds it, in listed order."""
 
     key: str
     members: dict[str, str]
 
 
 def group_objects(keys: Iterable[str], *, group_by: Literal["stem"] | None = None) -> list[ObjectGroup]:
-    """The samples that some objects are, in the order of their first objects.
+    """Group objects into samples, in the order of their first objects.
 
     Args:
-        keys: Of objects, as listed.
-        group_by: None: each object is a sample, its key the object's, its field the extension in lower case (``data``
-            where it has none). ``stem``: objects whose path up to the first dot of the basename is the same are one
-            sample, that path its key and the rest of each name, in lower case, a field, as WebDataset groups members;
-            hidden objects and those without a dot belong to no sample.
+        keys: Object keys, as listed.
+        group_by: With None, each object is a sample with the object's key, and its only field is named after the extension
+            in lower case (``data`` if it has none). With ``stem``, objects whose paths are equal up to the first dot of
+            the basename form one sample. That path is its key, and the rest of each name, in lower case, is a field, as
+            in WebDataset; hidden objects and objects without a dot belong to no sample.
 
     Raises:
-        ConfigError: `group_by` is neither.
-        DataError: Two objects are the same field of one sample, or a field has a name that penstock adds itself.
+        ConfigError: `group_by` has another value.
+        DataError: Two objects give the same field of one sample, or a field has a name that penstock reserves.
 
     Cost: O(objects) in time and memory.
     """
@@ -60,14 +60,14 @@ def group_objects(keys: Iterable[str], *, group_by: Literal["stem"] | None = Non
 
 
 def likeness(key: str, names: Iterable[str]) -> str:
-    """What a table with these names is told to people to have, where it does not have a sample's key.
+    """Describe, for an error message, what keys a table contains that lacks a sample's key.
 
     Args:
-        key: Of the sample.
-        names: Names that the table has.
+        key: The sample's key.
+        names: The keys in the table.
 
     Returns:
-        One of them, and what it has more or less than the key where they differ by a beginning or an end.
+        A phrase with one of the names and, if it differs from the key only by a prefix or suffix, that difference.
     """
     first = None
     for name in names:

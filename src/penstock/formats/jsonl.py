@@ -1,12 +1,13 @@
-"""JSON lines: one JSON object per line, each a sample with the one field ``json``, the line's bytes.
+"""JSON lines: each line holds one JSON object and is a sample whose only field, ``json``, is the bytes of the line.
 
-Why not a field per name by default: most values would have to be encoded again to be bytes, and the pipeline's ``Json``
-decodes the line in one call. ``jsonl_columns.py`` gives fields. A line is decoded here too, for its key and to notice
-garbage where its offset is known; that costs about 3 us for 1 KB. The key is the object's ``__key__``, ``key`` or ``id``,
-the first of them that is a text or a whole number; else where the line begins, twelve digits, which does not depend on
-where reading began, as a line number would. A string with a lone surrogate is no text: UTF-8 has no bytes for it.
+There is no field per name by default, because most values would have to be encoded again to become bytes, and the
+pipeline's ``Json`` decodes a whole line in one call. ``jsonl_columns.py`` gives a field per name. The parser decodes each
+line anyway, to find its key and to detect garbage where its offset is known; this costs about 3 us for 1 KB. The key is
+the first of the object's ``__key__``, ``key`` and ``id`` that is a string or an integer. Without one, it is the offset of
+the line in twelve digits, which, unlike a line number, does not depend on where reading began. A string with a lone
+surrogate cannot be a key, since UTF-8 cannot represent it.
 
-Blank lines are passed over. A last line without a newline counts.
+Blank lines are ignored. The last line may lack its newline.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LINE_BYTES_MAX = 256 << 20
-"""Of one line; what has no newline for so long is no JSON lines, and is not collected further."""
+"""Longest line in bytes. Data without a newline for so long is not JSON lines, and the parser stops collecting it."""
 
 KEY_NAMES = ("__key__", "key", "id")
 
@@ -32,7 +33,7 @@ _decode = json.JSONDecoder().decode
 
 
 def is_jsonl(head: bytes) -> bool:
-    """Whether `head` begins with an object on one line, as far as it can be seen."""
+    """Whether `head` appears to begin with an object on one line."""
     line, newline, _ = head.partition(b"\n")
     if not line.startswith(b"{"):
         return False
@@ -45,7 +46,7 @@ def is_jsonl(head: bytes) -> bool:
 
 
 def key_of_object(value: Mapping[str, object]) -> str | None:
-    """The key that an object gives itself, if any."""
+    """Return the key that an object contains, if any."""
     for name in KEY_NAMES:
         key = value.get(name)
         if isinstance(key, str) and key and is_text(key):
@@ -56,7 +57,7 @@ def key_of_object(value: Mapping[str, object]) -> str | None:
 
 
 def is_text(value: str) -> bool:
-    """Whether it is text in Unicode: without surrogates, for which UTF-8 has no bytes."""
+    """Whether UTF-8 can represent the text, which means that it has no lone surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -68,9 +69,10 @@ class JsonLinesParser(ShardParser):
     """Samples of one shard of JSON lines.
 
     Args:
-        shard: URL or key, for errors.
+        shard: URL or key, for error messages.
         start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: See ``parsing.py``. A line that is no JSON object is one sample.
+        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes. A line that is not a JSON object counts as one
+            sample.
 
     Cost: holds one incomplete line; slices of a chunk keep that chunk alive.
     """
@@ -79,12 +81,12 @@ class JsonLinesParser(ShardParser):
 
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
-        self._tail: bytearray | None = None  # of a line that is not whole yet
-        self._tail_offset_bytes = 0  # in the shard
+        self._tail: bytearray | None = None  # the incomplete last line
+        self._tail_offset_bytes = 0  # its offset in the shard
 
     @property
     def held_bytes(self) -> int:
-        """See ``Parser``."""
+        """Bytes that are held because their sample is not complete yet."""
         return 0 if self._tail is None else len(self._tail)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
@@ -122,10 +124,10 @@ class JsonLinesParser(ShardParser):
         except (ValueError, RecursionError) as error:
             seems = None if offset_bytes else look(raw)
             hint = f"the object seems to be {seems}" if seems else None
-            self._skip_sample(f"no JSON lines: {error}", offset_bytes, size_bytes, hint=hint)
+            self._skip_sample(f"not JSON lines: {error}", offset_bytes, size_bytes, hint=hint)
             return
         if not isinstance(value, dict):
-            what = f"no JSON lines: a line holds a {type(value).__name__}, not an object"
+            what = f"not JSON lines: a line holds a {type(value).__name__}, not an object"
             self._skip_sample(what, offset_bytes, size_bytes)
             return
         key = key_of_object(value) or f"{offset_bytes:012d}"
@@ -137,7 +139,7 @@ class JsonLinesParser(ShardParser):
         samples.append(Sample(key, fields, offset_bytes, size_bytes))
 
     def _fields(self, line: memoryview, value: dict[str, Any]) -> dict[str, memoryview]:
-        """What a line is as a sample; `value` is the line decoded."""
+        """Return the fields of a line; `value` is the decoded line."""
         return {"json": line}
 
     def _drop(self) -> int | None:

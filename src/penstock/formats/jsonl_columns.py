@@ -1,9 +1,9 @@
-"""JSON lines whose objects are taken apart: a field for each name, of the types that Parquet's columns have.
+"""JSON lines with a field for each name of the object, and the same types as the columns of Parquet.
 
-`JsonLinesParser` gives each line as one field, which the pipeline's ``Json`` decodes. This one is for samples whose
-values are wanted as they are: texts are bytes, a number or truth value is one item of int64, float64 or bool, a list of
-numbers an array of int64 or float64 (of neither: float64), an object a field ``name.child`` for each child, null no
-field at all; anything else (other lists, whole numbers beyond 64 bits) is the bytes of its JSON.
+`JsonLinesParser` gives each line as one field, which the pipeline's ``Json`` decodes. This parser gives the values
+themselves: strings are bytes, a number or boolean is one item of int64, float64 or bool, a list of numbers is an array of
+int64 or float64 (an empty one is float64), and an object is a field ``name.child`` for each child. A null gives no field.
+Anything else, such as other lists and integers beyond 64 bits, becomes the bytes of its JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DTYPES = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
 class JsonColumnsParser(JsonLinesParser):
-    """As ``JsonLinesParser``, but a field for each name of the object."""
+    """Parses JSON lines like ``JsonLinesParser``, but gives a field for each name of the object."""
 
     def _fields(self, line: memoryview, value: dict[str, Any]) -> dict[str, memoryview]:
         fields: dict[str, memoryview] = {}
@@ -56,5 +56,5 @@ def _view(value: Any) -> memoryview:
         try:
             return view_of_array(np.array(items, _DTYPES[kind]))
         except OverflowError:
-            pass  # whole numbers of more than 64 bits
+            pass  # integers of more than 64 bits
     return memoryview(json.dumps(value, ensure_ascii=False).encode("utf-8"))

@@ -1,4 +1,4 @@
-"""First bytes of what people take for a shard: so that an error can say what it is instead."""
+"""Recognises other kinds of files by their first bytes, so that an error can say what an object is instead of a shard."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MAGIC = (
 )
 
 CONTAINERS = frozenset({"bzip2", "xz", "lz4", "HDF5"})
-"""Those that may well hold what the object's name says, in a way that is not supported."""
+"""Containers that may hold what the object's name says, in a way that is not supported."""
 
 
 def look(head: Buffer) -> str | None:
-    """What `head`, the first bytes of an object, seems to be; None where nobody knows."""
+    """Return what an object with the first bytes `head` seems to be, or None if that is unknown."""
     start = bytes(head[:16])
     for magic, name in _MAGIC:
         if start.startswith(magic):

@@ -1,13 +1,14 @@
-"""MosaicML's MDS shards, by their own header; ``index.json`` beside them is not needed.
+"""MosaicML's MDS shards. Each shard has a header of its own, so ``index.json`` is not needed.
 
-Little endian: ``uint32 count, uint32[count + 1] offsets`` in the file, a JSON object that describes the columns up to
-the first of them, then the samples. A sample is ``uint32`` sizes of the columns that have no fixed one, then the values
-of all columns. Compressed shards are that, compressed whole (``.mds.zstd``, ``.mds.gz``).
+A shard, in little endian, consists of ``uint32 count``, ``uint32[count + 1] offsets`` in the file, a JSON object that
+describes the columns and extends to the first offset, and the samples. A sample consists of the ``uint32`` sizes of the
+columns that have no fixed size, and of the values of all columns. A compressed shard (``.mds.zstd``, ``.mds.gz``) is the
+same file, compressed as a whole.
 
-Numbers and arrays become typed views; everything else is bytes as stored: ``jpeg`` and ``png`` are files, ``str`` and
-``json`` are UTF-8, ``str_int`` and the like are text, ``pil`` is a header of three ``uint32`` (width, height, length of
-the mode's name), the mode and the pixels. ``pkl`` stays bytes: nothing here loads a pickle. A sample's key is where it
-begins, twelve digits.
+Numbers and arrays become typed views. Everything else is bytes as stored: ``jpeg`` and ``png`` are image files, ``str`` and
+``json`` are UTF-8, ``str_int`` and the like are text, and ``pil`` is a header of three ``uint32`` (width, height, length of
+the mode's name), the mode and the pixels. ``pkl`` stays bytes, because this package never loads a pickle. A sample's key is
+its offset in twelve digits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 HEADER_BYTES_MAX = 64 << 20
-"""Of offsets and description: 16 million samples a shard, whose samples end at 4 GiB."""
+"""Largest header, in bytes: enough for 16 million samples; a shard cannot exceed 4 GiB."""
 DESCRIPTION_BYTES_MAX = 1 << 20
 
 _SCALARS = {
@@ -46,20 +47,23 @@ _SHAPE_FORMATS = "BHIQ"
 _NDARRAY = re.compile(r"ndarray(?::(?P<dtype>[a-z0-9]+)(?::(?P<shape>\d+(?:,\d+)*))?)?").fullmatch
 
 
-_HEAD_READ_BYTES = 64 << 10  # of the first look at a shard's header: that of 16 000 samples
+_HEAD_READ_BYTES = 64 << 10  # the first read of a shard's header, enough for 16 000 samples
 
 
 def look_head() -> Generator[ByteRange, Buffer, Buffer]:
-    """Asks for the header, which entering a shard inside takes: yields spans, is sent their bytes, returns it."""
+    """Read the header, which is needed to start inside a shard.
+
+    A generator: it yields the spans that it needs, receives their bytes by ``send``, and returns the header.
+    """
     head = yield ByteRange(0, _HEAD_READ_BYTES)
-    end_bytes = int.from_bytes(head[4:8], "little")  # where the first sample begins
+    end_bytes = int.from_bytes(head[4:8], "little")  # offset of the first sample
     if len(head) == _HEAD_READ_BYTES and _HEAD_READ_BYTES < end_bytes <= HEADER_BYTES_MAX:
         head = yield ByteRange(0, end_bytes)
     return head
 
 
 class Column(NamedTuple):
-    """One column: its name, its encoding as MosaicML calls it, and the bytes of its values where all have as many."""
+    """One column: its name, MosaicML's name of its encoding, and the size of its values in bytes, or None if sizes differ."""
 
     name: str
     encoding: str
@@ -67,7 +71,7 @@ class Column(NamedTuple):
 
 
 def is_mds(head: bytes) -> bool:
-    """Whether `head` begins as a shard does: MDS has no magic, but its numbers have to fit each other."""
+    """Whether `head` may begin an MDS shard. MDS has no magic number, but the numbers in its header must be consistent."""
     if len(head) < 12:
         return False
     count, first = struct.unpack_from("<II", head)
@@ -82,10 +86,10 @@ def is_mds(head: bytes) -> bool:
 
 
 def read_columns(description: bytes) -> tuple[Column, ...]:
-    """The columns that a shard's own description names.
+    """Parse the columns from a shard's own description.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The description is invalid.
     """
     try:
         config = json.loads(description)
@@ -108,12 +112,12 @@ def read_columns(description: bytes) -> tuple[Column, ...]:
 
 
 def read_sample(view: memoryview, columns: Sequence[Column]) -> dict[str, memoryview]:
-    """The values in `view`, one whole sample.
+    """Return the values of the complete sample in `view`.
 
     Raises:
-        ValueError: Its sizes do not fit.
+        ValueError: The sizes of its columns are inconsistent.
     """
-    open_count = sum(not column.size_bytes for column in columns)  # a fixed size of 0 is stored as a size too
+    open_count = sum(not column.size_bytes for column in columns)  # a fixed size of 0 is stored like a variable one
     at = 4 * open_count
     if at > len(view):
         raise ValueError(f"a sample of {len(view)} bytes is too short for {open_count} sizes")
@@ -131,10 +135,10 @@ def read_sample(view: memoryview, columns: Sequence[Column]) -> dict[str, memory
 
 
 def decode(value: memoryview, encoding: str) -> memoryview:
-    """`value` with the type and shape that its encoding gives it; as it is where that is bytes or text.
+    """Return `value` with the type and shape of its encoding, or unchanged if the encoding is bytes or text.
 
     Raises:
-        ValueError: It does not fit.
+        ValueError: The value does not match its encoding.
     """
     form = _SCALARS.get(encoding)
     if form is not None:
@@ -167,12 +171,12 @@ class MdsParser(FramedParser):
     """Samples of one MDS shard.
 
     Args:
-        shard: URL or key, for errors.
-        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``, then with
-        head: uint8[at least as many as lie before the first sample], the first bytes of the shard.
-        on_corrupt: See ``parsing.py``.
+        shard: URL or key, for error messages.
+        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        head: The first bytes of the shard, uint8[at least up to the first sample]; needed to start inside a shard.
+        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes.
 
-    Cost: holds the header's offsets (8 bytes a sample) and one incomplete sample.
+    Cost: holds the offsets of the header (8 bytes a sample) and one incomplete sample.
     """
 
     RECORD = "sample"
@@ -187,7 +191,7 @@ class MdsParser(FramedParser):
     ) -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._offsets: tuple[int, ...] = ()
-        self._index = 0  # of the next sample
+        self._index = 0  # index of the next sample
         self.columns: tuple[Column, ...] = ()
         if start_offset_bytes:
             self._enter(start_offset_bytes, byte_view(head or b""))
@@ -226,24 +230,24 @@ class MdsParser(FramedParser):
         return at, 1
 
     def _read_header(self, view: memoryview) -> int:
-        """Read what is there of the header; its length, or what is needed to know it."""
+        """Parse the header if it is complete. Returns its length, or the number of bytes needed to know its length."""
         length = len(view)
         if length < 8:
             return 8
         count, first = struct.unpack_from("<II", view)
         start = 8 + 4 * count
         if not start <= first <= min(start + DESCRIPTION_BYTES_MAX, HEADER_BYTES_MAX):
-            raise self._corrupt(f"no MDS: {count} samples that begin at byte {first}", 0)
+            raise self._corrupt(f"not an MDS shard: {count} samples that begin at byte {first}", 0)
         if length < first:
             return int(first)
         offsets = struct.unpack_from(f"<{count + 1}I", view, 4)
         sizes = [later - earlier for earlier, later in pairwise(offsets)]
         if sizes and (min(sizes) < 0 or max(sizes) > RECORD_BYTES_MAX):
-            raise self._corrupt("no MDS: the offsets of its samples do not ascend", 0)
+            raise self._corrupt("not an MDS shard: the offsets of its samples do not ascend", 0)
         try:
             self.columns = read_columns(bytes(view[start:first]))
         except ValueError as error:
-            raise self._corrupt(f"no MDS: {error}", 0) from None
+            raise self._corrupt(f"not an MDS shard: {error}", 0) from None
         self._offsets = offsets
         return int(first)
 

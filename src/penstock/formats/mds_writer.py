@@ -1,9 +1,10 @@
-"""Samples in, a shard of MDS out, which MosaicML's ``StreamingDataset`` reads; ``mds.py`` describes the format.
+"""Writes MDS shards for MosaicML's ``StreamingDataset``; ``mds.py`` describes the format.
 
-A shard begins with the bounds of all its samples, so they are written first, and ``head()`` gives at the end what
-belongs before them. The first sample says the columns: bytes go by their field's extension (``jpg`` is ``jpeg``, ``txt``
-is ``str``, ...; else ``bytes``), texts are ``str``, whole numbers ``int``, others ``float64``, dicts and lists ``json``,
-numbers and arrays of numpy what they are. Every further sample has the same. Keys are not stored.
+A shard begins with the bounds of all its samples. The writer therefore writes the samples first, and ``head()`` returns at
+the end what belongs before them. The first sample determines the columns. The encoding of bytes follows from the field's
+extension (``jpg`` becomes ``jpeg``, ``txt`` becomes ``str``; otherwise ``bytes``). Strings are ``str``, integers ``int``,
+floats ``float64``, dicts and lists ``json``, and NumPy numbers and arrays keep their types. Every further sample must have
+the same columns. Keys are not stored.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 INDEX_VERSION = 2
-"""Of ``index.json``, and of what each shard says of itself."""
+"""Version of ``index.json`` and of the description in each shard."""
 
 SHARD_BYTES_MAX = (1 << 32) - 1
-"""Bounds are 32 bits wide."""
+"""Largest shard, in bytes: the bounds of samples are 32 bits wide."""
 
 _BY_EXTENSION = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "txt": "str", "text": "str", "json": "json"}
 _NUMBERS = {
@@ -38,12 +39,12 @@ _EXTENTS = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"))
 
 
 class Encoded(NamedTuple):
-    """A value that is encoded already, as in the shard that it comes from.
+    """A value that is already encoded, because it was copied from another shard.
 
     Attributes:
-        encoding: As MosaicML calls it; no array's, whose bytes begin with its shape.
-        size_bytes: Of all values of its column; None: they differ.
-        data: The bytes.
+        encoding: MosaicML's name of the encoding. It cannot be that of an array, whose bytes begin with its shape.
+        size_bytes: Size of every value of its column in bytes; None if sizes differ.
+        data: The encoded bytes.
     """
 
     encoding: str
@@ -52,10 +53,10 @@ class Encoded(NamedTuple):
 
 
 class MdsWriter(RecordWriter):
-    """Writes an MDS shard: its samples as they come, without ``head()``, which belongs before them.
+    """Writes the samples of an MDS shard. What belongs before them is returned by ``head()``.
 
     Args:
-        write: Takes the next bytes of the samples.
+        write: Function that takes the next bytes of the samples.
 
     Cost: holds 8 bytes a sample.
     """
@@ -81,20 +82,20 @@ class MdsWriter(RecordWriter):
         return [struct.pack(f"<{len(open_sizes)}I", *open_sizes), *values]
 
     def head(self) -> bytes:
-        """What stands before the samples: their bounds, and the columns."""
+        """Return the header that belongs before the samples: their bounds and the columns."""
         start = self._head_bytes(self.columns, len(self._sizes))
         bounds = accumulate(self._sizes, initial=start)
         numbers = struct.pack(f"<{len(self._sizes) + 2}I", len(self._sizes), *bounds)
         return numbers + _description(self.columns)
 
     def entry(self, basename: str, *, size_bytes: int, stored_bytes: int, compression: str | None) -> dict[str, Any]:
-        """The shard's entry in ``index.json``.
+        """Return the shard's entry in ``index.json``.
 
         Args:
-            basename: Name of the shard, in the folder of ``index.json``, without the suffix of a compression.
-            size_bytes: Of the shard.
-            stored_bytes: The same, compressed.
-            compression: ``gz`` or ``zst``, as MosaicML calls them here.
+            basename: File name of the shard in the folder of ``index.json``, without the suffix of a compression.
+            size_bytes: Size of the shard before compression.
+            stored_bytes: Size of the shard as stored.
+            compression: ``gz``, ``zst``, or None if the shard is not compressed.
         """
         suffix = {None: "", "gz": ".gz", "zst": ".zstd"}[compression]
         packed = {"basename": basename + suffix, "bytes": stored_bytes, "hashes": {}}
@@ -114,7 +115,7 @@ class MdsWriter(RecordWriter):
 
 
 def index_json(entries: list[dict[str, Any]]) -> bytes:
-    """``index.json`` of the shards with these entries, in their order."""
+    """Return the ``index.json`` of shards with these entries, in the given order."""
     return json.dumps({"shards": entries, "version": INDEX_VERSION}, sort_keys=True).encode()
 
 
@@ -169,7 +170,7 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _array_of(name: str, value: Any) -> Any:
-    """`value` as an array of numpy, little endian."""
+    """Convert `value` to a little-endian NumPy array."""
     if not isinstance(value, memoryview) and not hasattr(value, "__array__"):
         raise ConfigError(f"field {name!r} must be bytes, str, a number, JSON or an array, not {type(value).__name__}")
     import numpy as np
@@ -194,7 +195,7 @@ def _encoded(value: Any, column: Column) -> Buffer:
         try:
             return struct.pack("<q", value)
         except struct.error:
-            raise ConfigError(f"field {column.name!r}: {value} is no int64") from None
+            raise ConfigError(f"field {column.name!r}: {value} is not an int64") from None
     if found == "float64":
         return struct.pack("<d", value)
     if found.startswith("ndarray") or found in _NUMBERS:
@@ -214,7 +215,7 @@ def _json(name: str, value: Any) -> bytes:
 
 
 def _array(name: str, value: Any) -> bytes:
-    """An array whose type the column says: its extents in the narrowest type that holds them, then its items."""
+    """Encode an array whose type the column states: its shape in the narrowest integer type, then its items."""
     array = _array_of(name, value)
     if not array.ndim:
         number: bytes = array.tobytes()

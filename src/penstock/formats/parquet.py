@@ -1,10 +1,10 @@
-"""Parquet shards, through pyarrow: the footer first, then row groups by range, only the columns that are wanted.
+"""Reads Parquet shards with pyarrow: first the footer, then row groups by range, and of these only the wanted columns.
 
-One row is one sample, a row group is a unit: its bytes come together, its rows are decoded some thousand at a time.
-``arrow_values.py`` says what the fields of a row are, ``parquet_pages.py`` how much memory they may take.
+One row is one sample, and a row group is a unit: its bytes are fetched together, and its rows are decoded a few thousand at
+a time. ``arrow_values.py`` defines the fields of a row, and ``parquet_pages.py`` bounds the memory that they take.
 
-The key is the column ``__key__``, ``key`` or ``id``, the first of them that holds texts or whole numbers; else the row's
-number in the shard, twelve digits.
+The key of a sample is taken from the first of the columns ``__key__``, ``key`` and ``id`` that holds strings or integers.
+Without such a column it is the row's number in the shard, in twelve digits.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 BLOCK_BYTES_MAX = 8 << 30
-"""Of a row group once decompressed; a footer that promises more is not believed."""
+"""Largest row group after decompression. A footer that announces more is treated as corrupt."""
 
 ROWS_MAX = 1 << 28
-"""Of a row group: each is a Python object."""
+"""Most rows of a row group, because each becomes a Python object."""
 
 PIECE_BYTES = 4 << 20
-"""Decoded at a time, about; a row group may be gigabytes."""
+"""Approximate number of bytes decoded at a time, because a row group may have gigabytes."""
 
 PIECE_ROWS_MAX = 2048
-"""The same in rows, each of which is some hundred bytes of Python objects besides."""
+"""Most rows decoded at a time, because each also takes a few hundred bytes of Python objects."""
 
-_LZO = 3  # a codec that pyarrow does not have
-_GAP_BYTES = 64 << 10  # between columns that are read as one: less than a request costs anywhere
+_LZO = 3  # a codec that pyarrow does not support
+_GAP_BYTES = 64 << 10  # widest gap between columns that is read through: it always costs less than a request
 
 
 def is_parquet(head: bytes) -> bool:
-    """Whether `head` begins as Parquet does."""
+    """Whether `head` begins like a Parquet file."""
     return head.startswith(MAGIC)
 
 
 class _Parts(io.RawIOBase):
-    """A file of which only some spans are there, for pyarrow to seek in."""
+    """A seekable file for pyarrow of which only some spans are present."""
 
     def __init__(self, size_bytes: int, spans: Sequence[ByteRange], views: Sequence[memoryview]) -> None:
         self._size_bytes = size_bytes
@@ -75,7 +75,7 @@ class _Parts(io.RawIOBase):
         return self._at
 
     def view(self, span: ByteRange) -> memoryview:
-        """The bytes of `span`, which lie in one of the spans."""
+        """Return the bytes of `span`, which must lie in one of the present spans."""
         within, view = next(part for part in self._parts if part[0].start <= span.start and span.end <= part[0].end)
         return view[span.start - within.start : span.end - within.start]
 
@@ -90,10 +90,10 @@ class _Parts(io.RawIOBase):
 
 
 class ParquetReader(ShardReader):
-    """Rows of one Parquet shard, a row group at a time; see ``ranged.py``.
+    """Reads the rows of one Parquet shard, a row group at a time, with the interface of ``ranged.py``.
 
-    Cost: one read for the footer, two where it is larger than 64 KiB; a unit holds its row group as stored, and
-        ``PIECE_BYTES`` or so of it decoded.
+    Cost: one read for the footer, or two if it is larger than 64 KiB. Reading a unit holds its row group as stored, and
+        about ``PIECE_BYTES`` of decoded rows.
     """
 
     def __init__(
@@ -114,23 +114,25 @@ class ParquetReader(ShardReader):
                 "reading Parquet needs the package pyarrow", hint="pip install 'penstock[parquet]'"
             ) from None
         self._metadata: Any = None
-        self._columns: list[str] = []  # read, of the top level
+        self._columns: list[str] = []  # names of the top-level columns to read
         self._key_column: str | None = None
         self._first_rows: list[int] = []
-        self._chunks: list[list[tuple[ColumnChunk, ByteRange]]] = []  # of each row group, the wanted columns
+        self._chunks: list[list[tuple[ColumnChunk, ByteRange]]] = []  # for each row group, the wanted columns
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         if not self._size_bytes:
-            raise self._corrupt("no Parquet: it has 0 bytes", 0)
+            raise self._corrupt("not a Parquet file: it has 0 bytes", 0)
         start = max(0, self._size_bytes - TAIL_BYTES)
         tail = bytes((yield ByteRange(start, self._size_bytes)))
         if tail[-4:] == b"PARE":
             raise self._unsupported("the Parquet shard is encrypted", self._size_bytes - 4)
         if tail[-4:] != MAGIC or len(tail) < len(MAGIC) + _TRAILER_BYTES:
-            raise self._corrupt(f"no Parquet: it does not end in {MAGIC!r}", max(0, self._size_bytes - 4))
+            raise self._corrupt(f"not a Parquet file: it does not end in {MAGIC!r}", max(0, self._size_bytes - 4))
         footer_bytes = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
         if footer_bytes > self._size_bytes - len(MAGIC):
-            raise self._corrupt(f"no Parquet: a footer of {footer_bytes} bytes", self._size_bytes - _TRAILER_BYTES)
+            raise self._corrupt(
+                f"not a Parquet file: a footer of {footer_bytes} bytes", self._size_bytes - _TRAILER_BYTES
+            )
         begin_bytes = self._size_bytes - footer_bytes
         footer = (
             tail[begin_bytes - start :]
@@ -138,7 +140,9 @@ class ParquetReader(ShardReader):
             else bytes((yield ByteRange(begin_bytes, self._size_bytes)))
         )
         try:
-            groups = read_struct(footer).get(4) or []  # before pyarrow, which does not bound how deep it is nested
+            groups = (
+                read_struct(footer).get(4) or []
+            )  # parsed before pyarrow sees it, because pyarrow does not limit the nesting depth
             self._metadata = self._parquet.read_metadata(self._arrow.BufferReader(MAGIC + footer))
             self._choose(self._metadata.schema.to_arrow_schema())
             self.units = tuple(self._unit(group, begin_bytes) for group in groups)
@@ -147,16 +151,16 @@ class ParquetReader(ShardReader):
         except (ConfigError, UnsupportedFormatError):
             raise
         except (self._arrow.ArrowException, OSError, ValueError) as error:
-            raise self._corrupt(f"no Parquet: {error}", begin_bytes) from None
+            raise self._corrupt(f"not a Parquet file: {error}", begin_bytes) from None
         counts = (unit.samples_count or 0 for unit in self.units)
         self._first_rows = list(accumulate(counts, initial=0))
 
     def _choose(self, schema: Any) -> None:
-        """The columns that are read, and the key's.
+        """Choose the columns to read and the column of the key.
 
         Raises:
-            ConfigError: None of the wanted fields is there.
-            UnsupportedFormatError: Two columns would give one field, or one that penstock adds itself.
+            ConfigError: The shard has none of the wanted fields.
+            UnsupportedFormatError: Two columns would give the same field, or a field has a name that penstock reserves.
         """
         names = schema.names
         if bad := sorted(set(names) & RESERVED_FIELDS - {"__key__"}):
@@ -183,7 +187,7 @@ class ParquetReader(ShardReader):
             )
 
     def _unit(self, group: Struct, end_bytes: int) -> Unit:
-        """A row group, as the footer describes it: ``RowGroup`` of parquet.thrift, by the numbers of its fields."""
+        """Parse the footer's description of a row group: ``RowGroup`` of parquet.thrift, by field number."""
         schema = self._metadata.schema
         try:
             columns, size_bytes, rows_count = group[1], int(group[2]), int(group[3])
@@ -191,7 +195,7 @@ class ParquetReader(ShardReader):
                 raise ValueError(f"a row group of {rows_count} rows in {size_bytes} bytes")
             if not rows_count:
                 self._chunks.append([])
-                return Unit((), 0, 0)  # an empty table has one, whose columns lie nowhere
+                return Unit((), 0, 0)  # an empty table has one row group, whose columns have no position
             if len(columns) != len(schema):
                 raise ValueError(f"a row group of {len(columns)} columns, and a schema of {len(schema)}")
             chunks = [
@@ -207,7 +211,7 @@ class ParquetReader(ShardReader):
         return Unit(merged(spans, _GAP_BYTES), rows_count, sum(span.length_bytes for _, _, span in chunks))
 
     def _chunk(self, column: Struct, described: Any, end_bytes: int) -> tuple[ColumnChunk, ByteRange]:
-        """A column of a row group and where it lies: ``ColumnChunk`` and ``ColumnMetaData``."""
+        """Return a column of a row group and its span, from ``ColumnChunk`` and ``ColumnMetaData``."""
         if column.get(1):
             raise self._unsupported(
                 "its columns lie in other files", end_bytes, hint="read those files, and not this one"
@@ -230,14 +234,14 @@ class ParquetReader(ShardReader):
         unit, end = self.units[unit_index], 0
         for batch in self._batches(unit_index, views) if unit.samples_count else ():
             begin, end = end, end + batch.num_rows
-            if end > first:  # what is passed over is decoded, and becomes no object
+            if end > first:  # rows before `first` are decoded, but no samples are made of them
                 rows = batch.slice(max(0, first - begin))
                 yield Piece(self._samples(unit_index, rows, end - rows.num_rows), rows.nbytes)
         if end != unit.samples_count:
             raise ValueError(f"row group {unit_index} has {end} rows, and not the {unit.samples_count} of the footer")
 
     def _batches(self, unit_index: int, views: list[memoryview]) -> Iterator[Any]:
-        """The wanted columns of a row group, decoded some rows at a time."""
+        """Decode the wanted columns of a row group, some rows at a time."""
         unit = self.units[unit_index]
         parts = _Parts(self._size_bytes, unit.spans, views)
         chunks = self._chunks[unit_index]
@@ -262,7 +266,7 @@ class ParquetReader(ShardReader):
             raise ValueError(f"row group {unit_index} cannot be read: {why}") from None
 
     def _samples(self, unit_index: int, batch: Any, first: int) -> list[Sample]:
-        """Rows that were decoded; the first of them is the row group's `first`-th."""
+        """Make samples of decoded rows; the first of them is row `first` of the row group."""
         rows: list[dict[str, memoryview]] = [{} for _ in range(batch.num_rows)]
         for name in self._columns:
             if name != "__key__" and (self._fields is None or _holds(name, self._fields)):
@@ -280,5 +284,5 @@ class ParquetReader(ShardReader):
 
 
 def _holds(column: str, fields: Collection[str]) -> bool:
-    """Whether a column of the top level gives one of `fields`: by its own name, or that of a child."""
+    """Whether a top-level column gives one of `fields`, by its own name or by that of a child."""
     return column in fields or any(field.startswith(f"{column}.") for field in fields)

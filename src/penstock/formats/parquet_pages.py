@@ -1,9 +1,9 @@
-"""How large the pages of a row group become, read from their headers before anything is decompressed.
+"""Determines how large the pages of a row group become, from their headers, before anything is decompressed.
 
-The footer does not say it, and may say anything. A page of a hundred bytes can decompress to a gigabyte; an entry of a
-dictionary, stored once, can be the value of a million rows; ten bytes of run lengths can be a list of a billion items. The
-first is refused where nobody would store it (``GROWTH_MAX``), and so is the third. The second is legitimate: such columns
-are read as dictionaries, whose entries are there once, or fewer rows at a time.
+The footer does not state this reliably. A page of a hundred bytes can decompress to a gigabyte, a dictionary entry that is
+stored once can be the value of a million rows, and ten bytes of run lengths can stand for a list of a billion items. The
+first and the third are refused beyond a growth that real data never has (``GROWTH_MAX``). The second is legitimate: such
+columns are read as dictionaries, which hold each entry once, or fewer rows are decoded at a time.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GROWTH_MAX = 1032
-"""Bytes that a stored byte of a row group may become. Deflate has this bound, and other codecs exceed it for constants."""
+"""Bytes that one stored byte of a row group may become. This is the bound of deflate; other codecs exceed it for constants."""
 
 GROWTH_BYTES = 256 << 20
-"""What a row group may become beyond that, and what its rows that are decoded together may repeat of dictionaries."""
+"""Bytes that a row group may grow beyond that bound, and that dictionary entries may take in rows decoded together."""
 
 ROWS_MIN = 64
-"""Decoded together: where dictionaries would allow fewer, their columns are read as dictionaries."""
+"""Fewest rows decoded together. Columns whose dictionaries would allow only fewer are read as dictionaries."""
 
 _BYTE_ARRAY = "BYTE_ARRAY"
-_DELTA_BYTE_ARRAY = 7  # an encoding: a value is a prefix of the one before it, and some bytes
+_DELTA_BYTE_ARRAY = 7  # encoding in which a value is a prefix of the one before it, plus some bytes
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-_LEVELS_BYTES = 12  # per item of a list: levels and offsets
-_OBJECT_BYTES = 64  # per item that becomes an object of Python
+_LEVELS_BYTES = 12  # for each item of a list: levels and offsets
+_OBJECT_BYTES = 64  # for each item that becomes a Python object
 
 
 class ColumnChunk(NamedTuple):
     """A column of a row group, as the footer and the schema describe it.
 
     Attributes:
-        path: Path of the column, with dots.
+        path: Path of the column in the schema, separated by dots.
         kind: Its physical type, as pyarrow writes it.
-        width: In bytes, of a value of type FIXED_LEN_BYTE_ARRAY.
+        width: Size of a value of type FIXED_LEN_BYTE_ARRAY, in bytes.
         is_repeated: Whether it is inside a list.
-        values_count: Number of values, nulls included.
-        decoded_bytes: Bytes of the column's pages, decompressed, as the footer says.
+        values_count: Number of values, including nulls.
+        decoded_bytes: Decompressed size of the column's pages, according to the footer.
     """
 
     path: str
@@ -52,13 +52,13 @@ class ColumnChunk(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """What the headers of a column's pages say.
+    """Totals from the headers of a column's pages.
 
     Attributes:
-        decoded_bytes: Bytes of all pages, decompressed.
-        values_count: Of all data pages.
-        dictionary_bytes: Bytes of the dictionary, decompressed.
-        prefixed_bytes: Bytes of the largest page whose values share prefixes, decompressed.
+        decoded_bytes: Decompressed size of all pages.
+        values_count: Number of values in all data pages.
+        dictionary_bytes: Decompressed size of the dictionary.
+        prefixed_bytes: Decompressed size of the largest page whose values share prefixes.
     """
 
     decoded_bytes: int = 0
@@ -71,9 +71,9 @@ class Reading(NamedTuple):
     """How a row group can be read in bounded memory.
 
     Attributes:
-        decoded_bytes: Bytes of the wanted columns, decompressed.
-        rows_max: To be decoded together.
-        dictionaries: Paths of the columns to be read as dictionaries.
+        decoded_bytes: Decompressed size of the wanted columns.
+        rows_max: Most rows to decode together.
+        dictionaries: Paths of the columns to read as dictionaries.
     """
 
     decoded_bytes: int
@@ -82,9 +82,9 @@ class Reading(NamedTuple):
 
 
 def read_pages(data: memoryview) -> Pages:
-    """The headers of the pages that `data`, a column of a row group, holds; up to the first that is damaged.
+    """Read the headers of the pages in `data`, a column of a row group, up to the first damaged one.
 
-    pyarrow finds that one again, after it has given the rows in front of it.
+    pyarrow reports the damaged page itself, after it has returned the rows before it.
     """
     found, at = Pages(), 0
     while at < len(data):
@@ -108,10 +108,10 @@ def read_pages(data: memoryview) -> Pages:
 
 
 def bounded_reading(chunks: Sequence[ColumnChunk], views: Sequence[memoryview], *, rows_max: int) -> Reading:
-    """How to read the columns `chunks`, whose bytes are `views`, `rows_max` rows at a time or fewer.
+    """Plan how to read the columns `chunks`, whose bytes are `views`, at most `rows_max` rows at a time.
 
     Raises:
-        ValueError: They would take more memory than so few bytes may.
+        ValueError: The columns would take more memory than their stored size justifies.
     """
     stored_bytes = sum(map(len, views))
     decoded_bytes = grown_bytes = largest_bytes = 0

@@ -1,16 +1,17 @@
-"""What all parsers of streamed formats share: the offset, the policy for corrupt bytes, and what spans two chunks.
+"""What all parsers of streamed formats share: the offset, the policy for corrupt bytes, and data that spans two chunks.
 
-The policy, the same for every format:
+Every format has the same policies for corrupt bytes:
 
-- ``raise``: the first corrupt byte is a ``CorruptShardError``; the parser is of no further use.
-- ``skip_sample``: the sample is left out and counted, and parsing goes on after it. Where nobody can say where the next
-  one begins (a wrong length, a broken gzip stream), the rest of the shard is passed over, as with
-- ``skip_shard``: the rest of the shard is passed over and counted.
+- ``raise``: The first corrupt byte raises a ``CorruptShardError``, and the parser cannot be used any further.
+- ``skip_sample``: The sample is skipped and counted, and parsing continues after it. If the start of the next sample cannot
+  be determined (after a wrong length or a broken gzip stream), the rest of the shard is skipped, as with ``skip_shard``.
+- ``skip_shard``: The rest of the shard is skipped and counted.
 
-Nothing is skipped silently: ``skipped_samples`` (at least so many; of a rest that is passed over nobody knows how many
-it holds, it counts as one), ``skipped_bytes``, and ``skipped_error``, the first of the errors.
+Nothing is skipped silently. ``skipped_samples`` is a lower bound, since a skipped rest of unknown content counts as one
+sample; ``skipped_bytes`` is exact, and ``skipped_error`` is the first error.
 
-What is valid but not supported is an ``UnsupportedFormatError`` under every policy: it is not damaged, so it is not skipped.
+Data that is valid but not supported raises ``UnsupportedFormatError`` under every policy: it is not damaged, so it is never
+skipped.
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ if TYPE_CHECKING:
 OnCorrupt: TypeAlias = Literal["raise", "skip_sample", "skip_shard"]
 
 RECORD_BYTES_MAX = 1 << 31
-"""Bytes of one record, line or member that a parser believes; protobuf ends there, and so do all writers known."""
+"""Largest record, line or member that a parser accepts. It is the limit of protobuf, and no known writer exceeds it."""
 
 
 def byte_view(data: Buffer) -> memoryview:
-    """uint8[length]: `data`, whatever it was typed as."""
+    """Return `data` as uint8[length], whatever its type."""
     view = memoryview(data)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def feed_in_pieces(parser: Parser, data: Buffer) -> Iterator[list[Sample]]:
-    """Feed `data` and what the parser left pending of it: the way to read compressed shards in bounded memory."""
+    """Feed `data` and then whatever the parser leaves pending. This reads compressed shards in bounded memory."""
     yield parser.feed(data)
     while parser.pending:
         yield parser.feed(b"")
 
 
 def feed_in_columns(parser: Parser, data: Buffer) -> Iterator[Sequence[Sample]]:
-    """As ``feed_in_pieces``, but ``Samples`` where the parser can: their values are copied, the others lie in `data`."""
+    """Do what ``feed_in_pieces`` does, but give ``Samples`` where the parser can.
+
+    Values in ``Samples`` are copies; other samples are slices of `data`.
+    """
     if isinstance(parser, ShardParser) and not parser.pending:
         yield from parser.feed_columns(data)
     else:
@@ -55,12 +59,12 @@ def feed_in_columns(parser: Parser, data: Buffer) -> Iterator[Sequence[Sample]]:
 
 
 class Skipping:
-    """The policy and its counts.
+    """Applies a policy for corrupt bytes, and counts what was skipped.
 
     Attributes:
-        skipped_samples: Left out so far.
-        skipped_bytes: Passed over so far, as stored; of a compressed shard, decompressed.
-        skipped_error: Why, the first time.
+        skipped_samples: Number of samples skipped so far.
+        skipped_bytes: Bytes skipped so far, as stored; decompressed bytes if the shard is compressed.
+        skipped_error: The first error that led to skipping.
     """
 
     def __init__(self, shard: str, on_corrupt: OnCorrupt) -> None:
@@ -80,16 +84,16 @@ class Skipping:
     def _unsupported(
         self, what: str, offset_bytes: int | None, *, hint: str | None = None, sample_key: str | None = None
     ) -> UnsupportedFormatError:
-        """The error for what is valid but not read here; to be raised under every policy."""
+        """Return the error for data that is valid but not supported. It must be raised under every policy."""
         return UnsupportedFormatError(
             what, hint=hint, shard=self._shard, offset_bytes=offset_bytes, sample_key=sample_key
         )
 
     def _skip_sample(self, what: str, offset_bytes: int, size_bytes: int, *, hint: str | None = None) -> None:
-        """Pass over one sample whose end is known.
+        """Skip one sample whose end is known.
 
         Raises:
-            CorruptShardError: The policy says so.
+            CorruptShardError: The policy does not skip samples.
         """
         error = CorruptShardError(what, hint=hint, shard=self._shard, offset_bytes=offset_bytes)
         if self._on_corrupt != "skip_sample":
@@ -98,48 +102,49 @@ class Skipping:
 
 
 class ShardParser(Skipping, ABC):
-    """Base of the parsers of this package: a subclass has ``_parse`` and ``_end``.
+    """Base of the parsers in this package. A subclass implements ``_parse`` and ``_end``.
 
     Args:
-        shard: URL or key, for errors.
-        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: See the module.
+        shard: URL or key, for error messages.
+        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: Policy for corrupt bytes, as described at the top of this module.
     """
 
     MAY_BE_EMPTY: ClassVar[bool] = False
-    """Whether a shard without samples has 0 bytes in this format; else 0 bytes are a shard that was cut off."""
+    """Whether 0 bytes are a valid shard without samples in this format; otherwise they are a truncated shard."""
 
-    decided_format: str | None = None  # see ``Parser``
+    decided_format: str | None = None  # as in ``Parser``
 
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, on_corrupt)
         self._start_offset_bytes = start_offset_bytes
-        self._offset_bytes = start_offset_bytes  # in the shard, of the byte after the last chunk
-        self._refusal: PenstockError | None = None  # what every further call gets
-        self._passing = False  # over the rest of the shard
-        self._groups: list[Sequence[Sample]] | None = None  # where columns are wanted: what was found before the rest
+        self._offset_bytes = start_offset_bytes  # offset in the shard of the byte after the last chunk
+        self._refusal: PenstockError | None = None  # raised by every further call
+        self._passing = False  # the rest of the shard
+        self._groups: list[Sequence[Sample]] | None = None  # if columns are wanted: what was found before the rest
 
     @property
     def offset_bytes(self) -> int:
-        """Bytes of the shard that were fed, those before the start included."""
+        """Offset in the shard up to which it was fed; bytes before the start count."""
         return self._offset_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a sample that is not complete, which are held until it is."""
+        """Bytes that are held because their sample is not complete yet."""
         return 0
 
     @property
     def pending(self) -> bool:
-        """Whether bytes of the last chunk wait for ``feed(b"")``."""
+        """Whether bytes of the last chunk are waiting for ``feed(b"")``."""
         return False
 
     def feed(self, data: Buffer) -> list[Sample]:
-        """Take the next bytes; give the samples that are complete now, as slices of `data` where they lie in it.
+        """Parse the next bytes. Returns the samples that are now complete, as slices of `data` where possible.
 
         Raises:
-            CorruptShardError: Not of the format from some offset on; every later call raises it again.
-            UnsupportedFormatError: Of the format, but of a kind that is not read here; every later call raises it again.
+            CorruptShardError: The data is corrupt; every later call raises the error again.
+            UnsupportedFormatError: The data uses a part of the format that is not supported; every later call raises the
+                error again.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -159,10 +164,10 @@ class ShardParser(Skipping, ABC):
         return samples
 
     def feed_columns(self, data: Buffer) -> list[Sequence[Sample]]:
-        """As ``feed``, but stretches of samples that are alike as ``Samples``, where the format has a way to find them.
+        """Do what ``feed`` does, but give runs of samples with the same fields as ``Samples`` where the format supports it.
 
         Raises:
-            CorruptShardError: As ``feed``.
+            CorruptShardError: The data is corrupt, as for ``feed``.
         """
         groups = self._groups = []
         try:
@@ -172,10 +177,10 @@ class ShardParser(Skipping, ABC):
         return [*groups, rest]
 
     def finish(self) -> list[Sample]:
-        """The shard ended: give the last samples.
+        """Note the end of the shard. Returns the last samples.
 
         Raises:
-            CorruptShardError: It ended inside a sample.
+            CorruptShardError: The shard ended inside a sample.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -191,25 +196,25 @@ class ShardParser(Skipping, ABC):
         return samples
 
     def _add_columns(self, found: Samples, samples: list[Sample]) -> None:
-        """Keep what was found at once behind what was found one by one."""
+        """Append samples in columns after those that were found one by one."""
         assert self._groups is not None
         self._groups += [samples[:], found]
         samples.clear()
 
     @abstractmethod
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
-        """Parse `view`, which begins at ``self._offset_bytes``; append what is complete to `samples`."""
+        """Parse `view`, which begins at ``self._offset_bytes``, and append complete samples to `samples`."""
 
     @abstractmethod
     def _end(self, samples: list[Sample]) -> None:
-        """The shard ended: append what is left, or raise ``CorruptShardError``."""
+        """Append the last samples at the end of the shard, or raise ``CorruptShardError``."""
 
     @abstractmethod
     def _drop(self) -> int | None:
-        """Let go of what is held of an incomplete sample; where in the shard it began, None where nothing is held."""
+        """Drop what is held of an incomplete sample. Returns its offset in the shard, or None if nothing was held."""
 
     def _give_up(self, error: CorruptShardError, end_bytes: int) -> None:
-        """Raise `error`, or pass over everything from it on; `end_bytes`: where what was fed ends."""
+        """Raise `error`, or skip everything from it on; the data fed so far ends at `end_bytes`."""
         if self._on_corrupt == "raise":
             self._refusal = error
             raise error
@@ -222,32 +227,32 @@ class ShardParser(Skipping, ABC):
 
 
 class FramedParser(ShardParser):
-    """Base for formats whose records say how long they are. A subclass has ``_scan`` and ``RECORD``.
+    """Base for formats whose records start with their length. A subclass implements ``_scan`` and ``RECORD``.
 
-    A record that spans chunks is collected in memory of its own: no chunk is pinned while the next ones arrive.
+    A record that spans chunks is collected in memory of its own, so that no chunk is pinned while the next ones arrive.
     """
 
     RECORD = "record"
 
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
-        self._tail: bytearray | None = None  # of a record that is not whole yet
-        self._tail_offset_bytes = 0  # in the shard
-        self._need_bytes = 0  # of the tail, until it is worth another look
-        self._view_offset_bytes = start_offset_bytes  # in the shard, of what `_scan` is given
+        self._tail: bytearray | None = None  # the incomplete last record
+        self._tail_offset_bytes = 0  # its offset in the shard
+        self._need_bytes = 0  # length of the tail from which parsing it is worth another attempt
+        self._view_offset_bytes = start_offset_bytes  # offset in the shard of what `_scan` is given
 
     @abstractmethod
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
-        """Parse whole records from view[at] on.
+        """Parse complete records from view[at] on.
 
         Returns:
-            Where the first incomplete record begins, or len(view), and how many bytes of it (more than are there) the
-            next look needs.
+            Where the first incomplete record begins, or len(view), and how many bytes of that record, more than are
+            present, the next attempt needs.
         """
 
     @property
     def held_bytes(self) -> int:
-        """See ``Parser``."""
+        """Bytes that are held because their sample is not complete yet."""
         return 0 if self._tail is None else len(self._tail)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
@@ -263,7 +268,7 @@ class FramedParser(ShardParser):
             self._tail_offset_bytes = self._offset_bytes + at
 
     def _fill(self, tail: bytearray, view: memoryview, samples: list[Sample]) -> int:
-        """Complete the record in `tail`; where in `view` to go on."""
+        """Complete the record in `tail`. Returns where in `view` to continue."""
         at = 0
         while True:
             piece = view[at : at + self._need_bytes - len(tail)]
@@ -281,7 +286,7 @@ class FramedParser(ShardParser):
                 self._tail = tail = bytearray(joined[done:])
                 self._tail_offset_bytes += done
             else:
-                joined.release()  # nothing of it was taken, and it has to grow
+                joined.release()  # nothing of it was consumed, so it has to grow
             self._need_bytes = need_bytes
 
     def _end(self, samples: list[Sample]) -> None:
@@ -299,7 +304,7 @@ class FramedParser(ShardParser):
         return begin_bytes
 
     def _check_entry(self, content: str, formats: str) -> None:
-        """Refuse to guess what records hold by one that is not the shard's first: it may not be like the first.
+        """Refuse to determine the content of records from one that is not the shard's first, because it may differ.
 
         Raises:
             ConfigError: `content` is ``auto`` and reading begins inside the shard.
@@ -312,7 +317,7 @@ class FramedParser(ShardParser):
             )
 
     def _start_hint(self, offset_bytes: int) -> str | None:
-        """For an error at the very start of a reading that began inside the shard."""
+        """Return a hint for an error at the very start of a read that began inside the shard."""
         if offset_bytes == self._start_offset_bytes and offset_bytes:
             return "reading began there: is it a sample's offset in this version of the shard?"
         return None

@@ -1,7 +1,7 @@
-"""Samples in; a shard of TFRecord, RecordIO or JSON lines out. As ``TarWriter``: the same samples give the same bytes.
+"""Writers of TFRecord, RecordIO and JSON lines. As with ``TarWriter``, the same samples give the same bytes.
 
-Each ``add`` says where the sample lies, so that an index is a by-product. JSON lines hold a sample's ``__key__``, TFRecord
-only on request, RecordIO never.
+Each ``add`` returns the position of the sample, so an index is a by-product. JSON lines store a sample's ``__key__``,
+TFRecord stores it only on request, and RecordIO never does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 
 _PIECE_BYTES = 16 << 10
-"""Values from this size on are written by themselves: a call costs as much as copying so many."""
+"""Values of at least this size are written separately, because a call costs as much as copying this many bytes."""
 
 _VARINTS = [bytes((value,)) for value in range(0x80)]
 
@@ -38,15 +38,15 @@ _FIND_MAGIC = re.compile(re.escape(MAGIC)).finditer
 
 
 class RecordWriter(ABC):
-    """Base of these writers.
+    """Base of the writers of records.
 
     Args:
-        write: Takes the next bytes of the shard, in order, e.g. ``store.writer(key).write`` or ``file.write``. They are
-            valid only during the call. Where it raises, the shard is broken.
+        write: Function that takes the next bytes of the shard, such as ``store.writer(key).write`` or ``file.write``. The
+            bytes are valid only during the call. If the function raises, the shard is broken.
 
     Attributes:
-        decided_format: What the first sample decides that a parser will take all records for; None before it, and where
-            the format leaves nothing open.
+        decided_format: The format as which a parser will read all records, determined by the first sample. None before
+            the first sample, and for formats in which all records have the same content.
     """
 
     decided_format: str | None = None
@@ -58,17 +58,17 @@ class RecordWriter(ABC):
 
     @property
     def offset_bytes(self) -> int:
-        """Bytes written so far; where the next sample will begin."""
+        """Number of bytes written so far, at which the next sample will begin."""
         return self._offset_bytes
 
     def add(self, sample: Mapping[str, Any]) -> ByteRange:
-        """Append one sample, by field; names with which ``penstock`` adds to samples are passed over.
+        """Append one sample. Fields that penstock adds to samples, such as ``__shard__``, are ignored.
 
         Returns:
-            Where in the shard it lies: a parser can start at its start.
+            The sample's span in the shard; a parser can start at its first byte.
 
         Raises:
-            ConfigError: The format cannot hold it, or the shard is finished; nothing was written.
+            ConfigError: The format cannot represent the sample, or the shard is finished. Nothing was written.
         """
         if self._finished:
             raise ConfigError("the shard is finished", hint=f"one {type(self).__name__} writes one shard")
@@ -81,26 +81,26 @@ class RecordWriter(ABC):
         return ByteRange(start, self._offset_bytes)
 
     def finish(self) -> int:
-        """Nothing more will be added; the shard's length in bytes. None of these formats has an end mark."""
+        """Finish the shard. Returns its length in bytes. None of these formats has an end mark."""
         self._finished = True
         return self._offset_bytes
 
     @abstractmethod
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
-        """The bytes of `sample`, in order."""
+        """Return the bytes of `sample`, in order."""
 
 
 class TFRecordWriter(RecordWriter):
     """Writes a TFRecord shard.
 
-    A sample with the one field ``record`` is stored as it is. Any other becomes a ``tf.train.Example``: ``bytes`` and
-    ``str`` a list of one value, ``int`` and sequences of them an ``Int64List``, ``float`` and sequences a
-    ``FloatList``; numpy arrays by their dtype, flat. Features are sorted by name.
+    A sample whose only field is ``record`` is stored unchanged. Any other becomes a ``tf.train.Example``: ``bytes`` and
+    ``str`` become a list of one value, ``int`` and sequences of them an ``Int64List``, ``float`` and sequences of them a
+    ``FloatList``, and NumPy arrays are flattened and stored by their dtype. Features are sorted by name.
 
     Args:
-        write: As for every writer.
-        keeps_key: Store the sample's key as the feature ``__key__``, from which ``TFRecordParser`` reads it back. Then
-            every record is an Example.
+        write: Function that takes the next bytes of the shard, as for ``RecordWriter``.
+        keeps_key: Whether to store the sample's key as the feature ``__key__``, from which ``TFRecordParser`` reads it
+            back. Every record is then an Example.
     """
 
     def __init__(self, write: Callable[[Buffer], object], *, keeps_key: bool = False) -> None:
@@ -126,11 +126,15 @@ class TFRecordWriter(RecordWriter):
         head, foot = length + _CRC.pack(masked_crc(length)), _CRC.pack(masked(crc))
         if len(pieces) == 1:
             return [head, *pieces, foot]
-        return [head + pieces[0], *pieces[1:-1], bytes(pieces[-1]) + foot]  # both small: fewer pieces, fewer calls
+        return [
+            head + pieces[0],
+            *pieces[1:-1],
+            bytes(pieces[-1]) + foot,
+        ]  # both are small, so joining them saves calls
 
 
 class RecordIOWriter(RecordWriter):
-    """Writes a RecordIO shard: samples with one field, ``record``."""
+    """Writes a RecordIO shard of samples whose only field is ``record``."""
 
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
         fields = {name: value for name, value in sample.items() if name not in RESERVED_FIELDS}
@@ -157,7 +161,7 @@ class RecordIOWriter(RecordWriter):
 
 
 class JsonLinesWriter(RecordWriter):
-    """Writes a shard of JSON lines. A sample is an object; or it has the one field ``json``, the text of one."""
+    """Writes a shard of JSON lines. A sample becomes one object, or its only field, ``json``, is the text of one."""
 
     def _encode(self, sample: Mapping[str, Any]) -> list[Buffer]:
         if set(sample) - RESERVED_FIELDS == {"json"} and not isinstance(sample["json"], Mapping | int | float):
@@ -165,7 +169,7 @@ class JsonLinesWriter(RecordWriter):
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"field 'json' is no JSON: {error}") from None
+                raise ConfigError(f"field 'json' is not JSON: {error}") from None
         else:
             hidden = RESERVED_FIELDS - {"__key__"}
             value = {name: field for name, field in sample.items() if name not in hidden}
@@ -179,18 +183,18 @@ class JsonLinesWriter(RecordWriter):
 
 
 def encode_example(fields: Mapping[str, Any]) -> bytes:
-    """A serialised ``tf.train.Example``.
+    """Serialise a ``tf.train.Example``.
 
     Raises:
-        ConfigError: A value is of a type that it cannot hold.
+        ConfigError: A value has a type that an Example cannot represent.
     """
     return b"".join(_example(fields))
 
 
 def _example(fields: Mapping[str, Any]) -> list[Buffer]:
-    """The same in pieces: large values are not copied, as each message around them would have it; the ends are small."""
+    """Serialise an Example in pieces, so that large values are not copied once for each message that encloses them."""
     pieces: list[Buffer] = []
-    small = bytearray()  # since the last large piece
+    small = bytearray()  # pieces since the last large one
     size = 0
     for name in sorted(fields):
         try:
@@ -214,7 +218,7 @@ def _example(fields: Mapping[str, Any]) -> list[Buffer]:
 
 
 def _feature(name: str, value: Any) -> tuple[bytes, Buffer]:
-    """A ``Feature``: all but the last bytes of it, and these, which are the value where it is bytes."""
+    """Serialise a ``Feature`` in two parts: all but its last bytes, and its last bytes, which are the value if it is bytes."""
     if isinstance(value, str | bytes | bytearray):
         return _bytes_feature(name, value)
     if isinstance(value, int | float):
@@ -247,7 +251,7 @@ def _flat(values: Any) -> list[Any]:
 
 def _int64(value: int) -> int:
     if not -(1 << 63) <= value < 1 << 63:
-        raise OverflowError(f"{value} is no int64")
+        raise OverflowError(f"{value} is not an int64")
     return value
 
 

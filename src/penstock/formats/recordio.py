@@ -1,15 +1,16 @@
-"""RecordIO shards, as MXNet and SageMaker write them: magic, length, bytes, zeros to a multiple of four. No checksum.
+"""RecordIO shards as MXNet and SageMaker write them. The format has no checksum.
 
-Little endian: ``uint32 0xced7230a, uint32 flag << 29 | length, uint8[length]``. A record that holds the magic at a
-multiple of four bytes is stored in parts (flags 1 first, 2 middle, 3 last; 0: whole), cut there, without those four
-bytes; readers put them back. So the magic at a multiple of four is always a head, and ``skip_sample`` can go on at the
-next one.
+A record, in little endian, is ``uint32 0xced7230a, uint32 flag << 29 | length, uint8[length]``, padded with zeros to a
+multiple of four bytes. A record that contains the magic number at a multiple of four bytes is split there into parts, whose
+flags are 1 for the first, 2 for a middle and 3 for the last part (0 is a whole record). Those four bytes are not stored;
+readers restore them. The magic number at a multiple of four bytes therefore always begins a record or a part, and
+``skip_sample`` can continue at the next one.
 
-A record is the field ``record``; or, where MXNet's ``IRHeader`` precedes the data, ``label`` (float32[count], one or as
-many as its flag says), ``id`` (uint64[2]) and ``data``. Nothing in the shard says which: ``auto`` takes the shard's first
-record for one with a header where what would be its data begins as an image or an array does, so reading can only begin
-inside a shard once that is known. SageMaker's protobuf records are left as they are, in ``record``. A sample's key is
-where its record begins, twelve digits.
+A record is the field ``record``. If MXNet's ``IRHeader`` precedes the data, the fields are ``label`` (float32[count], one or
+as many as the header's flag says), ``id`` (uint64[2]) and ``data``. The shard does not state which of the two it holds.
+With ``auto``, the first record is taken to have a header if the data after it would begin like an image or an array;
+reading can only begin inside a shard once that is known. SageMaker's protobuf records stay unparsed in ``record``. A
+sample's key is the offset of its record in twelve digits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Content: TypeAlias = Literal["auto", "record", "mxnet"]
 
 DECIDED: dict[Content, str] = {"mxnet": "recordio-mxnet", "record": "recordio-raw"}
-"""The format of a shard, by the content of its first record."""
+"""The format of a shard for each content of its first record."""
 
 MAGIC = b"\x0a\x23\xd7\xce"
 HEAD_BYTES = 8
@@ -44,7 +45,7 @@ _FIND = re.compile(re.escape(MAGIC)).finditer
 
 
 def is_recordio(head: bytes) -> bool:
-    """Whether `head` begins with a record, or the first part of one."""
+    """Whether `head` begins with a record or with the first part of one."""
     return len(head) >= HEAD_BYTES and head.startswith(MAGIC) and head[7] >> 5 in {WHOLE, FIRST}
 
 
@@ -52,15 +53,17 @@ class RecordIOParser(FramedParser):
     """Samples of one RecordIO shard.
 
     Args:
-        shard: URL or key, for errors.
-        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: See ``parsing.py``. A damaged length can swallow records: there is no checksum to notice it.
-        content: ``record``: one field of that name; ``mxnet``: with an ``IRHeader``; ``auto``: as the first record is.
+        shard: URL or key, for error messages.
+        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes. A damaged length can hide records, because the format
+            has no checksum.
+        content: ``record`` for one field of that name, ``mxnet`` for records with an ``IRHeader``, or ``auto`` to decide by
+            the first record.
 
     Raises:
         ConfigError: Reading begins inside the shard and `content` is ``auto``.
 
-    Cost: holds one incomplete record; slices of a chunk keep that chunk alive. Records of several parts are copied.
+    Cost: holds one incomplete record. Slices of a chunk keep that chunk alive. Records in several parts are copied.
     """
 
     MAY_BE_EMPTY = True
@@ -76,14 +79,14 @@ class RecordIOParser(FramedParser):
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._content = content
         self._check_entry(content, "recordio-mxnet or recordio-raw")
-        self._is_first = not start_offset_bytes  # whether the next record is the shard's first
-        self._parts: bytearray | None = None  # of a record that is not whole yet
-        self._record_offset_bytes = 0  # where its first part begins
-        self._lost_offset_bytes: int | None = None  # from where on no head was found yet
+        self._is_first = not start_offset_bytes  # whether the next record is the first of the shard
+        self._parts: bytearray | None = None  # parts of the incomplete record
+        self._record_offset_bytes = 0  # offset of its first part
+        self._lost_offset_bytes: int | None = None  # offset from which no record has been found yet
 
     @property
     def held_bytes(self) -> int:
-        """See ``Parser``."""
+        """Bytes that are held because their sample is not complete yet."""
         return super().held_bytes + (0 if self._parts is None else len(self._parts))
 
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
@@ -140,7 +143,7 @@ class RecordIOParser(FramedParser):
         samples.append(Sample(f"{offset_bytes:012d}", fields, offset_bytes, size_bytes))
 
     def _lose(self, found: bytes, offset_bytes: int) -> None:
-        """No record, or no further part of one, begins where one must."""
+        """Return the error for a missing record, or a missing further part of one."""
         if self._parts is not None:
             self._parts = None
             size_bytes = offset_bytes - self._record_offset_bytes
@@ -148,11 +151,11 @@ class RecordIOParser(FramedParser):
             return
         seems = None if offset_bytes else look(found)
         hint = f"the object seems to be {seems}" if seems else self._start_hint(offset_bytes)
-        self._skip_sample(f"no RecordIO: {found!r} is no head of a record", offset_bytes, 0, hint=hint)
+        self._skip_sample(f"not a RecordIO shard: {found!r} does not begin a record", offset_bytes, 0, hint=hint)
         self._lost_offset_bytes = offset_bytes
 
     def _search(self, view: memoryview, at: int) -> int:
-        """The next head in view[at:], a multiple of four bytes on; while there is none, where to look further."""
+        """Return the position of the next record in view[at:], or, if there is none, from where to search further."""
         assert self._lost_offset_bytes is not None
         for match in _FIND(view, at):
             start = match.start()
@@ -180,10 +183,10 @@ class RecordIOParser(FramedParser):
 
 
 def read_ir(record: memoryview) -> dict[str, memoryview]:
-    """``label`` float32[count], ``id`` uint64[2] and ``data`` of a record with MXNet's ``IRHeader``.
+    """Return ``label`` (float32[count]), ``id`` (uint64[2]) and ``data`` of a record with MXNet's ``IRHeader``.
 
     Raises:
-        ValueError: It is too short for one.
+        ValueError: The record is too short for the header.
     """
     if len(record) < _IR_BYTES:
         raise ValueError(f"a record of {len(record)} bytes is too short for an IRHeader, {_IR_BYTES} bytes")
@@ -198,7 +201,7 @@ def read_ir(record: memoryview) -> dict[str, memoryview]:
 
 
 def content_of(record: Buffer) -> Content:
-    """What `record`, a shard's first, says of all of them."""
+    """Determine the content of all records from `record`, the first of the shard."""
     try:
         fields = read_ir(memoryview(record))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The table of formats, and how a shard's format is found: from its first bytes, else from its name."""
+"""The table of formats, and the detection of a shard's format from its first bytes or its name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 K = TypeVar("K", str, str | None)
 
 HEAD_BYTES = BLOCK_BYTES
-"""First bytes of an object that ``detect`` needs to be certain."""
+"""Number of bytes from the start of an object that ``detect`` needs to be certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +34,20 @@ class Format:
     """One format of shards.
 
     Attributes:
-        name: As in ``detect``'s answer.
-        suffixes: Of object names, lower case; none where the format has to be said.
-        unit: The smallest entry; starting inside it costs reading it from its start.
-        recognise: Whether the first ``HEAD_BYTES`` (fewer, where the object is shorter) are of this format.
-        parser: ``parser(shard, start_offset_bytes=, on_corrupt=)``; collects the shard whole where ``ranged`` is there.
-        ranged: ``ranged(shard, size_bytes=, fields=, on_corrupt=)``, for formats that say at their end what they hold.
-        head: Asks for what entering it inside takes as ``head=``: yields spans of the shard, is sent their bytes, returns
-            it. None: nothing is needed.
-        decide: For a format whose shards differ in what records hold, which the first record decides: asks for the
-            beginning of a shard as ``head`` does, and returns the format that leaves nothing open. Entering such a
-            shard inside takes that one. None: nothing is open.
-        extra: The optional dependency of penstock that it needs, if any.
+        name: Name of the format, as ``detect`` returns it.
+        suffixes: Suffixes of object names in lower case; empty if users must name the format.
+        unit: The smallest part at which reading can start. Starting inside a unit requires reading it from its start.
+        recognise: Function that tells whether the first ``HEAD_BYTES`` of an object, or all bytes of a shorter one, are of
+            this format.
+        parser: ``parser(shard, start_offset_bytes=, on_corrupt=)``. If there is also ``ranged``, this parser collects the
+            whole shard first.
+        ranged: ``ranged(shard, size_bytes=, fields=, on_corrupt=)``, for formats whose directory is at the end.
+        head: Generator that obtains the ``head=`` needed to start inside a shard: it yields spans of the shard, receives
+            their bytes by ``send``, and returns the head. None if nothing is needed.
+        decide: For a format in which the first record determines the content of all: a generator that asks for the start of
+            a shard as ``head`` does, and returns the more specific format, which is needed to start inside such a shard.
+            None for all other formats.
+        extra: Name of the extra of penstock that the format needs, if any.
     """
 
     name: str
@@ -60,9 +62,9 @@ class Format:
 
 
 def _of(module: str, name: str) -> Callable[..., Any]:
-    """The function or class `name` of a module of this package, which is imported when it is first called.
+    """Return a function that calls `name` of a module in this package, which is imported at the first call.
 
-    So a run over tars imports no other format. Cost: 1 µs for each call; a shard makes a few.
+    A job that reads only tars therefore imports no other format. Cost: 1 µs for each call, a few times per shard.
     """
 
     def call(*args: Any, **options: Any) -> Any:
@@ -83,7 +85,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 _DECIDE_BYTES = 64 << 10
-"""Of the first look for a shard's first record; the next looks are 16 times as long each."""
+"""Size of the first read that looks for a shard's first record. Each further read is 16 times as long."""
 
 
 def _decide(format_name: str) -> Generator[ByteRange, Buffer, str]:
@@ -96,16 +98,16 @@ def _decide(format_name: str) -> Generator[ByteRange, Buffer, str]:
 
 
 def decided_format(format_name: str, head: Buffer, *, is_all: bool = False) -> str | None:
-    """What a shard's first sound record decides about the others.
+    """Return the format as which to read a shard, which its first valid record determines.
 
     Args:
         format_name: A key of ``FORMATS``.
         head: The first bytes of the shard.
-        is_all: Whether more bytes would not help.
+        is_all: Whether `head` is the whole shard.
 
     Returns:
-        The format that leaves nothing open, e.g. ``tfrecord-example`` for ``tfrecord``; the same format where nothing was
-        open; None where `head` does not hold the first record whole.
+        The more specific format, such as ``tfrecord-example`` for ``tfrecord``, or `format_name` if there is none. None if
+        `head` does not contain the whole first record.
     """
     if FORMATS[format_name].decide is None:
         return format_name
@@ -114,26 +116,26 @@ def decided_format(format_name: str, head: Buffer, *, is_all: bool = False) -> s
     return parser.decided_format or (f"{format_name}-raw" if is_all else None)
 
 
-_CONTENT = re.compile("-[a-z]+")  # of tfrecord-raw, tfrecord-example.gz, recordio-mxnet, ...
+_CONTENT = re.compile("-[a-z]+")  # the suffix of tfrecord-raw, tfrecord-example.gz, recordio-mxnet and so on
 
 
 def without_content(format_name: str) -> str:
-    """A format without what its name says about the content of records: ``tfrecord`` for ``tfrecord-raw``."""
+    """Return a format's name without the content of its records: ``tfrecord`` for ``tfrecord-raw``."""
     return _CONTENT.sub("", format_name)
 
 
 def narrowed(said: str | None, known: K) -> str | K:
-    """The format to read a shard as.
+    """Return the format as which to read a shard.
 
     Args:
-        said: As the job says it; it counts, but may leave open what records hold.
-        known: As an index, a state or the shard itself says it; may say what records hold.
+        said: The format that the pipeline names, or None. It takes precedence, but may not state the content of records.
+        known: The format according to an index, a state or the shard itself. It may state the content of records.
     """
     return known if said is None or (known is not None and without_content(known) == said) else said
 
 
 def _compressed(inner: Format) -> list[Format]:
-    """`inner`, compressed whole."""
+    """Return the rows for `inner` when the whole shard is compressed."""
     gz, zst = [suffix + ".gz" for suffix in inner.suffixes], []
     for suffix in inner.suffixes:
         zst += [suffix + ".zst", suffix + ".zstd"]
@@ -222,33 +224,33 @@ _RANGED = (
 _COMPRESSED = [row for inner in _STREAMED for row in _compressed(inner)]
 
 FORMATS: dict[str, Format] = {row.name: row for row in (*_STREAMED[:4], *_RANGED, *_STREAMED[4:], *_COMPRESSED)}
-"""Every format by name, in the order in which `detect` tries them."""
+"""All formats by name, in the order in which `detect` tries them."""
 
 _KNOWN = f"{', '.join(name for name in FORMATS if not {'-', '.'} & set(name))}, some of them also as .gz and .zst"
 
 _OF = re.compile(r"-\d+-of-\d+(?=\.[a-z0-9]+$|$)")
-"""``data.tfrecord-00003-of-00100``: what TensorFlow's and Beam's writers put after or before the suffix."""
+"""The shard number, as in ``data.tfrecord-00003-of-00100``, that writers of TensorFlow and Beam put next to the suffix."""
 
 
 def format_of_name(name: str) -> str | None:
-    """The format that an object of this `name` should have; None: no shard, by its name (``README.md``)."""
+    """Return the format that an object called `name` should have, or None if its name is not that of a shard."""
     lowered = _OF.sub("", name.lower())
     return next((row.name for row in FORMATS.values() if row.suffixes and lowered.endswith(row.suffixes)), None)
 
 
 def detect(name: str, head: Buffer = b"") -> str:
-    """The format of the shard called `name` that begins with `head`; the content decides where it is given.
+    """Return the format of the shard called `name` that begins with `head`. The content takes precedence over the name.
 
     Args:
-        name: URL or key.
-        head: uint8[up to 512], the object's first bytes; empty: go by the name.
+        name: URL or key of the object.
+        head: The first bytes of the object, uint8[up to 512]. If it is empty, the name decides.
 
     Returns:
         A key of ``FORMATS``.
 
     Raises:
-        CorruptShardError: It is called a shard of one, but does not begin as any.
-        UnsupportedFormatError: It is of no supported format; says what it seems to be.
+        CorruptShardError: The name is that of a shard, but the content is of no format.
+        UnsupportedFormatError: The object is of no supported format. The message says what it seems to be.
     """
     start = bytes(head[:HEAD_BYTES])
     found = _of_head(name, start) if start else format_of_name(name)
@@ -276,7 +278,7 @@ def _of_head(name: str, start: bytes) -> str | None:
         if inner is not None and inner + suffix in FORMATS:
             return inner + suffix
     elif start.startswith(b"\x28\xb5\x2f\xfd"):
-        suffix = ".zst"  # the head of a block says nothing until all of it is there
+        suffix = ".zst"  # the start of a compressed block reveals nothing until the whole block is there
     else:
         return next((row.name for row in FORMATS.values() if row.recognise and row.recognise(start)), None)
     by_name = format_of_name(name)
@@ -291,18 +293,20 @@ def parser_of(
     on_corrupt: OnCorrupt = "raise",
     head: Buffer | None = None,
 ) -> Parser:
-    """A parser for one shard.
+    """Create a parser for one shard.
 
     Args:
         format_name: A key of ``FORMATS``.
-        shard: URL or key, for errors.
-        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: ``raise``; ``skip_sample``: leave out the sample; ``skip_shard``: leave out the rest of the shard.
-        head: The shard's first bytes, up to its first sample; for formats whose row says so, to start inside.
+        shard: URL or key, for error messages.
+        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: ``raise`` to raise an error, ``skip_sample`` to skip the sample, or ``skip_shard`` to skip the rest of the
+            shard.
+        head: The first bytes of the shard, up to its first sample. Formats whose row has ``head`` need it to start inside
+            a shard.
 
     Raises:
-        ConfigError: There is no such format, or it cannot be read from there.
-        CorruptShardError: `head` is none.
+        ConfigError: The format does not exist, or cannot be read from that offset.
+        CorruptShardError: `head` is invalid.
     """
     row = _row(format_name)
     options = {"head": head} if row.head else {}
@@ -317,17 +321,17 @@ def ranged_of(
     fields: Collection[str] | None = None,
     on_corrupt: OnCorrupt = "raise",
 ) -> RangedReader:
-    """A ranged reader for one shard; see ``ranged.py``.
+    """Create a ranged reader, as ``ranged.py`` describes, for one shard.
 
     Args:
         format_name: A key of ``FORMATS`` whose row has ``ranged``.
-        shard: URL or key, for errors.
-        size_bytes: Of the shard.
-        fields: Only these are read; None: all.
-        on_corrupt: As in ``parser_of``.
+        shard: URL or key, for error messages.
+        size_bytes: Size of the shard.
+        fields: Names of the fields to read; None reads all.
+        on_corrupt: Policy for corrupt bytes, as for ``parser_of``.
 
     Raises:
-        ConfigError: There is no such format, or it is read from its head on.
+        ConfigError: The format does not exist, or has no ranged reader.
     """
     row = _row(format_name)
     if row.ranged is None:

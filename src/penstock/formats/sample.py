@@ -1,12 +1,12 @@
-"""What every parser gives and every writer takes: the sample, and how member names make one.
+"""The sample, which every parser returns and every writer takes, and how the names of members form samples.
 
-The naming rules are WebDataset's, because the shards that exist follow them: a member's path up to the *first* dot of
-its basename is the sample's key, the rest, in lower case, is the field; neighbours with one key are one sample.
-Members that belong to no sample are passed over: names without a dot, hidden files, and everything under a first path
-component like ``__meta__``. One deviation, on purpose: WebDataset reads ``dir/._x.jpg`` (what macOS leaves) as field
-``_x.jpg`` of a sample called ``dir/``; here hidden is hidden in every directory.
+The naming rules are those of WebDataset, because existing shards follow them. A member's path up to the *first* dot of its
+basename is the sample's key, and the rest, in lower case, is the field. Adjacent members with the same key form one sample.
+Members that belong to no sample are ignored: names without a dot, hidden files, and everything below a first path component
+like ``__meta__``. There is one deliberate deviation. WebDataset reads ``dir/._x.jpg``, which macOS creates, as the field
+``_x.jpg`` of a sample called ``dir/``; here a hidden file is ignored in every directory.
 
-A writer refuses more than a reader: what it would not read back equal, and what other tar tools would rewrite.
+Writers are stricter than readers: they refuse what would not read back equal, and what other tar tools would rewrite.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 RESERVED_FIELDS = frozenset({"__key__", "__shard__", "__position__", "__valid__"})
-"""Names that the loader adds to a sample or a batch; no stored field may have them."""
+"""Names that the loader adds to a sample or a batch. No stored field may have one of them."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -30,14 +30,15 @@ class Sample:
     """One sample as stored: named slices of the shard.
 
     Attributes:
-        key: As stored: in tar and zip, the path of its members up to the first dot of the basename; else from its offset.
-        fields: By name, in stored order; slices of the chunk that was fed, where they lay in one. uint8[length], or, for
-            what the format itself says are numbers, a typed view with their shape (``np.asarray(value)``): so count
-            bytes by ``value.nbytes``.
-        offset_bytes: Of its first byte in the shard; a parser can start there, where the format's unit is the sample.
-            In a compressed shard, of the decompressed bytes.
-        size_bytes: Of what is stored of it from there on: parsed alone, this gives the sample. None where its unit is
-            larger.
+        key: Key of the sample. In tar and zip it is the path of the members up to the first dot of the basename; most other
+            formats derive it from the offset.
+        fields: Values by field name, in stored order. A value is a slice of the chunk that was fed, if it lay in one: it is
+            uint8[length] or, if the format states that it holds numbers, a typed view with their shape, which
+            ``np.asarray(value)`` takes. Its size in bytes is therefore ``value.nbytes``, not ``len(value)``.
+        offset_bytes: Offset of the first byte in the shard, or in the decompressed bytes of a compressed shard. If the
+            format's unit is the sample, a parser can start there.
+        size_bytes: Number of stored bytes from that offset which, parsed alone, give the sample. None if the format's unit
+            is larger than a sample.
     """
 
     __slots__ = ("fields", "key", "offset_bytes", "size_bytes")
@@ -63,20 +64,23 @@ class Sample:
 
 
 LOST = Sample("", {}, 0)
-"""Stands for a sample that an index counts, and that is corrupt and passed over: it keeps its place, and nobody gets it."""
+"""Placeholder for a corrupt sample that was skipped but that an index counts.
+
+It keeps the position in the order, and is never delivered.
+"""
 
 
 class Parser(Protocol):
-    """Bytes of one shard in, samples out; pure. Chunks may be cut at any byte.
+    """Turns the bytes of one shard into samples. Chunks may end at any byte, and a parser does no I/O.
 
-    A format that has no such entry (gzip) refuses a ``start_offset_bytes`` other than 0 when the parser is made.
+    A format that can only be read from its start, such as gzip, refuses any other ``start_offset_bytes`` at construction.
 
     Attributes:
-        skipped_samples: Left out, where the policy is to skip what is corrupt.
-        skipped_bytes: Passed over for that.
-        skipped_error: Why, the first time.
-        decided_format: The format that the shard's first record decided on, where the format's name leaves open what
-            records hold; None before that, and where nothing is open.
+        skipped_samples: Number of corrupt samples that were skipped under the policy.
+        skipped_bytes: Number of bytes that were skipped.
+        skipped_error: The first error that led to skipping.
+        decided_format: The more specific format that the shard's first record determined. None before that, and for formats
+            whose name already states the content of records.
     """
 
     skipped_samples: int
@@ -86,39 +90,42 @@ class Parser(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether bytes of the last chunk wait for ``feed(b"")``: compressed shards grow a bounded piece at a time."""
+        """Whether bytes of the last chunk are waiting for ``feed(b"")``.
+
+        Compressed shards are decompressed in pieces of bounded size.
+        """
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a sample that is not complete, which are held until it is."""
+        """Bytes that are held because their sample is not complete yet."""
 
     @property
     def offset_bytes(self) -> int:
-        """Bytes of the shard that were fed, those before the start included."""
+        """Offset in the shard up to which it was fed; bytes before the start count."""
 
     def feed(self, data: Buffer) -> list[Sample]:
-        """Take the next bytes; give the samples that are complete now.
+        """Parse the next bytes. Returns the samples that are now complete.
 
         Raises:
-            CorruptShardError: The bytes are not of this format; the parser is of no further use.
+            CorruptShardError: The data is corrupt. The parser cannot be used any further.
         """
 
     def finish(self) -> list[Sample]:
-        """The shard ended: give what is left.
+        """Note the end of the shard. Returns the last samples.
 
         Raises:
-            CorruptShardError: It ended inside a sample.
+            CorruptShardError: The shard ended inside a sample.
         """
 
 
 def is_metadata(name: bytes) -> bool:
-    """Whether a member's `name` lies under ``__meta__`` or the like, or is called so."""
+    """Whether the first path component of a member's `name` has the form ``__meta__``."""
     first, _, _ = name.partition(b"/")
     return len(first) >= 4 and first.startswith(b"__") and first.endswith(b"__")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """(key, field) of a member or object called `name`; None: it belongs to no sample."""
+    """Return (key, field) for a member or object called `name`, or None if it belongs to no sample."""
     slash = name.rfind("/") + 1
     dot = name.find(".", slash)
     if dot <= slash:
@@ -130,15 +137,15 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def decode_name(raw: bytes) -> str:
-    """A stored name as text; bytes that are no UTF-8 survive as lone surrogates, as in ``tarfile``."""
+    """Decode a stored name. Bytes that are not valid UTF-8 become lone surrogates, as in ``tarfile``."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def check_key(key: object) -> str:
-    """`key`, where it reads back equal.
+    """Return `key` if it reads back equal.
 
     Raises:
-        ConfigError: It would not, or not everywhere.
+        ConfigError: The key would not read back equal with every tool.
     """
     if not isinstance(key, str):
         raise ConfigError(f"__key__ must be str, not {type(key).__name__}")
@@ -158,10 +165,10 @@ def check_key(key: object) -> str:
 
 
 def check_field(field: object) -> str:
-    """`field`, where it reads back equal.
+    """Return `field` if it reads back equal.
 
     Raises:
-        ConfigError: It would not, or not everywhere.
+        ConfigError: The name would not read back equal with every tool.
     """
     if not isinstance(field, str):
         raise ConfigError(f"a field's name must be str, not {type(field).__name__} ({field!r})")

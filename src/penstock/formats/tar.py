@@ -1,18 +1,20 @@
-"""tar shards: chunks of bytes in, samples out, without a copy.
+"""Parses tar shards into samples without copying their values.
 
-Why not ``tarfile``: it gives 19 000 two-member samples a second, this parser over 200 000. Headers are read by one
-``struct`` call; what the members of a shard have in common is compared, not parsed; checksums are verified with the help
-of Adler-32, whose low half is a byte sum. The hot loop, `_scan`, does only what nearly every member needs (PAX headers
-are usual: WebDataset's writer puts one before every member); whatever is unusual goes to `_unusual`, which is written to
-be read. Where columns are wanted, `tar_columns.py` takes what is regular.
+``tarfile`` reads 19 000 two-member samples a second, and this parser over 200 000. One ``struct`` call reads a header, the
+parts that are the same for all members of a shard are compared instead of parsed, and checksums are verified with the help
+of Adler-32, whose low half is a sum of bytes. The hot loop, `_scan`, handles only what nearly every member needs, which
+includes PAX headers, since WebDataset's writer puts one before every member. `_unusual` handles everything else and is
+written for clarity. If columns are wanted, `tar_columns.py` handles the regular parts.
 
-What spans two chunks: a header (the tail is kept, under 512 bytes), a value (its pieces are copied out as they come:
-pinning chunks would deadlock a reader whose budget is smaller than the value), or bytes to pass over (counted).
+Three things can span two chunks: a header, of which less than 512 bytes are kept; a value, whose pieces are copied as they
+arrive, because pinning the chunks would deadlock a reader whose budget is smaller than the value; and bytes to skip, which
+are counted.
 
-Errors rather than silence: a nonzero byte after the end-of-archive mark is an error, since ``cat a.tar b.tar`` would
-otherwise lose b, as it does with ``tarfile``. Sparse members, members of several volumes and a global PAX header that
-names or sizes every later member are valid, but not supported: an error under every policy. An end without the mark, at
-a member's boundary, is accepted as all tar readers do; so 0 bytes are an archive without members.
+The parser raises errors rather than lose data silently. A nonzero byte after the end-of-archive mark is an error, because
+otherwise ``cat a.tar b.tar`` would lose b, as it does with ``tarfile``. Sparse members, members that continue in another
+volume, and global PAX headers that name or size all later members are valid but not supported, and raise an error under
+every policy. An archive may end without the mark at the boundary of a member, as all tar readers accept; 0 bytes are thus
+an archive without members.
 """
 
 from __future__ import annotations
@@ -43,28 +45,30 @@ if TYPE_CHECKING:
     from penstock.formats.parsing import OnCorrupt
 
 META_BYTES_MAX = 1 << 20
-"""Bytes of one long-name or PAX header; paths end at 4 KiB, so this is generous, and bounds what garbage can claim."""
+"""Largest long-name or PAX header. Paths have at most 4 KiB, so this is generous, yet it bounds what garbage can claim."""
 
 SIZE_DIGITS_MAX = 19
-"""Of a size in a PAX header: so many hold every 63-bit number."""
+"""Most digits of a size in a PAX header, enough for every 63-bit number."""
 
 SPARSE = "a sparse member, whose bytes are stored without their zeros, is not supported"
 KINDS_UNSUPPORTED = {b"S": SPARSE, b"M": "a member that another volume of the archive begins is not supported"}
 HINT_UNSUPPORTED = "unpack the archive, and pack it again with plain members"
 
-FIELDS_KNOWN_MAX = 4096  # decoded names; a shard has a handful, one with numbered fields must not grow the table
-SUMS_KNOWN_MAX = 16384  # parsed checksums; those of a shard lie in a few hundred numbers
+FIELDS_KNOWN_MAX = (
+    4096  # remembered field names; a shard has a handful, but one with numbered fields must not grow the table
+)
+SUMS_KNOWN_MAX = 16384  # remembered checksums; a shard has a few hundred distinct ones
 
 
 class TarParser(RecoveringParser):
     """Samples of one tar shard.
 
     Args:
-        shard: URL or key, for errors.
-        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: See ``parsing.py`` and ``tar_recovery.py``.
+        shard: URL or key, for error messages.
+        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` and ``tar_recovery.py`` describe.
 
-    Cost: holds one incomplete sample; slices of a chunk keep that chunk alive.
+    Cost: holds one incomplete sample. Slices of a chunk keep that chunk alive.
     """
 
     MAY_BE_EMPTY = True
@@ -76,27 +80,29 @@ class TarParser(RecoveringParser):
         self._sample: Sample | None = None
         self._fields: dict[str, memoryview] = {}
         self._key = b""
-        self._prefix = b"\0"  # key and dot of that sample; a NUL is in no name
-        # what the hot loop has seen, so as not to look at it again
+        self._prefix = b"\0"  # that sample's key and a dot; initially NUL, which no name contains
+        # what the hot loop has checked before
         self._rest_plain, self._rest_plain_sum = b"", 0
         self._rest_pax, self._rest_pax_sum = b"", 0
-        self._sums_known: dict[bytes, int] = {}  # checksum fields as stored: as numbers
-        self._fields_known: dict[bytes, str] = {}  # as stored, without a slash: as read
+        self._sums_known: dict[bytes, int] = {}  # stored checksum field -> number
+        self._fields_known: dict[bytes, str] = {}  # stored field name without a slash -> field name
         # what spans chunks
         self._tail = b""
         self._skip_bytes = 0
         self._joined: bytearray | None = None
         self._missing_bytes = 0
-        self._field = ""  # whose value is being joined; "" with _meta_kind for a describing header
+        self._field = (
+            ""  # field whose value is being joined; "" if it is a long-name or PAX header, whose kind is _meta_kind
+        )
         self._meta_kind = b""
-        # said by describing headers about the next member
+        # what long-name and PAX headers state about the next member
         self._long_name: bytes | None = None
         self._pax: dict[bytes, bytes] | None = None
-        self._member_offset_bytes: int | None = None  # of the first of them
+        self._member_offset_bytes: int | None = None  # offset of the first of them
 
     @property
     def held_bytes(self) -> int:
-        """See ``Parser``; of the sample's members and what lies between them."""
+        """Bytes held of the incomplete sample: its members and what lies between them."""
         if self._sample is not None:
             return self._offset_bytes - self._sample.offset_bytes
         return 0 if self._joined is None else len(self._joined)
@@ -135,7 +141,7 @@ class TarParser(RecoveringParser):
         return begin_bytes
 
     def _scan_columns(self, view: memoryview, at: int, samples: list[Sample]) -> int:
-        """Parse a long stretch of regular samples at once, if view[at:] begins with one; where the rest begins."""
+        """Parse a long run of regular samples at once if view[at:] begins with one. Returns where the rest begins."""
         if self._member_offset_bytes is not None:
             at = self._scan_slowly(view, at, samples)
         if self._ended or (self._sample is not None and self._key.startswith(b"__")):
@@ -144,7 +150,7 @@ class TarParser(RecoveringParser):
 
         found = find_stretch(view, at, self._prefix)
         if found is not None and found.begin > at:
-            at = self._scan(view, at, samples, found.begin)  # what is left of the sample that the last chunk began
+            at = self._scan(view, at, samples, found.begin)  # the rest of the sample that began in the last chunk
         if found is None or at != found.begin or found.first_name.startswith(self._prefix):
             return at
         self._close_sample(samples, self._offset_bytes + at)
@@ -153,13 +159,14 @@ class TarParser(RecoveringParser):
         return at
 
     def _scan(self, view: memoryview, at: int, samples: list[Sample], until: int | None = None) -> int:  # noqa: C901
-        """Parse from view[at] to `until`, while headers are whole; where it stopped, past the end to skip bytes.
+        """Parse from view[at] to `until` while headers are complete.
 
-        Longer and more branched than the house likes: each call would add a tenth to what a member costs (1 us).
+        Returns where it stopped, which lies past the end of `view` if bytes of the next chunk are to be skipped. The
+        function is long because each call that it made would add a tenth to the cost of a member (1 us).
         """
         if self._member_offset_bytes is not None:
             at = self._scan_slowly(view, at, samples)
-        origin = at  # of the member, the PAX header before it included
+        origin = at  # offset of the member, or of the PAX header before it
         length = len(view)
         last = length - BLOCK_BYTES if until is None else until - BLOCK_BYTES
         known, sums, adler = self._fields_known, self._sums_known, zlib.adler32
@@ -176,7 +183,7 @@ class TarParser(RecoveringParser):
             else:
                 rest_sum = self._learn(rest)
                 plain, plain_sum = self._rest_plain, self._rest_plain_sum
-            # the low half of Adler-32 is 1 + the sum of so few bytes; head[135] ends the size
+            # the low half of Adler-32 is 1 + the sum of this many bytes; head[135] is the last byte of the size
             if (adler(head) & 0xFFFF) + rest_sum == (sums.get(stored) or self._learn_sum(stored)) and head[
                 135
             ] in b"\0 ":
@@ -211,11 +218,11 @@ class TarParser(RecoveringParser):
         return at
 
     def _learn(self, rest: bytes) -> int:
-        """Note the last 356 bytes of a header, in which nearly all members of a shard agree, and all PAX headers.
+        """Remember the last 356 bytes of a header, which are equal for nearly all members of a shard, and for all PAX headers.
 
         Returns:
-            What the sum of the other bytes must be lacking of the checksum; a number that fits none where the header is
-            neither a regular file's without a prefix nor a PAX header.
+            The part of the checksum that these bytes account for, or a number that matches no header unless this is the
+            header of a regular file without a prefix, or a PAX header.
         """
         rest_sum = byte_sum(rest) + 8 * 0x20 - 1
         if rest[0] == 0x30 and not rest[189]:  # "0"; 189: the first byte of the prefix
@@ -233,7 +240,7 @@ class TarParser(RecoveringParser):
         return value
 
     def _scan_slowly(self, view: memoryview, at: int, samples: list[Sample]) -> int:
-        """As `_scan`, one member with all headers that describe it, of any kind."""
+        """Parse one member of any kind with all headers that describe it, as `_scan` does for regular ones."""
         while True:
             start = at + BLOCK_BYTES
             if start > len(view):
@@ -243,13 +250,13 @@ class TarParser(RecoveringParser):
                 return at
 
     def _place(self, name: bytes, origin: int, start: int, samples: list[Sample]) -> str | None:
-        """Open or continue the sample that the member belongs to; its field there, None where it belongs to none.
+        """Open or continue the sample of a member. Returns the member's field, or None if it belongs to no sample.
 
         Args:
-            name: The member's, as stored.
-            origin: Where in the chunk the first of its headers begins; negative where that was before the chunk.
-            start: Where in the chunk the last of them ends.
-            samples: Takes the sample before it, where it belongs to another one.
+            name: Name of the member, as stored.
+            origin: Position in the chunk of the first of its headers; negative if that lay in an earlier chunk.
+            start: Position in the chunk at which its last header ends.
+            samples: List to which the previous sample is appended if the member begins another one.
         """
         slash = name.rfind(b"/") + 1
         dot = name.find(b".", slash)
@@ -273,7 +280,7 @@ class TarParser(RecoveringParser):
         self._fields = {}
         self._sample = Sample(decode_name(key), self._fields, offset_bytes)
         self._key = key
-        # below "__" the whole name decides ("__a.b" is a sample, "__a.b__" metadata): leave each to split_name
+        # after "__" the whole name matters ("__a.b" is a sample, "__a.b__" metadata), so split_name decides
         self._prefix = b"\0" if key.startswith(b"__") else key + b"."
         return field
 
@@ -294,7 +301,10 @@ class TarParser(RecoveringParser):
             self._prefix = b"\0"
 
     def _unusual(self, block: bytes, view: memoryview, start: int, samples: list[Sample]) -> int:
-        """Any header at all, its data from view[start] on; where the next begins, maybe past the end of view."""
+        """Handle a header of any kind whose data begins at view[start].
+
+        Returns where the next header begins, which may lie past the end of `view`.
+        """
         after_bytes = self._offset_bytes + start
         offset_bytes = after_bytes - BLOCK_BYTES
         if block == ZERO_BLOCK:
@@ -328,7 +338,7 @@ class TarParser(RecoveringParser):
         return self._value(view, start, header.size_bytes)
 
     def _described(self, header: Header, offset_bytes: int) -> Header:
-        """`header` with what long-name and PAX headers before it said; PAX wins."""
+        """Return `header` with the name and size from the long-name and PAX headers before it; PAX takes precedence."""
         if header.kind in KINDS_UNSUPPORTED:
             raise self._unsupported_member(KINDS_UNSUPPORTED[header.kind])
         name = self._long_name if self._long_name is not None else header.name
@@ -338,13 +348,13 @@ class TarParser(RecoveringParser):
             size = self._pax.get(b"size")
             if size is not None and header.kind not in KINDS_WITHOUT_DATA:
                 if not size.isdigit() or len(size) > SIZE_DIGITS_MAX:
-                    what = f"a PAX header gives a size of {size[:40]!r}, which is no number of up to {SIZE_DIGITS_MAX} digits"
+                    what = f"a PAX header gives a size of {size[:40]!r}, not a number of up to {SIZE_DIGITS_MAX} digits"
                     raise self._corrupt_until(offset_bytes + BLOCK_BYTES, what, offset_bytes)
                 size_bytes = int(size)
         return Header(name, header.kind, size_bytes)
 
     def _value(self, view: memoryview, start: int, size_bytes: int) -> int:
-        """Take the value at view[start:], or as much as is there; where the next header begins."""
+        """Take the value at view[start:], or as much of it as is present. Returns where the next header begins."""
         end = start + size_bytes
         if end <= len(view):
             self._take(view[start:end], self._offset_bytes + end)
@@ -354,7 +364,7 @@ class TarParser(RecoveringParser):
         return len(view)
 
     def _take(self, value: memoryview, after_bytes: int) -> None:
-        """The value that was waited for: of a field, or of a header that describes the next member; it ends there."""
+        """Use a value that spanned chunks: that of a field, or of a header that describes the next member."""
         kind, self._meta_kind = self._meta_kind, b""
         if not kind:
             self._fields[self._field] = value
@@ -378,7 +388,10 @@ class TarParser(RecoveringParser):
             self._member_offset_bytes = None  # a global header describes no member in particular
 
     def _resume(self, view: memoryview, samples: list[Sample]) -> int:
-        """Finish what the last chunk left open; where in view to go on, past its end where nothing of it is left."""
+        """Finish what the last chunk left incomplete.
+
+        Returns where in `view` to continue, which lies past its end if nothing of it is left.
+        """
         if self._joined is not None:
             piece = view[: self._missing_bytes]
             self._joined += piece

@@ -1,9 +1,10 @@
-"""Many tar members at once: those of a stretch in which all headers are alike, by numpy.
+"""Parses many tar members at once with NumPy, in a run of samples whose headers all have the same form.
 
-`TarParser` asks for this where its caller wants columns. What it finds is exactly what the member-by-member parser would:
-every checksum is verified, every size followed to the next header, every name taken apart. Whatever is not as regular as
-what ``tarfile``, WebDataset or GNU tar write for a folder of pairs (other kinds of members, long names, sizes in base 256,
-a sample that lacks a member, a damaged header) is not found here, and left to the other parser, which knows what to say.
+`TarParser` uses this if its caller wants columns. The result is exactly that of the member-by-member parser: every checksum
+is verified, every size is followed to the next header, and every name is split. This module handles only what is as regular
+as the output of ``tarfile``, WebDataset or GNU tar for a folder of pairs. Everything else, such as other kinds of members,
+long names, sizes in base 256, a sample that lacks a member, or a damaged header, is left to the other parser, which also
+raises the errors.
 """
 
 from __future__ import annotations
@@ -23,29 +24,34 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STRETCH_BYTES_MIN = 64 << 10
-"""Below, numpy's calls cost more than the loop that they replace."""
+"""Fewest members to handle here. With fewer, NumPy's calls cost more than the loop that they replace."""
 
 SHORT_BYTES_MAX = 32
-"""Of values that are cheaper to gather than to slice one by one."""
+"""Longest values that are gathered together, which is cheaper than slicing them one by one."""
 
-_MARK = slice(256, 264)  # the magic, with the bytes around it that make it eight
+_MARK = slice(256, 264)  # the magic string with the bytes around it, eight in total
 _PAX_KIND = ord("x")
 _REGULAR_KIND = ord("0")
-_PREFIX = 189  # its first byte, counted from the kind of the member
-_POWERS = 8 ** np.arange(10, -1, -1)  # of the digits of a size
+_PREFIX = 189  # its position, counted from the kind of the member
+_POWERS = 8 ** np.arange(10, -1, -1)  # the values of the digits of a size
 _SUM_POWERS = 8 ** np.arange(5, -1, -1)
 _DOT_IN_BASENAME = re.compile(rb"\.[^/\n]*\n").search
-_BAD_IN_KEYS = (b"\n__", b"\n\n", b"/\n", b"\0")  # of metadata, empty, without a basename; keys between line ends
+_BAD_IN_KEYS = (
+    b"\n__",
+    b"\n\n",
+    b"/\n",
+    b"\0",
+)  # keys that are metadata, empty, or without a basename; keys are separated by line ends
 
 
 class Heads(NamedTuple):
-    """Headers of regular members that follow each other.
+    """Headers of consecutive regular members.
 
     Attributes:
-        names: As stored.
-        origins: int64[n]: where each begins, its PAX header included.
-        starts: int64[n]: where its value does.
-        ends: int64[n]: where that ends.
+        names: Names of the members, as stored.
+        origins: int64[n]: positions in the chunk at which the members begin, including their PAX headers.
+        starts: int64[n]: positions at which their values begin.
+        ends: int64[n]: positions at which their values end.
     """
 
     names: list[bytes]
@@ -55,40 +61,45 @@ class Heads(NamedTuple):
 
 
 def read_heads(view: memoryview, at: int) -> Heads | None:
-    """The members from view[at] on, where a header begins; the last one's value may be cut off. None: not regular."""
+    """Find the members from view[at] on, where a header begins. The last value may be cut off.
+
+    Returns None if they are not regular.
+    """
     count = (len(view) - at) // BLOCK_BYTES
     if count * BLOCK_BYTES < STRETCH_BYTES_MIN or bytes(view[at + 257 : at + 262]) != b"ustar":
         return None
     blocks = np.frombuffer(view, np.uint8, count * BLOCK_BYTES, at).reshape(count, BLOCK_BYTES)
     marks = blocks[:, _MARK].view(np.uint64)[:, 0]
-    rows = np.flatnonzero(marks == marks[0])  # blocks that look like headers, data that does so included
+    rows = np.flatnonzero(marks == marks[0])  # blocks that look like headers, some of which may be data
     heads = blocks.take(rows, axis=0)
     sizes = _sizes(heads)
     follow = rows + 1 + ((sizes + BLOCK_BYTES - 1) >> 9)
-    broken = np.flatnonzero(follow[:-1] != rows[1:])  # the chain from header to header holds up to there
+    broken = np.flatnonzero(follow[:-1] != rows[1:])  # up to here each header leads to the next
     if len(broken):
         kept = int(broken[0]) + 1
         rows, heads, sizes = rows[:kept], heads[:kept], sizes[:kept]
     is_pax = heads[:, 156] == _PAX_KIND
-    if is_pax[-1]:  # describes a member that is not here
+    if is_pax[-1]:  # it describes a member that is not in this chunk
         rows, heads, sizes, is_pax = rows[:-1], heads[:-1], sizes[:-1], is_pax[:-1]
     if len(rows) < 2 or not _are_sound(heads, is_pax) or not _are_harmless(blocks, rows, sizes, is_pax):
         return None
     members = np.flatnonzero(~is_pax)
     names = np.ascontiguousarray(heads[members, :100]).view("S100")[:, 0].tolist()
-    origins = rows[members] - is_pax[members - 1] * (members > 0) * 2  # a PAX header of one block, and its records
+    origins = (
+        rows[members] - is_pax[members - 1] * (members > 0) * 2
+    )  # a PAX header of one block, followed by its records
     starts = at + BLOCK_BYTES * (rows[members] + 1)
     return Heads(names, at + BLOCK_BYTES * origins, starts, starts + sizes[members])
 
 
 def _sizes(heads: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """int64[n]: what they say, nonsense where it is not in octal digits: see `_are_sound`."""
+    """Return the sizes in the headers, int64[n]. They are valid only if `_are_sound` accepts the headers."""
     found: NDArray[np.int64] = (heads[:, 124:135] ^ 0x30).astype(np.int64) @ _POWERS
     return found
 
 
 def _are_sound(heads: NDArray[np.uint8], is_pax: NDArray[np.bool_]) -> bool:
-    """Whether all are headers of regular members without a prefix, or PAX headers, and have their checksums."""
+    """Whether all blocks are headers of regular members without a prefix, or PAX headers, with correct checksums."""
     if ((heads[:, 124:135] ^ 0x30) > 7).any() or (heads[:, 135] & 0xDF).any():
         return False
     if ((heads[:, 148:154] ^ 0x30) > 7).any() or heads[:, 154].any() or (heads[:, 155] != 0x20).any():
@@ -114,7 +125,7 @@ def _are_sound(heads: NDArray[np.uint8], is_pax: NDArray[np.bool_]) -> bool:
 def _are_harmless(
     blocks: NDArray[np.uint8], rows: NDArray[np.int64], sizes: NDArray[np.int64], is_pax: NDArray[np.bool_]
 ) -> bool:
-    """Whether the PAX headers' records change neither name nor size, as ``is_harmless``; each is followed by a member."""
+    """Whether no PAX header changes a name or a size, as for ``is_harmless``, and each is followed by a member."""
     described = np.flatnonzero(is_pax)
     if not len(described):
         return True
@@ -129,13 +140,13 @@ def _are_harmless(
 
 
 class Stretch(NamedTuple):
-    """Samples of which all have the same fields, one behind the other.
+    """Consecutive samples that all have the same fields.
 
     Attributes:
-        heads: Of all members that were looked at.
-        first: Number of the one with which the samples begin.
-        names: Of the fields.
-        keys: Of the samples.
+        heads: Headers of all members that were examined.
+        first: Index of the member with which the samples begin.
+        names: Field names.
+        keys: Keys of the samples.
     """
 
     heads: Heads
@@ -145,16 +156,19 @@ class Stretch(NamedTuple):
 
     @property
     def begin(self) -> int:
-        """Where in the chunk they begin."""
+        """Position in the chunk of the first sample."""
         return int(self.heads.origins[self.first])
 
     @property
     def first_name(self) -> bytes:
-        """Of their first member."""
+        """Name of the first member."""
         return self.heads.names[self.first]
 
     def cut(self, view: memoryview, base_bytes: int) -> tuple[Samples, int]:
-        """The samples, their values copied out of `view`, and where in it they end; it begins at `base_bytes`."""
+        """Return the samples, with values copied from `view`, and where in `view` they end.
+
+        `base_bytes` is the offset of `view` in the shard.
+        """
         each, first = len(self.names), self.first
         end = first + each * len(self.keys)
         bounds = self.heads.origins[first : end + 1 : each]
@@ -166,21 +180,21 @@ class Stretch(NamedTuple):
 
 
 def _values(view: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[bytes]:
-    """Copied out of `view`. Short ones, labels mostly, by one gather: their blocks are filled up with zeros."""
+    """Copy values from `view`. Short ones, mostly labels, are gathered together, because their blocks are padded with zeros."""
     sizes = ends - starts
     width = int(sizes.max())
     if 0 < width <= SHORT_BYTES_MAX:
         wide = np.frombuffer(view, np.uint8)[starts[:, None] + np.arange(width)]
         found: list[bytes] = wide.view(f"S{width}")[:, 0].tolist()
-        if list(map(len, found)) == sizes.tolist():  # else a value ends in zeros, or has others behind it
+        if list(map(len, found)) == sizes.tolist():  # otherwise a value ends in zeros, or nonzero bytes follow it
             return found
     return [view[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def find_stretch(view: memoryview, at: int, prefix: bytes) -> Stretch | None:
-    """The whole samples from view[at] on, where a header begins, but those that are of the sample with this prefix.
+    """Find the complete samples from view[at] on, where a header begins, except members of the sample with `prefix`.
 
-    The last one is left out: it may have more members. None: not regular.
+    The last sample is left out, because it may have more members. Returns None if the members are not regular.
     """
     heads = read_heads(view, at)
     if heads is None:
@@ -202,7 +216,7 @@ def find_stretch(view: memoryview, at: int, prefix: bytes) -> Stretch | None:
 
 
 def _keys(names: list[bytes], first: int, suffixes: list[bytes]) -> list[bytes] | None:
-    """Of the samples from the first member on, where all have members with these suffixes."""
+    """Number of samples, from the first member on, whose members have exactly these suffixes."""
     each = len(suffixes)
     end = first + (len(names) - first - 1) // each * each
     firsts = names[first:end:each]
@@ -216,12 +230,12 @@ def _keys(names: list[bytes], first: int, suffixes: list[bytes]) -> list[bytes] 
     following = names[end]
     slash = following.rfind(b"/") + 1
     if following.find(b".", slash) <= slash or following.startswith((b"__", keys[-1] + b".")):
-        return None  # bytes that belong to no sample count as the one's before them
+        return None  # bytes that belong to no sample count towards the sample before them
     return None if any(map(eq, keys, islice(keys, 1, None))) else keys
 
 
 def _texts(keys: list[bytes]) -> list[str] | None:
-    """Keys as text; None where one of them is no sample's, or has a dot in its basename."""
+    """Return the keys as text, or None if one of them is not a key or has a dot in its basename."""
     text = b"\n".join([b"", *keys, b""])
     if text.count(b"\n") != len(keys) + 1 or any(bad in text for bad in _BAD_IN_KEYS):
         return None
@@ -231,7 +245,7 @@ def _texts(keys: list[bytes]) -> list[str] | None:
 
 
 def _field_names(suffixes: list[bytes]) -> tuple[str, ...] | None:
-    """Of the fields, from suffixes with their dot; None where the other parser has something to say of them."""
+    """Return field names for suffixes that begin with a dot, or None if the other parser must handle them."""
     fields = tuple(decode_name(suffix[1:]).lower() for suffix in suffixes)
     if any(b"/" in suffix or b"\0" in suffix for suffix in suffixes) or len(set(fields)) < len(fields):
         return None

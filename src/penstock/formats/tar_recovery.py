@@ -1,9 +1,10 @@
-"""What ``skip_sample`` means in a tar: go on at the next header.
+"""Implements ``skip_sample`` for tar: parsing continues at the next valid header.
 
-Members say only how long they are, so after a corrupt header the next one is looked for: a block at a multiple of 512
-bytes that says ``ustar`` and has its checksum. Neither the sample before the corrupt place nor the first after it is
-given: each may lack a member, and half a sample is worse than none. Old archives (v7) do not say ``ustar``: the rest of
-those is passed over. A tar stored in a tar looks like a part of it; such a shard is better read with ``skip_shard``.
+A header only contains the length of its member, so after a corrupt one the parser searches for the next: a block at a
+multiple of 512 bytes that contains ``ustar`` and a correct checksum. It skips both the sample before the corrupt bytes and
+the first sample after them, because each may lack a member, and half a sample is worse than none. Old archives (v7) do not
+contain ``ustar``, so the rest of such an archive is skipped. A tar stored inside a tar looks like a part of it; such a
+shard is better read with ``skip_shard``.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class RecoveringParser(ShardParser):
-    """Base of ``TarParser``: repeats ``_go_on`` over a chunk, until all of it was parsed or passed over."""
+    """Base of ``TarParser`` that repeats ``_go_on`` over a chunk until all of it was parsed or skipped."""
 
-    _tail: bytes  # of a header that spans chunks
+    _tail: bytes  # the start of a header that spans chunks
 
     def __init__(self, shard: str, *, start_offset_bytes: int = 0, on_corrupt: OnCorrupt = "raise") -> None:
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
-        self._lost_offset_bytes: int | None = None  # from where on no header was found yet
-        self._partial = False  # the sample that comes next may lack a member
-        self._after_bytes = 0  # in the shard: where the headers end that are to blame for the last error
+        self._lost_offset_bytes: int | None = None  # offset from which no header has been found yet
+        self._partial = False  # whether the next sample may lack a member
+        self._after_bytes = 0  # offset in the shard at which the headers that caused the last error end
 
     @abstractmethod
     def _go_on(self, view: memoryview, at: int, samples: list[Sample]) -> None:
-        """Parse view[at:], after what the last chunk left open where `at` is 0."""
+        """Parse view[at:]. If `at` is 0, first finish what the last chunk left incomplete."""
 
     @abstractmethod
     def _forget(self) -> int | None:
-        """Drop what is held of an incomplete sample; where in the shard it began, None where nothing is held."""
+        """Drop what is held of an incomplete sample. Returns its offset in the shard, or None if nothing was held."""
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         at = 0
@@ -58,7 +59,7 @@ class RecoveringParser(ShardParser):
                 return
 
     def _settle(self, samples: list[Sample], count: int) -> None:
-        """Leave out the first sample after a corrupt place; `count`: of samples before this round."""
+        """Remove the first sample after corrupt bytes; `count` is the number of samples before this round."""
         if self._partial and len(samples) > count:
             self._partial = False
             sample = samples.pop(count)
@@ -66,10 +67,10 @@ class RecoveringParser(ShardParser):
             self.skipped_bytes += sample.size_bytes or 0
 
     def _lose(self, error: CorruptShardError, offset_bytes: int) -> int:
-        """Note the error; where in the chunk to look for a header: the first block after the corrupt ones.
+        """Note the error. Returns where in the chunk to search for a header: at the first block after the corrupt ones.
 
-        Not the first after the error's offset: that may lie in a chunk that is gone, and then the answer would depend on
-        where chunks are cut.
+        It is not the first block after the offset of the error. That may lie in an earlier chunk, and then the result would
+        depend on how the shard is cut into chunks.
         """
         begin_bytes = self._forget()
         self._note(error, 0)
@@ -78,7 +79,7 @@ class RecoveringParser(ShardParser):
         return self._after_bytes - self._offset_bytes
 
     def _seek(self, view: memoryview, at: int) -> int:
-        """The next header in view[at:]; while there is none, all of it is passed over."""
+        """Find the next header in view[at:]; if there is none, skip all of it."""
         tail, self._tail = self._tail, b""
         if tail:
             at = BLOCK_BYTES - len(tail)
@@ -87,7 +88,7 @@ class RecoveringParser(ShardParser):
                 self._tail = block
                 return at
             if _is_header(block):
-                self._tail = tail  # as if it had been an ordinary tail
+                self._tail = tail  # treat it like an ordinary tail
                 return self._found(0, len(tail))
         else:
             at += -(self._offset_bytes + at - self._start_offset_bytes) % BLOCK_BYTES
@@ -110,7 +111,7 @@ class RecoveringParser(ShardParser):
     def _corrupt_until(
         self, after_bytes: int, what: str, offset_bytes: int | None, *, hint: str | None = None
     ) -> CorruptShardError:
-        """As ``_corrupt``, for an error behind which parsing may go on: at the first block from `after_bytes` on."""
+        """Return the error of ``_corrupt`` where parsing may continue at the first block from `after_bytes` on."""
         self._after_bytes = after_bytes
         return self._corrupt(what, offset_bytes, hint=hint)
 

@@ -1,11 +1,11 @@
-"""Samples in, a tar shard out: the same bytes for the same samples, wherever and whenever it is written.
+"""Writes tar shards. The same samples always give the same bytes.
 
-Owners and times are zero and modes 0644, fields are sorted: two runs of one packer give equal shards, so checksums and
-ETags can be compared, and a repeated upload is recognised. Headers are ustar; a name that is long or not ASCII, and a
-size beyond 8 GiB, go into a PAX header before it, which every tar since 2001 reads. (ustar's own splitting of long
-names into prefix and name is not used: it holds 255 bytes at most, and only with a slash in the right place.)
+Owners and times are zero, modes are 0644, and fields are sorted. Two runs of one packer therefore give equal shards, whose
+checksums and ETags can be compared, and a repeated upload is recognised. Headers are ustar. A name that is long or not
+ASCII, or a size beyond 8 GiB, goes into a PAX header, which every tar since 2001 reads. ustar could also split a long name
+into a prefix and a name, but that is limited to 255 bytes and needs a slash in the right place, so it is not used.
 
-A sample that would not read back equal is refused before any of its bytes is written.
+A sample that would not read back equal is refused before any of its bytes are written.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _SIZE_BYTES_MAX = 8**11 - 1  # 11 octal digits
 _HEAD = b"%-100b0000644\0" + b"0000000\0" * 2 + b"%011o\0" + b"%011o\0" % 0
 _TAIL = b"%b" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2 + bytes(167)
 _TAILS = {kind: (_TAIL % kind, sum(_TAIL % kind) + 8 * 0x20) for kind in (b"0", b"x")}
-"""By the kind of a member, what stands behind the checksum, and its part of that."""
+"""For each kind of member: the bytes after the checksum, and their contribution to it."""
 
 
 class TarWriter:
     """Writes samples as a tar shard.
 
     Args:
-        write: Takes the next bytes of the shard, in order, e.g. ``store.writer(key).write`` or ``file.write``. They are
-            valid only during the call. Where it raises, the shard is broken.
+        write: Function that takes the next bytes of the shard, such as ``store.writer(key).write`` or ``file.write``. The
+            bytes are valid only during the call. If the function raises, the shard is broken.
 
-    Cost: holds nothing; per field one small call for the header, one for the value, one for its padding.
+    Cost: holds nothing. Each field takes one call for the header, one for the value, and one for its padding.
     """
 
     def __init__(self, write: Callable[[Buffer], object]) -> None:
@@ -49,20 +49,20 @@ class TarWriter:
 
     @property
     def offset_bytes(self) -> int:
-        """Bytes written so far; where the next sample will begin."""
+        """Number of bytes written so far, at which the next sample will begin."""
         return self._offset_bytes
 
     def add(self, sample: Mapping[str, Buffer | str]) -> ByteRange:
         """Append one sample: ``{"__key__": "train/000007", "png": <bytes>, "cls": "3"}``.
 
-        Texts are stored as UTF-8. ``__shard__``, ``__position__`` and ``__valid__`` are passed over, so that a loader's
-        samples can be written again.
+        Strings are stored as UTF-8. ``__shard__``, ``__position__`` and ``__valid__`` are ignored, so that samples from a
+        loader can be written again.
 
         Returns:
-            Where in the shard it lies, its headers and padding included: a parser can start at its start.
+            The sample's span in the shard, including headers and padding; a parser can start at its first byte.
 
         Raises:
-            ConfigError: It would not read back equal, or the shard is finished; nothing was written.
+            ConfigError: The sample would not read back equal, or the shard is finished. Nothing was written.
         """
         if self._finished:
             raise ConfigError("the shard is finished", hint="one TarWriter writes one shard")
@@ -86,7 +86,7 @@ class TarWriter:
         return ByteRange(start, self._offset_bytes)
 
     def finish(self) -> int:
-        """Write the end-of-archive mark, once; the shard's length in bytes."""
+        """Write the end-of-archive mark, once. Returns the shard's length in bytes."""
         if not self._finished:
             self._put(bytes(2 * BLOCK_BYTES))
             self._finished = True
@@ -99,7 +99,7 @@ class TarWriter:
 
 
 def headers(name: str, size_bytes: int) -> bytes:
-    """The header of a member, after a PAX header where ustar cannot say it; a multiple of 512 bytes."""
+    """Return the header of a member, preceded by a PAX header if ustar cannot represent it; a multiple of 512 bytes."""
     raw = name.encode("utf-8")
     records = b""
     if len(raw) > _NAME_BYTES_MAX or not raw.isascii():
@@ -122,7 +122,7 @@ def _header(name: bytes, kind: bytes, size_bytes: int) -> bytes:
 
 
 def _record(keyword: bytes, value: bytes) -> bytes:
-    r"""``b"<length> <keyword>=<value>\n"``, where the length counts its own digits."""
+    r"""Return the PAX record ``b"<length> <keyword>=<value>\n"``, whose length includes its own digits."""
     body = b" %b=%b\n" % (keyword, value)
     length = len(body)
     while len(b"%d" % length) + len(body) != length:
@@ -131,10 +131,10 @@ def _record(keyword: bytes, value: bytes) -> bytes:
 
 
 def bytes_of(field: str, value: object) -> Buffer:
-    """`value` as bytes, a text as UTF-8.
+    """Return `value` as bytes, with strings encoded as UTF-8.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The value is neither bytes nor a string.
     """
     if isinstance(value, str):
         return value.encode("utf-8")

@@ -1,13 +1,13 @@
-"""TFRecord shards: length, CRC of the length, bytes, CRC of the bytes; both verified.
+"""Parses TFRecord shards and verifies both checksums of each record.
 
-Little endian: ``uint64 length, uint32 masked CRC32C of it, uint8[length], uint32 masked CRC32C of those``. A record is a
-``tf.train.Example``, whose features become fields, or anything, then the sample has one field, ``record``. Nothing in
-the shard says which: ``auto`` goes by the shard's first sound record, so reading can only begin inside a shard once that
-is known. A sample's key is the text of its feature ``__key__``; without one it is where the record begins, twelve digits,
-so that it does not depend on where reading began.
+A record, in little endian, is ``uint64 length, uint32 masked CRC32C of the length, uint8[length], uint32 masked CRC32C of the
+bytes``. It holds a ``tf.train.Example``, whose features become fields, or anything else, and then the sample has one field,
+``record``. The shard does not state which. With ``auto`` the first valid record decides, so reading can only begin inside
+a shard once that is known. A sample's key is its feature ``__key__``. Without one it is the offset of the record in twelve
+digits, which does not depend on where reading began.
 
-A shard whose bytes do not have their CRC loses that record; one whose length does not have it, the rest: nobody knows
-where the next begins.
+A wrong CRC of the bytes loses that record. A wrong CRC of the length loses the rest of the shard, because the position of
+the next record is unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Content: TypeAlias = Literal["auto", "example", "record"]
 
 DECIDED: dict[Content, str] = {"example": "tfrecord-example", "record": "tfrecord-raw"}
-"""The format of a shard, by the content of its first record."""
+"""The format of a shard for each content of its first record."""
 
 HEAD_BYTES = 12
 FOOT_BYTES = 4
@@ -35,21 +35,21 @@ _UNPACK = struct.Struct("<QI").unpack_from
 _UNPACK_CRC = struct.Struct("<I").unpack_from
 
 HEADS_KNOWN_MAX = 16384
-"""Heads kept verified; the lengths of a shard's records lie in a few thousand numbers."""
+"""Number of verified record headers to remember. The records of a shard have a few thousand distinct lengths."""
 
 
 def masked_crc(data: Buffer) -> int:
-    """CRC32C as TFRecord stores it: rotated and offset, so that a CRC of data that holds CRCs stays a good one."""
+    """Compute a CRC32C as TFRecord stores it: rotated and offset, so that a CRC of data that contains CRCs stays effective."""
     return masked(crc32c(data))
 
 
 def masked(crc: int) -> int:
-    """A CRC32C that is known already, as TFRecord stores it."""
+    """Convert a CRC32C to the form in which TFRecord stores it."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def is_tfrecord(head: bytes) -> bool:
-    """Whether `head` begins with a length and its CRC: wrong once in four billion."""
+    """Whether `head` begins with a length and its CRC, which other data does once in four billion times."""
     return len(head) >= HEAD_BYTES and _UNPACK(head)[1] == masked_crc(head[:8])
 
 
@@ -57,15 +57,16 @@ class TFRecordParser(FramedParser):
     """Samples of one TFRecord shard.
 
     Args:
-        shard: URL or key, for errors.
-        start_offset_bytes: Where in the shard the first chunk begins: 0, or a ``Sample.offset_bytes``.
-        on_corrupt: See ``parsing.py``.
-        content: ``example``: features as fields; ``record``: one field of that name; ``auto``: as the first record is.
+        shard: URL or key, for error messages.
+        start_offset_bytes: Offset in the shard at which the first chunk begins: 0, or a ``Sample.offset_bytes``.
+        on_corrupt: Policy for corrupt bytes, as ``parsing.py`` describes.
+        content: ``example`` for features as fields, ``record`` for one field of that name, or ``auto`` to decide by the
+            first record.
 
     Raises:
         ConfigError: Reading begins inside the shard and `content` is ``auto``.
 
-    Cost: holds one incomplete record; slices of a chunk keep that chunk alive.
+    Cost: holds one incomplete record. Slices of a chunk keep that chunk alive.
     """
 
     MAY_BE_EMPTY = True
@@ -81,8 +82,8 @@ class TFRecordParser(FramedParser):
         super().__init__(shard, start_offset_bytes=start_offset_bytes, on_corrupt=on_corrupt)
         self._content = content
         self._check_entry(content, "tfrecord-example or tfrecord-raw")
-        self._is_first = not start_offset_bytes  # whether the next sound record is the shard's first
-        self._heads_known: dict[bytes, int] = {}  # as stored: the record's whole size
+        self._is_first = not start_offset_bytes  # whether the next valid record is the first of the shard
+        self._heads_known: dict[bytes, int] = {}  # stored header -> size of the whole record
 
     def _scan(self, view: memoryview, at: int, samples: list[Sample]) -> tuple[int, int]:
         if self._groups is not None and self._content != "record":
@@ -119,7 +120,7 @@ class TFRecordParser(FramedParser):
         return at, HEAD_BYTES + FOOT_BYTES
 
     def _scan_columns(self, view: memoryview, at: int, samples: list[Sample]) -> int:
-        """Take in the records from view[at:] on at once, where they are sound and alike; where the rest begins."""
+        """Parse the records from view[at:] on at once if they are valid and alike. Returns where the rest begins."""
         from penstock.formats.tfrecord_columns import read_examples, read_frames
 
         frames = read_frames(view, at)
@@ -134,7 +135,7 @@ class TFRecordParser(FramedParser):
         return int(frames.ends[-1]) + FOOT_BYTES
 
     def _decide(self, record: memoryview) -> Content:
-        """Note what the shard's first record says of all; as what they are to be read."""
+        """Determine the content of all records from the first. Returns as what to read them."""
         found = content_of(record)
         self.decided_format = DECIDED[found]
         self._is_first = False
@@ -146,7 +147,7 @@ class TFRecordParser(FramedParser):
         size_bytes, crc = _UNPACK(head)
         if masked_crc(head[:8]) != crc:
             raise self._corrupt(
-                f"no TFRecord: the length of a record ({size_bytes}) does not have its CRC32C",
+                f"not a TFRecord shard: the length of a record ({size_bytes}) does not have its CRC32C",
                 offset_bytes,
                 hint=self._hint(head, offset_bytes),
             )
@@ -163,7 +164,10 @@ class TFRecordParser(FramedParser):
 
 
 def content_of(record: memoryview) -> Content:
-    """What `record`, a shard's first, says of all of them: an Example has a feature, and ``__key__`` is a key if it is one."""
+    """Determine the content of all records from `record`, the first of the shard.
+
+    An Example must have at least one feature, and its ``__key__``, if it has one, must be a valid key.
+    """
     try:
         fields = parse_example(record)
         if "__key__" in fields:

@@ -1,8 +1,8 @@
-"""Many TFRecords at once: those of a stretch whose Examples all have the first one's features, by numpy.
+"""Parses many TFRecords at once with NumPy, in a run of Examples that all have the features of the first.
 
-`TFRecordParser` asks for this where its caller wants columns. Lengths and both CRCs are verified as by the other parser;
-the Examples are taken apart by cursors, one for each record, that go through the message side by side. Whatever is not a
-list of one value, or comes in another order than in the first record, is not found here, and left to the other parser.
+`TFRecordParser` uses this if its caller wants columns. Lengths and both CRCs are verified as in the other parser. The
+Examples are parsed in parallel by an array with one position for each record. Features that are not lists of one value, or
+that come in another order than in the first record, are left to the other parser.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from penstock.formats.example import FeatureHead
 
 RECORDS_MIN = 16
-"""Below, numpy's calls cost more than the loop that they replace."""
+"""Fewest records to handle here. With fewer, NumPy's calls cost more than the loop that they replace."""
 
 RECORD_BYTES_MAX = 1 << 20
-"""Of the first: with large ones nothing is gained. Also keeps all lengths within three bytes of a varint."""
+"""Largest first record: large records gain nothing here. The bound also limits lengths to three bytes of a varint."""
 
 _HEAD_BYTES, _FOOT_BYTES = 12, 4
-_LENGTH_BYTES_MAX = 3  # of a varint that is a length
+_LENGTH_BYTES_MAX = 3  # bytes of a varint that is a length
 _VALUE_BYTES_MAX = 10
 _UNPACK_SIZE = struct.Struct("<Q").unpack_from
 _SIZES_KNOWN_MAX = 16384
 
-_size_crcs: dict[int, int] = {}  # of the eight bytes of a length, not masked
+_size_crcs: dict[int, int] = {}  # length -> unmasked CRC of its eight bytes
 
 
 class _NotAlikeError(Exception):
-    """The records are not all of the shape that is read here."""
+    """The records do not all have the shape that this module handles."""
 
 
 class Frames(NamedTuple):
-    """Whole records that follow each other, their CRCs verified.
+    """Consecutive complete records whose CRCs were verified.
 
     Attributes:
-        starts: int64[n]: where each one's bytes begin in the chunk.
-        ends: int64[n]: where they end.
+        starts: int64[n]: positions in the chunk at which the bytes of the records begin.
+        ends: int64[n]: positions at which they end.
     """
 
     starts: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Frames(NamedTuple):
 
 
 def read_frames(view: memoryview, at: int) -> Frames | None:
-    """The records from view[at] on that are whole; None: few, large, or damaged."""
+    """Find the complete records from view[at] on. Returns None if they are too few, too large, or damaged."""
     starts, crcs, length, most = [], [], len(view), _HEAD_BYTES + _FOOT_BYTES + RECORD_BYTES_MAX
     while at + _HEAD_BYTES <= length:
         size = _UNPACK_SIZE(view, at)[0] + _HEAD_BYTES + _FOOT_BYTES
@@ -88,18 +88,18 @@ def _masked(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _stored(data: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """uint32[n]: little endian, at any byte."""
+    """Read little-endian uint32[n] at any positions."""
     found: NDArray[np.uint32] = data[at[:, None] + np.arange(4)].view("<u4")[:, 0]
     return found
 
 
 def read_examples(view: memoryview, frames: Frames, base_bytes: int) -> Samples | None:
-    """The records as Examples, values copied out of `view`; None: they are not all like the first.
+    """Parse records as Examples, with values copied from `view`. Returns None if they are not all like the first.
 
     Args:
         view: The chunk.
-        frames: Its records.
-        base_bytes: Where in the shard the chunk begins.
+        frames: The records in the chunk.
+        base_bytes: Offset of the chunk in the shard.
     """
     first = view[int(frames.starts[0]) : int(frames.ends[0])]
     features = feature_heads(first)
@@ -116,7 +116,7 @@ def read_examples(view: memoryview, frames: Frames, base_bytes: int) -> Samples 
     if "__key__" in names:
         place = names.index("__key__")
         if not features[place].is_bytes:
-            return None  # the other parser says what is wrong
+            return None  # the other parser raises the error
         try:
             keys = [key_of(value) for value in columns.pop(place)]
         except ValueError:
@@ -136,7 +136,7 @@ def _values(view: memoryview, frames: Frames, features: list[FeatureHead]) -> li
     for feature in features:
         at = _expect(data, at, b"\x0a", frames.ends)
         size, at = _length(data, at, frames.ends)
-        end = at + size  # of the entry; all that is in it ends there
+        end = at + size  # end of the map entry, and of everything in it
         if (end > frames.ends).any():
             raise _NotAlikeError
         at = _expect(data, at, b"\x0a" + bytes([len(feature.key)]) + feature.key + b"\x12", end)
@@ -157,7 +157,7 @@ def _values(view: memoryview, frames: Frames, features: list[FeatureHead]) -> li
 
 
 def _expect(data: NDArray[np.uint8], at: NDArray[np.int64], what: bytes, end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Behind `what`, which all have there."""
+    """Advance past `what`, which every record must have at its position."""
     behind = at + len(what)
     if (behind > end).any():
         raise _NotAlikeError
@@ -169,7 +169,7 @@ def _expect(data: NDArray[np.uint8], at: NDArray[np.int64], what: bytes, end: ND
 def _length(
     data: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(varints, where they end)."""
+    """Return the varints at these positions and where they end."""
     value = np.zeros(len(at), np.int64)
     more = np.ones(len(at), np.bool_)
     for number in range(_LENGTH_BYTES_MAX):
@@ -185,14 +185,14 @@ def _length(
 
 
 def _until(size: NDArray[np.int64], at: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`at`, from where all that is left is this long."""
+    """Return `at` after checking that `size` bytes from there reach exactly to `end`."""
     if (at + size != end).any():
         raise _NotAlikeError
     return at
 
 
 def _integers(data: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n]: one varint each."""
+    """Decode one varint for each record to int64[n]."""
     sizes = end - at
     if sizes.min() < 1 or sizes.max() > _VALUE_BYTES_MAX or (data[end - 1] > 0x7F).any():
         raise _NotAlikeError

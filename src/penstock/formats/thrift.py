@@ -1,7 +1,7 @@
-"""Thrift's compact protocol, to read the footer of Parquet: structs as dicts by field number.
+"""Reads Thrift's compact protocol, in which the footer of Parquet is written. Structs become dicts by field number.
 
-pyarrow reads footers too, but where a column's description is damaged, asking it for that column ends the process
-(``terminate called``, pyarrow 26), and no error can be raised. What is read here is checked here.
+pyarrow reads footers too, but if the description of a column is damaged, accessing that column aborts the process
+(``terminate called``, pyarrow 26) instead of raising an error. This module checks what it reads.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _ST
 
 
 def read_struct(data: bytes) -> Struct:
-    """The struct that `data` begins with. Texts are bytes, lists are lists; maps are passed over.
+    """Parse the struct at the start of `data`. Strings are bytes, lists are lists, and maps are ignored.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The struct is invalid.
     """
     return read_struct_at(data, 0)[0]
 
 
 def read_struct_at(data: bytes | memoryview, at: int) -> tuple[Struct, int]:
-    """The struct that begins at byte `at` of `data`, and where it ends. Texts are slices of `data`.
+    """Parse the struct at byte `at` of `data`. Returns it and where it ends. Strings are slices of `data`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The struct is invalid.
     """
     try:
         return _struct(data, at, DEPTH_MAX)
@@ -81,7 +81,7 @@ def _value(data: bytes | memoryview, at: int, kind: int, depth: int) -> tuple[An
 def _list(data: bytes | memoryview, at: int, depth: int) -> tuple[list[Any], int]:
     head = data[at]
     count, at = (head >> 4, at + 1) if head >> 4 < 15 else _varint(data, at + 1)
-    if count > len(data) - at:  # each item takes a byte at least
+    if count > len(data) - at:  # each item takes at least one byte
         raise ValueError(f"a list of {count} items does not fit into its footer")
     items = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Bytes that a format says are numbers, as views with a type and a shape: no copy, and ``np.asarray`` takes them."""
+"""Views with a type and a shape of bytes that hold numbers. They are not copied, and ``np.asarray`` takes them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ITEM_BYTES = {"B": 1, "b": 1, "H": 2, "h": 2, "e": 2, "I": 4, "i": 4, "f": 4, "Q": 8, "q": 8, "d": 8}
-"""Of the types that occur, by their letter in ``struct``; native order, which is the little endian of all formats."""
+"""Size of each type that occurs, by its letter in ``struct``. Native order is little endian, as in all formats."""
 
 
 def typed(value: memoryview, form: str, shape: Sequence[int] | None = None) -> memoryview:
-    """`value`, uint8[length], as items of type `form` in `shape`; None: one dimension, as many as there are.
+    """Return `value`, uint8[length], as a view of items of type `form` with `shape`; None is one dimension of any length.
 
     Raises:
-        ValueError: The length does not fit.
+        ValueError: The length does not match.
     """
     item_bytes = ITEM_BYTES[form]
     if shape is None:
@@ -25,7 +25,7 @@ def typed(value: memoryview, form: str, shape: Sequence[int] | None = None) -> m
         size_bytes *= extent
     if size_bytes != len(value):
         raise ValueError(f"{len(value)} bytes are not items of {item_bytes} bytes in shape {tuple(shape)}")
-    if form == "e" or not size_bytes or not shape:  # which ``cast`` cannot make
+    if form == "e" or not size_bytes or not shape:  # ``cast`` cannot create this shape
         import numpy as np
 
         return view_of_array(np.frombuffer(value, np.dtype(form)).reshape(shape))
@@ -34,5 +34,5 @@ def typed(value: memoryview, form: str, shape: Sequence[int] | None = None) -> m
 
 
 def view_of_array(array: Any) -> memoryview:
-    """A view of a numpy array, with its type and shape."""
+    """Return a view of a NumPy array with its type and shape."""
     return memoryview(array)

@@ -1,13 +1,14 @@
-"""zip shards: the central directory first, then members by range.
+"""Reads zip shards: first the central directory, then members by range.
 
-Members are grouped to samples by WebDataset's rules (see ``sample.py``), over the whole archive: the directory names
-them all, so ``images/7.jpg`` and, a gigabyte later, ``images/7.txt`` are one sample, of two spans. Samples come in the
-order of their first members' bytes. Stored members are slices; those by deflate, bzip2, LZMA and zstd are decompressed to
-the length that the directory says, not further. The CRC-32 of every member is verified. What is encrypted, compressed in
-another way, or spread over several files is an ``UnsupportedFormatError``.
+Members form samples by the rules of WebDataset (see ``sample.py``) across the whole archive. The directory names all of
+them, so ``images/7.jpg`` and, a gigabyte later, ``images/7.txt`` are one sample with two spans. Samples come in the order of
+their first members. Stored members are slices. Members compressed by deflate, bzip2, LZMA or zstd are decompressed up to
+the length in the directory and no further. The CRC-32 of every member is verified. Members that are encrypted or compressed
+in another way, and archives of several files, raise an ``UnsupportedFormatError``.
 
-An archive ends with a record that says where its directory is. Its mark may also be part of the comment behind it, so the
-record is the one whose comment ends with the archive and whose directory is there, with as many entries as it says.
+An archive ends with a record that contains the position of its directory. The signature of that record may also occur in
+the comment after it. The right record is therefore the one whose comment extends to the end of the archive, and whose
+directory exists and has the stated number of entries.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 DIRECTORY_BYTES_MAX = 1 << 30
-"""Of a central directory: ten million members, and what garbage can make us ask for."""
+"""Largest central directory, enough for ten million members. It also bounds what garbage can make the reader request."""
 
 _END = struct.Struct("<4s4H2IH")  # signature, disks, counts, size, offset, length of the comment
 _END_SIGNATURE = b"PK\x05\x06"
@@ -41,21 +42,21 @@ _ENTRY = struct.Struct("<4s6H3I5H2I")
 _ENTRY_SIGNATURE = b"PK\x01\x02"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_SIGNATURE = b"PK\x03\x04"
-_ENDS_MAX = 64  # marks of the end that are looked at: a comment may hold thousands
+_ENDS_MAX = 64  # signatures of the end record to examine, because a comment may contain thousands
 _STORED, _DEFLATED, _BZIP2, _LZMA, _ZSTD = 0, 8, 12, 14, 93
 _LZMA_HEAD_BYTES = 9  # version, length of the properties, properties
 _LZMA_DICTIONARY_BYTES_MIN = 4096
 _ENCRYPTED, _ENDS_BY_MARK = 1, 2  # flags
 _NAMES_SHOWN = 20
 _GROWTH_MAX = 1032
-"""Of deflate; a directory that promises more is not believed."""
+"""Most that deflate can expand data. A directory that announces more is treated as corrupt."""
 
 _GROWTH_BYTES = 64 << 20
-"""What other methods may grow beyond that: they store constants in next to nothing."""
+"""Bytes that other methods may expand beyond that, because they store constants in next to nothing."""
 
 
 class Member(NamedTuple):
-    """One file in the archive, as its directory says; ``end_bytes``: where the next one, or the directory, begins."""
+    """One file in the archive according to its directory; ``end_bytes`` is where the next file or the directory begins."""
 
     name: str
     method: int
@@ -73,9 +74,9 @@ def is_zip(head: bytes) -> bool:
 
 
 class ZipReader(ShardReader):
-    """Samples of one zip shard, each a unit; see ``ranged.py``.
+    """Reads the samples of one zip shard with the interface of ``ranged.py``. Each sample is a unit.
 
-    Cost: two or three reads for the directory; about 550 bytes of memory per member.
+    Cost: two or three reads for the directory, and about 550 bytes of memory per member.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class ZipReader(ShardReader):
         on_corrupt: OnCorrupt = "raise",
     ) -> None:
         super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
-        self._samples: list[tuple[str, dict[str, Member], int]] = []  # key, wanted members, where the first of all lies
+        self._samples: list[
+            tuple[str, dict[str, Member], int]
+        ] = []  # key, wanted members, offset of the first of all members
 
     def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
         if first:
@@ -101,7 +104,7 @@ class ZipReader(ShardReader):
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         if not self._size_bytes:
-            raise self._corrupt("no zip: it has 0 bytes", 0)
+            raise self._corrupt("not a zip archive: it has 0 bytes", 0)
         start = max(0, self._size_bytes - TAIL_BYTES - _END.size)
         tail = bytes((yield ByteRange(start, self._size_bytes)))
         refusal, ends = None, _ends(tail)
@@ -113,12 +116,12 @@ class ZipReader(ShardReader):
             else:
                 self._group(members)
                 return
-        if refusal is not None and any(_END.unpack_from(tail, ends[0])[1:3]):  # the numbers of its disks
+        if refusal is not None and any(_END.unpack_from(tail, ends[0])[1:3]):  # the disk numbers of the archive
             raise self._unsupported("the zip archive is spread over several files", self._size_bytes - _END.size)
-        raise refusal or self._corrupt("no zip: it has no end of a central directory", start)
+        raise refusal or self._corrupt("not a zip archive: it has no end of a central directory", start)
 
     def _directory(self, tail: bytes, start: int, at: int) -> Generator[ByteRange, Buffer, list[Member]]:
-        """The members that the record at byte `at` of `tail`, which begins at byte `start` of the shard, leads to."""
+        """Read the directory to which the end record at byte `at` of `tail` points; `tail` begins at byte `start`."""
         *_, count, directory_bytes, offset_bytes, _ = _END.unpack_from(tail, at)
         end_bytes, count_bits = start + at, 16
         if at >= _LOCATOR.size and tail.startswith(_LOCATOR_SIGNATURE, at - _LOCATOR.size):
@@ -126,9 +129,9 @@ class ZipReader(ShardReader):
             end_bytes, record = yield from self._zip64_record(told_bytes, end_bytes - _LOCATOR.size)
             *_, count, directory_bytes, offset_bytes = _END64.unpack(record)
             count_bits = 64
-        shift_bytes = end_bytes - directory_bytes - offset_bytes  # of an archive behind something else, a program
+        shift_bytes = end_bytes - directory_bytes - offset_bytes  # the archive may follow other data, such as a program
         if shift_bytes < 0 or directory_bytes > DIRECTORY_BYTES_MAX:
-            what = f"no zip: a central directory of {directory_bytes} bytes at byte {offset_bytes}"
+            what = f"not a zip archive: a central directory of {directory_bytes} bytes at byte {offset_bytes}"
             raise self._corrupt(what, end_bytes)
         begin_bytes = offset_bytes + shift_bytes
         if begin_bytes >= start:
@@ -136,23 +139,26 @@ class ZipReader(ShardReader):
         else:
             directory = bytes((yield ByteRange(begin_bytes, end_bytes)))
         members = self._members(directory, begin_bytes, shift_bytes)
-        if len(members) % (1 << count_bits) != count:  # some writers leave the upper bits away, and no zip64
+        if len(members) % (1 << count_bits) != count:  # some writers drop the upper bits and write no zip64 record
             what = f"the central directory has {len(members)} entries, and its end says {count}"
             raise self._corrupt(what, begin_bytes)
         return members
 
     def _zip64_record(self, told_bytes: int, locator_bytes: int) -> Generator[ByteRange, Buffer, tuple[int, bytes]]:
-        """Where the record is, and the record: where the locator says, or, behind a prefix, in front of the locator."""
+        """Return the offset of the zip64 record and the record.
+
+        It lies where the locator says or, if other data precedes the archive, directly before the locator.
+        """
         for begin_bytes in (told_bytes, locator_bytes - _END64.size):
             if not 0 <= begin_bytes <= locator_bytes - _END64.size:
                 continue
             record = bytes((yield ByteRange(begin_bytes, begin_bytes + _END64.size)))
             if record.startswith(_END64_SIGNATURE):
                 return begin_bytes, record
-        raise self._corrupt("no zip: it has no zip64 record where it says", locator_bytes)
+        raise self._corrupt("not a zip archive: it has no zip64 record at the stated offset", locator_bytes)
 
     def _members(self, directory: bytes, begin_bytes: int, shift_bytes: int) -> list[Member]:
-        """In the order of their bytes."""
+        """Parse the members, in the order of their offsets."""
         members, at = [], 0
         while at < len(directory):
             if not directory.startswith(_ENTRY_SIGNATURE, at) or len(directory) - at < _ENTRY.size:
@@ -208,7 +214,7 @@ class ZipReader(ShardReader):
 
 
 def _ends(tail: bytes) -> list[int]:
-    """Where in `tail` the record at the archive's end may begin, the most probable first."""
+    """Return the positions in `tail` at which the end record may begin, the most probable first."""
     found: list[int] = []
     at = tail.rfind(_END_SIGNATURE)
     while at >= 0 and len(found) < _ENDS_MAX:
@@ -218,12 +224,14 @@ def _ends(tail: bytes) -> list[int]:
     ends = {at: _END.unpack_from(tail, at) for at in found}
     exact = [at for at in found if at + _END.size + ends[at][-1] == len(tail)]
     if not exact:
-        return found[:1]  # something lies behind the archive, or the end of its comment is missing
-    return sorted(exact, key=lambda at: (ends[at][4] == 0, -at))  # one without entries lies anywhere
+        return found[:1]  # other data follows the archive, or the end of its comment is missing
+    return sorted(
+        exact, key=lambda at: (ends[at][4] == 0, -at)
+    )  # the least probable is a record without entries, which may occur anywhere
 
 
 def _read_entry(directory: bytes, at: int) -> tuple[Member, int]:
-    """The directory's entry at `at`, and where the next begins."""
+    """Parse the entry of the directory at `at`. Returns it and where the next entry begins."""
     (_, _, _, flags, method, _, _, crc, stored, size, name_bytes, extra_bytes, comment_bytes, _, _, _, offset) = (
         _ENTRY.unpack_from(directory, at)
     )
@@ -231,7 +239,7 @@ def _read_entry(directory: bytes, at: int) -> tuple[Member, int]:
     extra_start = name_start + name_bytes
     extra = directory[extra_start : extra_start + extra_bytes]
     name = directory[name_start:extra_start]
-    sizes = [size, stored, offset]  # in the order in which zip64 has those that do not fit
+    sizes = [size, stored, offset]  # in the order in which zip64 stores those that do not fit
     if 0xFFFFFFFF in sizes:
         wide = iter(_zip64(extra))
         sizes = [next(wide, value) if value == 0xFFFFFFFF else value for value in sizes]
@@ -252,11 +260,11 @@ def _zip64(extra: bytes) -> tuple[int, ...]:
 
 
 def _value(member: Member, spans: Sequence[ByteRange], views: Sequence[memoryview]) -> memoryview:
-    """The member's bytes, decompressed and verified.
+    """Decompress and verify the bytes of a member.
 
     Raises:
-        UnsupportedFormatError: They are encrypted, or compressed by a method that is not read here.
-        ValueError: They are not what the directory says.
+        UnsupportedFormatError: The member is encrypted or compressed by an unsupported method.
+        ValueError: The bytes do not match the directory.
     """
     span, view = next(pair for pair in zip(spans, views, strict=True) if pair[0].end > member.offset_bytes)
     local = view[member.offset_bytes - span.start : member.end_bytes - span.start]
@@ -303,13 +311,15 @@ def _bunzip2(member: Member, data: memoryview) -> bytes:
 
 
 def _unlzma(member: Member, data: memoryview) -> bytes:
-    """LZMA as in zip: its properties and the stream, which liblzma reads with the properties and the length in front."""
+    """Decompress LZMA as stored in zip: liblzma needs its properties and the length in front of the stream."""
     import lzma
 
     if len(data) < _LZMA_HEAD_BYTES or data[2] != 5:
         raise ValueError("it has no properties of LZMA")
     dictionary_bytes = int.from_bytes(data[5:9], "little")
-    dictionary_bytes = min(dictionary_bytes, max(_LZMA_DICTIONARY_BYTES_MIN, member.size_bytes))  # more is never used
+    dictionary_bytes = min(
+        dictionary_bytes, max(_LZMA_DICTIONARY_BYTES_MIN, member.size_bytes)
+    )  # a larger dictionary is never used
     length = (1 << 64) - 1 if member.flags & _ENDS_BY_MARK else member.size_bytes
     head = bytes(data[4:5]) + dictionary_bytes.to_bytes(4, "little") + length.to_bytes(8, "little")
     try:

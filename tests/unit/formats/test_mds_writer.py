@@ -86,7 +86,7 @@ def test_the_head_is_as_mosaicml_writes_it() -> None:
         ([{"__key__": "a"}], "no field"),
         ([{"a": 1}, {"b": 1}], "the shard's first sample had"),
         ([{"a": 1}, {"a": "x"}], "is str, in the shard's first sample it was int"),
-        ([{"a": 1 << 63}], "no int64"),
+        ([{"a": 1 << 63}], "not an int64"),
         ([{"a": np.array(["x"])}], "which MDS has not"),
         ([{"a": {"x": object()}}], "cannot be JSON"),
         ([{"a": object()}], "must be bytes, str"),

@@ -162,7 +162,7 @@ def test_what_is_corrupt_is_named_or_skipped():
         bytes(data[:-8]) + b"\xff\xff\xff\xffPAR1",
         b"PAR1" + bytes(30) + b"\x1e\0\0\0PAR1",
     ):
-        with pytest.raises(CorruptShardError, match="no Parquet"):
+        with pytest.raises(CorruptShardError, match="not a Parquet"):
             read(bad)
         reader, left, _ = read(bad, on_corrupt="skip_shard")
         assert (left, reader.skipped_samples) == ([], 1)

@@ -31,7 +31,7 @@ def test_numbers(field, value):
 @pytest.mark.parametrize("field", [b"00000000018\0", b"x" * 12, b"\xff" * 12, b"-0000000001\0"])
 def test_what_is_no_number(field):
     """Digits beyond 7, letters and negative numbers are refused."""
-    with pytest.raises(ValueError, match="no octal number"):
+    with pytest.raises(ValueError, match="not an octal number"):
         number(field)
 
 

@@ -174,7 +174,7 @@ def test_what_a_writer_refuses():
     for sample, text in (
         ({"__key__": "k"}, "no field"),
         ({"x": None}, "must be bytes, str or numbers"),
-        ({"x": 1 << 70}, "no int64"),
+        ({"x": 1 << 70}, "not an int64"),
         ({"x": ["a", 1]}, "must be bytes"),
         ({"\ud800": b""}, "cannot be a feature"),
     ):
