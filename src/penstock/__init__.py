@@ -8,14 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from penstock import bindings
 from penstock.errors import __all__ as _errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock import index as index
     from penstock import tensorflow as tensorflow
     from penstock import testing as testing
     from penstock import torch as torch
-    from penstock.access import Dataset as Dataset
     from penstock.cache import CacheConfig as CacheConfig
     from penstock.compose import connect as connect
     from penstock.compose import open as open  # noqa: A004
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.pack import PackModule
     from penstock.pipeline import Audio as Audio
     from penstock.pipeline import Bytes as Bytes
+    from penstock.pipeline import Dataset as Dataset
     from penstock.pipeline import Float as Float
     from penstock.pipeline import Function as Function
     from penstock.pipeline import Image as Image
@@ -65,6 +68,7 @@ _ORIGIN = {
         (
             "Audio",
             "Bytes",
+            "Dataset",
             "Float",
             "Function",
             "Image",
@@ -79,7 +83,6 @@ _ORIGIN = {
         ),
         "penstock.pipeline",
     ),
-    "Dataset": "penstock.access",
     **dict.fromkeys(("Loader", "LoaderStatistics"), "penstock.loader"),
     "build_index": "penstock.sources.indexing",
     "describe": "penstock.loader.preview",
@@ -107,3 +110,20 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
 
 def __dir__() -> list[str]:
     return sorted((*__all__, *_SUBPACKAGES))
+
+
+def _open_dataset(pipeline: Pipeline, **options: Any) -> Dataset:
+    from penstock.access import PipelineDataset
+
+    return PipelineDataset(pipeline, **options)
+
+
+def _iter_batches(pipeline: Pipeline) -> Iterator[dict[str, Any]]:
+    from penstock.loader import Loader
+
+    with Loader(pipeline, rank=0, world_size=1) as loader:
+        yield from loader
+
+
+bindings.open_dataset = _open_dataset
+bindings.iter_batches = _iter_batches

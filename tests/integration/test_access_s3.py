@@ -15,7 +15,7 @@ import pytest
 
 import penstock as ps
 from loading import counted, shard
-from penstock.access import Dataset
+from penstock.access import PipelineDataset
 from penstock.errors import ObjectChangedError
 from penstock.store import Store
 
@@ -24,7 +24,7 @@ SAMPLES = 40
 
 
 @pytest.fixture
-def dataset(s3_store: Store, bucket: str, s3_endpoint: Any, tmp_path: Path) -> Iterator[Dataset]:
+def dataset(s3_store: Store, bucket: str, s3_endpoint: Any, tmp_path: Path) -> Iterator[PipelineDataset]:
     """Counted samples in four shards."""
     for number in range(4):
         s3_store.write(f"train/s-{number:03d}.tar", shard(counted(range(number * 10, number * 10 + 10))))
@@ -39,7 +39,7 @@ def numbers(samples: Any) -> list[int]:
     return [int(sample["cls"]) for sample in samples]
 
 
-def test_threads_share_one_engine(dataset: Dataset) -> None:
+def test_threads_share_one_engine(dataset: PipelineDataset) -> None:
     """Whatever number of threads ask for batches, no thread is added to the process's one loop."""
     dataset[0]
     before = {thread.name for thread in threading.enumerate()}
@@ -50,7 +50,7 @@ def test_threads_share_one_engine(dataset: Dataset) -> None:
     assert all(name.startswith("asking") for name in added)
 
 
-def test_a_forked_child_goes_on(dataset: Dataset) -> None:
+def test_a_forked_child_goes_on(dataset: PipelineDataset) -> None:
     """A child uses the data set with connections of its own while its parent reads, and does not disturb it."""
     batches = dataset.iter_samples(range(SAMPLES))
     assert next(batches)["cls"] == 0
@@ -63,7 +63,7 @@ def test_a_forked_child_goes_on(dataset: Dataset) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_replaced_shard_is_an_error(dataset: Dataset, s3_store: Store) -> None:
+def test_a_replaced_shard_is_an_error(dataset: PipelineDataset, s3_store: Store) -> None:
     """By the ETag that was indexed: nothing of another version is given, also where its size is the same."""
     s3_store.write("train/s-002.tar", shard(counted(range(50, 60))))
     with pytest.raises(ObjectChangedError, match=r"s-002\.tar"):

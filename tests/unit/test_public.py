@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import subprocess
@@ -25,15 +26,15 @@ HEAVY = ("numpy", "botocore", "typer", "rich", "torch", "pycurl", "crc32c", "fss
 # What importing `Loader` leaves to the first loader that is made ...
 ENGINE = ("numpy", "crc32c", "penstock.access", "penstock.cache", "penstock.compose", "penstock.fetch", "penstock.formats",
           "penstock.images", "penstock.index", "penstock.loader.session", "penstock.order", "penstock.pack",
-          "penstock.store")  # fmt: skip
+          "penstock.samples", "penstock.sources", "penstock.store")  # fmt: skip
 # ... and what an epoch over tar shards does without. Both lists keep what the import costs (bench/import_time.py) down.
 NOT_FOR_TARS = ("crc32c", "concurrent.futures", "difflib", "fractions", "zipfile",
                 *(f"penstock.formats.{name}" for name in ("compression", "example", "jsonl", "mds", "parquet", "record_writers",
                                                           "recordio", "tar_writer", "tfrecord", "zip")),
                 *(f"penstock.index.{name}" for name in ("building", "foreign", "manifest", "recorder", "sample_map")),
-                *(f"penstock.loader.{name}" for name in ("batches.rebatching", "batches.joins", "lanes.objects",
+                *(f"penstock.loader.{name}" for name in ("batches.rebatching", "lanes.objects",
                                                          "plan.strided", "workers")),
-                "penstock.cache", "penstock.images", "penstock.transport")  # fmt: skip
+                "penstock.cache", "penstock.images", "penstock.samples.joins", "penstock.transport")  # fmt: skip
 
 
 def test_public_names_are_complete() -> None:
@@ -109,6 +110,12 @@ def test_importing_the_loader_is_light(statement: str) -> None:
     code = f"import sys; {statement}; print([name for name in {ENGINE} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", [name for name in (*ENGINE, *NOT_FOR_TARS) if name.startswith("penstock.")])
+def test_what_must_not_be_imported_exists(name: str) -> None:
+    """Each module of the lists above exists: a name that nobody can import would hold nothing."""
+    assert importlib.util.find_spec(name) is not None
 
 
 def test_reading_tars_is_light(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.access.calls import CallPlaces
 from penstock.access.merging import REQUEST_BYTES
@@ -12,7 +12,7 @@ from penstock.access.places import ObjectPlaces, ShardPlaces
 from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
-from penstock.pipeline import Decode, Join, Map, Mix, Objects, Pipeline, Select
+from penstock.pipeline import Dataset, Decode, Join, Map, Mix, Objects, Pipeline, Select
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
 from penstock.sources.shards import ShardFinder
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     from penstock.cache import CacheConfig
     from penstock.index import Lookup
     from penstock.pipeline import Shards
+    from penstock.pipeline.dataset import Values
     from penstock.sources.shards import Shard
 
-Sample: TypeAlias = dict[str, Any]
 Index: TypeAlias = Literal["auto", "require"]
-Many: TypeAlias = "slice | range | list[int] | list[str] | tuple[int, ...] | NDArray[np.integer]"
-D = TypeVar("D")
 
 _log = logging.getLogger("penstock.access")
 
@@ -43,34 +41,25 @@ REQUESTS_MIN = 256
 
 
 @boundary
-class Dataset:
-    """Samples by number and by key: of objects, one each or grouped by stem, or of shards that have an index.
-
-    Each is a dict of values as the pipeline's stages make them, with ``__key__``, ``__shard__`` (the object's or shard's
-    URL) and ``__position__`` (its number)::
-
-        with ps.objects("s3://bucket/images/").decode(ps.Image("jpg")).open() as ds:
-            ds[0], ds[-1], ds[10:20], ds[[5, 2, 5]], ds["images/7.jpg"], len(ds), "images/7.jpg" in ds
-
-    Any number of threads may use it at once. It pickles as what was found, without connections, and goes on in a forked
-    child. As a context manager it closes.
+class PipelineDataset(Dataset):
+    """The samples of a pipeline, read from its objects, its indexed shards or a user's function.
 
     Args:
         pipeline: A source and stages that keep samples apart: ``decode``, ``map``, ``select``, ``join``.
-        seed: As for ``Pipeline.open``, like the others.
-        index: See there.
-        index_dir: See there.
-        cache: See there.
-        fetch: See there.
+        seed: Seed of the `rng` of ``map`` functions, in [0, 2**64).
+        index: For shards: ``"require"`` an index, or ``"auto"``: if none exists, read the shards once and build it.
+        index_dir: Directory in which the index of the shards may also lie and in which ``"auto"`` builds it.
+        cache: Keeps what is read on this node's disk, as for ``connect``.
+        fetch: Bounds for reading.
 
     Raises:
-        ConfigError: a stage that batches, orders, drops or multiplies samples; shards without an index where it is
-            required, or that cannot be entered at a sample.
-        ObjectMissingError: there is nothing.
+        ConfigError: a stage batches, orders, drops or multiplies samples; shards have no index although one is required,
+            or their format does not allow reading from the middle.
+        ObjectMissingError: the source has no objects or shards.
         StoreError, DataError: the source cannot be listed, or its shards cannot be indexed.
 
-    Cost: one listing, or one read of the index. Names are held as text, and 12 bytes besides for each sample of the
-        indexed shards that were asked for.
+    Cost: one listing, or one read of the index. Holds names as text, and 12 bytes per sample of each indexed shard that
+        was read from.
     """
 
     def __init__(
@@ -111,53 +100,8 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int | np.integer | str) -> Sample: ...
-    @overload
-    def __getitem__(self, index: Many) -> list[Sample]: ...
-    def __getitem__(self, index: int | np.integer | str | Many) -> Any:
-        """A sample by number (negative ones count from the end) or key; by a slice or a list of either, samples.
-
-        Raises:
-            IndexError: there is no such number.
-            KeyError: there is no such key.
-            ObjectChangedError: its object or shard is no longer the version that was listed or indexed.
-            StoreError, DataError: it cannot be read or decoded; names key and shard.
-
-        Cost: as ``read_samples``.
-        """
-        return self.at(index)
-
-    def at(self, index: Any, *, epoch: int = 0) -> Any:
-        """``dataset[index]``, where ``map`` functions draw the numbers of `epoch`."""
-        if isinstance(index, slice):
-            return self.read_samples(range(*index.indices(len(self))), epoch=epoch)
-        if isinstance(index, str) or not hasattr(index, "__len__") or getattr(index, "ndim", 1) == 0:
-            return self.read_samples([index], epoch=epoch)[0]
-        return self.read_samples(index, epoch=epoch)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """What a DataLoader asks for: ``read_samples``."""
-        return self.read_samples(indices)
-
-    def read_samples(self, indices: Sequence[int | str] | NDArray[np.integer], *, epoch: int = 0) -> list[Sample]:
-        """Samples by numbers or keys, in this order, read side by side; what is asked for twice is read once.
-
-        Args:
-            indices: int[n], or keys.
-            epoch: For the `rng` of ``map`` functions.
-
-        Returns:
-            A dict for each; of one that is asked for twice, two.
-
-        Raises:
-            IndexError, KeyError: there is no such sample.
-            ObjectChangedError: its object or shard is no longer the version that was listed or indexed.
-            StoreError, DataError: one cannot be read or decoded; names key and shard.
-
-        Cost: a request for each sample and member object, as many at a time as the store takes; ranges that lie near
-            each other in a shard are one, see ``merging.py``. Holds the samples.
-        """
+    def read_samples(self, indices: Sequence[int | str] | NDArray[np.integer], *, epoch: int = 0) -> list[Values]:
+        """Read samples by number or key; see ``Dataset.read_samples``."""
         places = self._opened()
         numbers = [self._number(each) for each in _listed(indices)]
         rows: dict[int, list[int]] = {}  # of each number that is asked for, where
@@ -172,61 +116,22 @@ class Dataset:
                 samples[row] = self._made(asked[place], fetched, random)
         return samples
 
-    def iter_samples(self, indices: Iterable[int | str] | None = None, *, epoch: int = 0) -> Iterator[Sample]:
-        """Samples one by one in this order, read ahead: an epoch in any order, by a range read each.
-
-        Args:
-            indices: Numbers or keys, pulled a little ahead; None: all, as stored. A permutation shuffles truly:
-                ``ds.iter_samples(np.random.default_rng(epoch).permutation(len(ds)))``.
-            epoch: For the `rng` of ``map`` functions.
-
-        Raises:
-            ClosedError: it is closed; then, while iterating, as ``read_samples``.
-
-        Cost: a request for each sample; neighbours in a row are read as one. Holds what is read ahead, within the budget.
-        """
+    def iter_samples(self, indices: Iterable[int | str] | None = None, *, epoch: int = 0) -> Iterator[Values]:
+        """Iterate over samples in the given order; see ``Dataset.iter_samples``."""
         places = self._opened()
         check_whole("epoch", epoch, 0, SEED_MAX)
         wanted: Iterable[Any] = range(len(self)) if indices is None else indices
         return self._iterated(places, wanted, SampleRandom(seed=self._seed, epoch=epoch))
 
-    def __iter__(self) -> Iterator[Sample]:
-        return self.iter_samples()
-
-    def __contains__(self, key: object) -> bool:
-        """Whether a sample has this key. Cost: as ``find``."""
-        return isinstance(key, str) and self.find(key) is not None
-
-    def get(self, key: str, default: D | None = None) -> Sample | D | None:
-        """The first sample with this key, or `default`. Cost: as ``find``, and one request.
-
-        Raises:
-            StoreError, DataError: it cannot be read or decoded; names key and shard.
-        """
-        number = self.find(key)
-        return default if number is None else self.read_samples([number])[0]
-
     def find(self, key: str) -> int | None:
-        """Number of the first sample with this key; None where there is none.
-
-        Raises:
-            ConfigError: the index has no keys, as those of other tools.
-
-        Cost: the first time, all keys are read and kept, about 150 bytes each.
-        """
+        """Return the number of the first sample with this key, or None; see ``Dataset.find``."""
         return self._opened().find(key)
 
     def close(self) -> None:
-        """Let go of stores; idempotent. Batches under way in other threads are given, or are a ``ClosedError``."""
+        """Close the stores and the threads that call the user's function; idempotent."""
         if not self._closed:
             self._closed = True
             self._places.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Dataset {self.pipeline!r}: {'closed' if self._closed else f'{len(self)} samples'}>"
@@ -258,14 +163,14 @@ class Dataset:
         return number % count
 
     @boundary
-    def _iterated(self, places: Places, indices: Iterable[Any], random: SampleRandom) -> Iterator[Sample]:
+    def _iterated(self, places: Places, indices: Iterable[Any], random: SampleRandom) -> Iterator[Values]:
         for number, fetched in places.stream(map(self._number, _listed(indices))):
             yield self._made(number, fetched, random)
             self._opened()
 
-    def _made(self, number: int, fetched: Fetched, random: SampleRandom) -> Sample:
+    def _made(self, number: int, fetched: Fetched, random: SampleRandom) -> Values:
         sample, url = fetched
-        values: Sample = self._transform(sample, shard=url, position=number, random=random)
+        values: Values = self._transform(sample, shard=url, position=number, random=random)
         values["__key__"], values["__shard__"], values["__position__"] = sample.key, url, number
         return values
 

@@ -2,6 +2,7 @@
 
 from penstock.pipeline.arrays import Audio, Numpy
 from penstock.pipeline.batching import Batch, BatchBySize, SizeBudget
+from penstock.pipeline.dataset import Dataset
 from penstock.pipeline.fields import Bytes, Field, Float, Function, Integer, Json, Spec, Text
 from penstock.pipeline.image import Image
 from penstock.pipeline.mixing import Flat, Mix
@@ -29,6 +30,7 @@ __all__ = [
     "Bytes",
     "Connection",
     "ConnectionOptions",
+    "Dataset",
     "Decode",
     "Evaluate",
     "Field",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
+from penstock import bindings
 from penstock.errors import ConfigError
 from penstock.pipeline.batching import Batch, BatchBySize, Oversize, names_of, padding_of
 from penstock.pipeline.mixing import flattened
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping
 
-    from penstock.access import Dataset
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
+    from penstock.pipeline.dataset import Dataset
     from penstock.pipeline.fields import Field
     from penstock.pipeline.mixing import Flat, Mix
     from penstock.pipeline.source import Objects, Shards
@@ -295,9 +295,10 @@ class Pipeline:
 
         Cost: one listing, or one read of the index.
         """
-        access: Any = importlib.import_module("penstock.access")  # by name: what reads lies above what describes
-        opened: Dataset = access.Dataset(self, seed=seed, index=index, index_dir=index_dir, cache=cache, fetch=fetch)
-        return opened
+        dataset: Dataset = bindings.open_dataset(
+            self, seed=seed, index=index, index_dir=index_dir, cache=cache, fetch=fetch
+        )
+        return dataset
 
     def stage(self, kind: type[_S]) -> _S | None:
         """The first stage of a kind, where there is one."""

@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from penstock import compose
+from penstock import bindings, compose
 from penstock.errors import ConfigError, DecodeError
 from penstock.pipeline import Mix, Pipeline
 from penstock.redaction import public_url
@@ -159,10 +159,7 @@ def _rows_of_csv(data: bytes, delimiter: str, *, text: str) -> list[dict[str, An
 
 
 def _rows_of_pipeline(pipeline: Pipeline) -> Iterable[dict[str, Any]]:
-    from penstock.loader.loader import Loader  # it imports the module that imports this one
-
-    with Loader(pipeline.batch(_ROWS_BATCH), rank=0, world_size=1) as loader:
-        for batch in loader:
-            names = [name for name in batch if name not in ("__shard__", "__position__", "__valid__")]
-            for values in zip(*(batch[name] for name in names), strict=True):
-                yield dict(zip(names, values, strict=True))
+    for batch in bindings.iter_batches(pipeline.batch(_ROWS_BATCH)):
+        names = [name for name in batch if name not in ("__shard__", "__position__", "__valid__")]
+        for values in zip(*(batch[name] for name in names), strict=True):
+            yield dict(zip(names, values, strict=True))

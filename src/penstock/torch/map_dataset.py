@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data
 
 from penstock import forks
-from penstock.access.dataset import Dataset, transform_of
+from penstock.access.dataset import PipelineDataset, transform_of
 from penstock.config import SEED_MAX, check_whole
 from penstock.torch.epochs import EpochTable, worker_here
 from penstock.tracebacks import boundary
@@ -64,7 +64,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
             "seed": seed, "index": index, "index_dir": index_dir, "cache": cache, "fetch": fetch
         }  # fmt: skip
         self._epochs = EpochTable()
-        self._dataset: Dataset | None = None
+        self._dataset: PipelineDataset | None = None
         self._opening = threading.Lock()
         forks.register(self)
 
@@ -124,8 +124,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _epoch(self) -> int:
         return self._epochs.next(worker_here())
 
-    def _opened(self) -> Dataset:
+    def _opened(self) -> PipelineDataset:
         with self._opening:
             if self._dataset is None:
-                self._dataset = Dataset(self.pipeline, **self._options)
+                self._dataset = PipelineDataset(self.pipeline, **self._options)
             return self._dataset

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 import penstock as ps
 from counting import counted_plans
 from loading import counted, shard, write_counted, write_formatted
-from penstock.access import Dataset
+from penstock.access import PipelineDataset
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
 from penstock.fetch import process_budget
 from penstock.store.traced import Traced
@@ -28,7 +28,7 @@ TOTAL = sum(SIZES)
 
 
 @pytest.fixture(params=["objects", "shards"])
-def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> PipelineDataset:
     """Twenty samples whose ``cls`` is their number, as single objects or in three shards; keys ``s00000.cls`` or ``s00000``."""
     if request.param == "objects":
         for number in range(TOTAL):
@@ -42,13 +42,13 @@ def numbers(samples: Any) -> list[int]:
     return [int(sample["cls"]) for sample in samples]
 
 
-def requests_count(dataset: Dataset) -> int:
+def requests_count(dataset: PipelineDataset) -> int:
     """GETs of samples so far."""
     places: Any = dataset._places
     return sum(store.statistics().operations.get("Get", 0) for store in places.stores if isinstance(store, Traced))
 
 
-def received_bytes(dataset: Dataset) -> int:
+def received_bytes(dataset: PipelineDataset) -> int:
     """Of samples so far."""
     places: Any = dataset._places
     return sum(store.statistics().received_bytes for store in places.stores if isinstance(store, Traced))
@@ -58,7 +58,7 @@ def stored(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def test_by_number(dataset: Dataset) -> None:
+def test_by_number(dataset: PipelineDataset) -> None:
     """A number, negative or NumPy's, is one sample; a slice, a list, a range or an array is a list, in that order."""
     assert len(dataset) == TOTAL
     assert [dataset[number]["cls"] for number in range(TOTAL)] == list(range(TOTAL))
@@ -72,7 +72,7 @@ def test_by_number(dataset: Dataset) -> None:
     assert (dataset[[]], dataset[TOTAL:], dataset.__getitems__([])) == ([], [], [])
 
 
-def test_where_a_sample_is_from(dataset: Dataset) -> None:
+def test_where_a_sample_is_from(dataset: PipelineDataset) -> None:
     """A sample says its key, the URL of its object or shard, and its number."""
     sample = dataset[10]
     assert sample["__key__"].partition(".")[0] == "s00010"
@@ -80,7 +80,7 @@ def test_where_a_sample_is_from(dataset: Dataset) -> None:
     assert sample["__position__"] == 10
 
 
-def test_by_key(dataset: Dataset) -> None:
+def test_by_key(dataset: PipelineDataset) -> None:
     """A key gives its sample, alone or in a list; ``get`` and ``in`` ask."""
     keys = [sample["__key__"] for sample in dataset]
     assert dataset[keys[7]]["cls"] == 7
@@ -98,7 +98,7 @@ def test_by_key(dataset: Dataset) -> None:
         dataset["s99999"]
 
 
-def test_no_such_number(dataset: Dataset) -> None:
+def test_no_such_number(dataset: PipelineDataset) -> None:
     """A number that is none says so with the numbers that there are, and so does a mask."""
     for wrong in (TOTAL, -TOTAL - 1):
         with pytest.raises(IndexError, match=rf"sample {wrong} of 20: there are -20 to 19"):
@@ -112,7 +112,7 @@ def test_no_such_number(dataset: Dataset) -> None:
         dataset[1.5]  # type: ignore[call-overload]
 
 
-def test_in_any_order_one_by_one(dataset: Dataset) -> None:
+def test_in_any_order_one_by_one(dataset: PipelineDataset) -> None:
     """Iterating gives all as stored; a permutation, pulled lazily, is given in its order, as often as it says."""
     assert numbers(dataset) == list(range(TOTAL))
     order = np.random.default_rng(0).permutation(TOTAL)
@@ -124,7 +124,7 @@ def test_in_any_order_one_by_one(dataset: Dataset) -> None:
         list(dataset.iter_samples([0, TOTAL]))
 
 
-def test_what_is_asked_for_twice_is_read_once(dataset: Dataset) -> None:
+def test_what_is_asked_for_twice_is_read_once(dataset: PipelineDataset) -> None:
     """A batch reads each sample once, and what was asked for twice is two samples."""
     dataset[0]
     before = requests_count(dataset)
@@ -159,7 +159,7 @@ def test_neighbours_are_one_request(tmp_path: Path) -> None:
     assert requests_count(dataset) - before == 1
 
 
-def test_nothing_stays_reserved(dataset: Dataset) -> None:
+def test_nothing_stays_reserved(dataset: PipelineDataset) -> None:
     """After a batch, and after an iteration that was dropped half-way, the process's budget is as before."""
 
     def used_bytes() -> int:
@@ -241,7 +241,7 @@ def test_a_shard_that_changed(tmp_path: Path) -> None:
     assert dataset[0]["cls"] == 0
 
 
-def test_closed(dataset: Dataset) -> None:
+def test_closed(dataset: PipelineDataset) -> None:
     """As a context manager it closes; what comes after is an error that says so, and closing twice is none."""
     with dataset as opened:
         assert opened is dataset
@@ -252,7 +252,7 @@ def test_closed(dataset: Dataset) -> None:
             use()
 
 
-def test_closed_while_it_is_iterated(dataset: Dataset) -> None:
+def test_closed_while_it_is_iterated(dataset: PipelineDataset) -> None:
     """What iterates a data set that is closed hears so at the next sample, not after all that was read ahead."""
     samples = dataset.iter_samples(number % TOTAL for number in iter(int, 1))
     next(samples)
@@ -282,13 +282,13 @@ def test_calls_closed_under_way() -> None:
         assert all(isinstance(each.exception(20), ClosedError) for each in asking)
 
 
-def test_repr_says_what_it_is(dataset: Dataset) -> None:
+def test_repr_says_what_it_is(dataset: PipelineDataset) -> None:
     """What was opened, as it was written, and how many samples there are."""
     assert repr(dataset).startswith(("<Dataset objects('", "<Dataset shards('"))
     assert repr(dataset).endswith(".decode(Integer('cls')): 20 samples>")
 
 
-def test_a_pickle_is_what_was_found(dataset: Dataset) -> None:
+def test_a_pickle_is_what_was_found(dataset: PipelineDataset) -> None:
     """A copy has samples, keys and versions without looking again."""
     keys = [sample["__key__"] for sample in dataset]
     assert keys[3] in dataset
@@ -298,7 +298,7 @@ def test_a_pickle_is_what_was_found(dataset: Dataset) -> None:
     assert copy[keys[5]] == dataset[5]
 
 
-def test_many_threads_at_once(dataset: Dataset) -> None:
+def test_many_threads_at_once(dataset: PipelineDataset) -> None:
     """Batches that threads ask for side by side are each its own, in order."""
     orders = [np.random.default_rng(seed).permutation(TOTAL).tolist() for seed in range(16)]
     with ThreadPoolExecutor(8) as pool:
