@@ -1,17 +1,20 @@
 """By how much does a loader slow a training loop whose step holds the interpreter for 20 ms, and what of it is the machine?
 
-The step adds integers in Python, as many as take 20 ms without a loader. `read`: batches of 32 JPEGs of 112 KB, undecoded,
-180 MB/s; `decode`: batches of 4, decoded and resized to 224, 200 a second.
+The step adds integers in Python, as many as take 20 ms without a loader. In the case `read`, it takes batches of 32 undecoded
+JPEGs of 112 KB, which is 180 MB/s. In the case `decode`, it takes batches of 4, decoded and resized to 224, which is 200 a
+second.
 
-Each client is a training process that runs short windows in turn: bare (steps alone, its loader idle), loaded (steps
-with batches), and a control (bare steps, while a twin process takes the same batches at the same pace from a loader of its own:
-cores, caches, memory and the server are as busy, but nothing of the loader is in the process that trains). A slow-down is
-the time per step of a loaded window over the mean of the two bare windows around it, and over it the control's; medians and
-quartiles of all turns. What is left between both is the loader's; what the control has, the machine's two cores.
+Each client is a training process that runs short windows in turn: bare (only steps, while its loader is idle), loaded (steps
+with batches), and control (only steps, while a second process takes the same batches at the same pace from a loader of its
+own). In the control, the cores, caches, memory and server are as busy as in the loaded window, but no part of the loader is in
+the process that trains. The slow-down is the time per step of a loaded window divided by the mean of the two bare windows
+around it, and likewise for the control; the report has medians and quartiles of all turns. The slow-down of the control is
+due to the machine's two cores, and the difference between the two is due to the loader.
 
-Windows of a shared machine differ by a fifth whatever runs in them, so what a loader takes from a step is measured in the
-loaded window itself, too: the time in which the loop's thread had no processor, waiting for one, for the interpreter or for a
-batch, and its processor time for taking the batch. Not in it: a step that computes slower since caches are shared.
+On a shared machine, windows differ by a fifth whatever runs in them. So the benchmark also measures inside the loaded window
+what the loader takes from a step: the time in which the loop's thread waited for a processor, for the interpreter or for a
+batch, and its processor time for taking the batch. This does not include a step that computes more slowly because caches are
+shared.
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ OURS = ("penstock, threads", "penstock, 1 process", "penstock, 2 processes")
 PEER = "connector, 2 workers, our decoder"
 ROWS = {"taken from a step": "of the step", "slow-down": "slow-down", "against the control": "loader's own"}
 BATCHES = {"read": 32, "decode": 4}
-STEPS, SETTLE = 12, 4  # of a window: counted, and before these
-TWIN_STEPS = 20  # with its settling a little longer than the window beside it
+STEPS, SETTLE = 12, 4  # steps of a window: those that count, and those before them
+TWIN_STEPS = 20  # slightly longer than the window beside it, including the steps that do not count
 
 
 class Trainer:
-    """A client's process that trains, and its twin that only loads."""
+    """The process of a client that trains, and a second one that only loads."""
 
     def __init__(self, name: str, driver: str, job: dict[str, Any], **options: Any) -> None:
         self.name, self.options = name, options
@@ -55,7 +58,7 @@ class Trainer:
         return self._pair[0].versions
 
     def window(self, kind: str, loops: int, *, twin: bool = False, steps: int = STEPS) -> dict[str, Any]:
-        """A window of the process that trains, or of the twin; times are per step, in ms."""
+        """Run a window of one of the two processes. Times are in ms per step."""
         command = {"do": "steps", "job": self._job, "kind": kind, "steps": steps, "settle": SETTLE, "burn": loops}
         answer = self._pair[twin].ask(command)
         return {
@@ -63,14 +66,14 @@ class Trainer:
         }
 
     def control(self, loops: int, pool: ThreadPoolExecutor) -> dict[str, Any]:
-        """A bare window while the twin loads."""
+        """Run a bare window while the second process loads."""
         beside = pool.submit(self.window, "paced", 0, twin=True, steps=TWIN_STEPS)
         found = self.window("bare", loops)
         beside.result()
         return found
 
     def turn(self, loops: int, pool: ThreadPoolExecutor) -> None:
-        """Bare, loaded and control, bare: four windows of which the middle two change places from turn to turn."""
+        """Run four windows: bare, loaded, control, bare. The middle two change places from turn to turn."""
         before = self.window("bare", loops)
         if len(self.turns) % 2:
             control, loaded = self.control(loops, pool), self.window("loaded", loops)
@@ -100,7 +103,7 @@ def trainers(job: dict[str, Any], index: dict[str, str]) -> list[Trainer]:
 
 
 def loops_for(trainer: Trainer) -> int:
-    """Additions that take 20 ms of a processor, whatever else runs."""
+    """Return how many additions take 20 ms of processor time, whatever else runs."""
     loops = 200_000
     for _ in range(3):
         loops = round(loops * STEP_S * 1e3 / trainer.window("bare", loops)["cpu_s"])
@@ -123,7 +126,7 @@ def measure(options: Any, case: str) -> None:
                 for each in chosen:
                     each.start(origin)
                 loops = loops_for(chosen[0])
-                for each in chosen:  # connections, imports and first touches of memory: not counted
+                for each in chosen:  # connections, imports and first accesses to memory do not count
                     each.turn(loops, pool)
                     each.turns.clear()
                 for _ in range(turns):
@@ -136,7 +139,7 @@ def measure(options: Any, case: str) -> None:
 
 
 def report(chosen: list[Trainer], question: str, case: str, turns: int) -> None:
-    """Medians and quartiles of all turns, and the slow-down three ways: counted in the step, in all, over the control."""
+    """Report medians and quartiles of all turns, and the slow-down inside the step, in total, and over the control."""
     names = list(chosen[0].turns[0])
     table, rows = [["client", *names]], []
     record: dict[str, Any] = {"bench": question, "case": case, **surroundings(), "repetitions": turns, "clients": {}}

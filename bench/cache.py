@@ -1,14 +1,14 @@
 """What does the node's cache cost when it is cold, what is it worth when it is warm, and who fetches what?
 
-First shards as bytes, in processes of their own, whose memory is warmed by an uncounted pass over local files. `readinto`
-is the floor: as many threads as the cache has, each reading 8 MiB of a file at a time into one buffer that it keeps. `from
-the disk` drops the page cache of files and entries before each turn; for `from memory` both were then read once by a process
-before, for what a copy costs depends on what filled the page cache: `as written` are files just written, whose large folios
-make the cheapest copies of all. `decoding` is a ``Loader`` that decodes photographs.
+The first part reads shards as bytes, in separate processes, whose memory is warmed by an uncounted pass over local files.
+`readinto` is the lower bound: as many threads as the cache has, each reading 8 MiB of a file at a time into one buffer. `from
+the disk` drops the page cache of files and entries before each turn. For `from memory`, a process has then read both once,
+because the cost of a copy depends on what filled the page cache: `as written` are files that were just written, whose large
+folios make the cheapest copies. `decoding` is a ``Loader`` that decodes photographs.
 
-Then 1, 2, 4 and 8 processes that begin one cold data set at the same moment, with one cache directory and without, from
-stores of three kinds; what they get together, and what the server sent. Then samples: the second epoch of libraries that
-keep a copy on disk.
+The second part starts 1, 2, 4 and 8 processes on one cold data set at the same moment, with a shared cache directory and
+without one, from three kinds of stores. It reports their total rate and what the server sent. The third part measures samples:
+the second epoch of libraries that keep a copy on disk.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MOUNTED_S_MAX = 20.0
 
 
 def readinto(folder: Path, buffers: list[bytearray], *, verified: bool = False) -> int:
-    """Bytes of all files, read by a thread for each buffer into it; `verified`: and their checksums."""
+    """Read all files, with one thread for each buffer; `verified` also computes their checksums."""
     from crc32c import crc32c
 
     parts = [(path, start) for path in sorted(folder.iterdir()) for start in range(0, path.stat().st_size, PART_BYTES)]
@@ -78,7 +78,7 @@ def readinto(folder: Path, buffers: list[bytearray], *, verified: bool = False) 
 
 
 def streamed(store: Any, prefix: str = "") -> int:
-    """Bytes of everything below `prefix`, streamed as a loader does."""
+    """Read everything below `prefix` as a loader does."""
     from penstock.fetch import PlanItem
 
     items = [PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes) for info in store.list(prefix)]
@@ -86,7 +86,7 @@ def streamed(store: Any, prefix: str = "") -> int:
 
 
 def decoded(pipeline: Any, cache: Any) -> int:
-    """Photographs, decoded."""
+    """Decode photographs."""
     import penstock as ps
 
     with ps.Loader(pipeline, cache=cache) as loader:
@@ -94,7 +94,7 @@ def decoded(pipeline: Any, cache: Any) -> int:
 
 
 def work(task: dict[str, Any]) -> dict[str, Any]:
-    """One measurement: {"count", "seconds"}, and of a store what it was asked."""
+    """Run one measurement. Returns {"count", "seconds"} and, for a store, its requests."""
     import penstock as ps
     from penstock.cache import CacheConfig
     from penstock.store.local import LocalStore
@@ -134,7 +134,7 @@ def work(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_pages(folder: Path) -> None:
-    """Have the kernel forget what it holds of the files below `folder`; clean pages only, so they are synced first."""
+    """Drop the page cache of the files below `folder`. Only clean pages can be dropped, so the files are synced first."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -149,7 +149,7 @@ def drop_pages(folder: Path) -> None:
 
 
 class Bench:
-    """Runs tasks, and keeps their rates by name, turn by turn: MB/s of bytes, samples/s of photographs."""
+    """Runs tasks and collects their rates by name, turn by turn: MB/s for bytes, samples/s for photographs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -157,7 +157,7 @@ class Bench:
         self._caches_count = 0
 
     def new_cache(self) -> Path:
-        """Of the next turns. The last ones' is removed at the end only: ext4 is slow to use its inodes again."""
+        """Return a new cache directory for the next turns. All are removed at the end, since ext4 reuses inodes slowly."""
         self._caches_count += 1
         return self.folder / f"cache-{self._caches_count}"
 
@@ -191,7 +191,7 @@ class Bench:
         return [a / b for a, b in zip(self.rates[name], self.rates[base], strict=True)]
 
     def together(self, count: int, url: str, cache: Path | None) -> float:
-        """MB/s of processes together that begin one data set at the same moment, until the last has all of it."""
+        """Return the total MB/s of processes that start one data set at the same moment, until the last has all of it."""
         running = [
             self.start("stream", url, cache, prefix="shared/", together=True, warmed="00000") for _ in range(count)
         ]
@@ -208,7 +208,7 @@ class Bench:
 
 
 def write_rate(folder: Path, size_bytes: int) -> float:
-    """MB/s of writing so much to the disk, synced."""
+    """Return the MB/s of writing to the disk, including the sync."""
     path, block = folder / "probe", os.urandom(4 * MIB)
     begun_s = time.perf_counter()
     with path.open("wb", buffering=0) as file:
@@ -221,13 +221,13 @@ def write_rate(folder: Path, size_bytes: int) -> float:
 
 
 def sent(log: Path) -> int:
-    """Bytes of objects that an origin sent, by its own log; a listing is not one of them."""
+    """Return the bytes of objects that an origin sent, from its log, without listings."""
     rows = [line.split() for line in log.read_text().splitlines()]
     return sum(int(size_bytes) for method, status, size_bytes in rows if method == "GET" and int(size_bytes) > 65536)
 
 
 def shards_as_bytes(root: Path, bench: Bench, data_bytes: int, turns: int) -> tuple[list[Row], dict[str, Any]]:
-    """One process, cold and warm: rows, record."""
+    """Measure one process, cold and warm. Returns the rows and the record."""
     requests: list[float] = []
     disk = [write_rate(bench.folder, data_bytes) for _ in range(2)]
     with Origin(root) as origin:
@@ -261,7 +261,7 @@ def shards_as_bytes(root: Path, bench: Bench, data_bytes: int, turns: int) -> tu
 
 
 def processes_together(root: Path, bench: Bench, data_bytes: int, turns: int, counts: tuple[int, ...]) -> list[Row]:
-    """Cold processes, with one cache and without: rows of the most processes, the rates of all are kept."""
+    """Measure cold processes with a shared cache and without. The rows are for the most processes; the record has all rates."""
     most, rows = counts[-1], []
     fetched: list[float] = []
     for number, (store, options) in enumerate(STORES.items()):
@@ -287,7 +287,7 @@ def processes_together(root: Path, bench: Bench, data_bytes: int, turns: int, co
 
 
 def tabulated(bench: Bench, disk: list[float]) -> tuple[list[list[str]], dict[str, dict[str, int]]]:
-    """A table of all rates, and their spreads for the record."""
+    """Print a table of all rates. Returns their spreads for the record."""
     spread = {
         name: {"median": round(statistics.median(rates)), "min": round(min(rates)), "max": round(max(rates))}
         for name, rates in bench.rates.items()
@@ -302,7 +302,7 @@ def tabulated(bench: Bench, disk: list[float]) -> tuple[list[list[str]], dict[st
 
 
 class Mounted(epochs.Loads):
-    """penstock without its cache, reading what ``rclone mount --vfs-cache-mode full`` shows and keeps."""
+    """penstock without its cache, reading through ``rclone mount --vfs-cache-mode full``, which keeps a copy."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.folder, self.mount = folder, folder / "mount"
@@ -337,10 +337,10 @@ class Mounted(epochs.Loads):
 
 
 def second_epochs(root: Path, folder: Path, samples: epochs.Samples, options: Any) -> Any:
-    """Each library keeps what its first epoch fetched, which is not counted; the same samples in each one's format."""
+    """Measure second epochs. Each library keeps what its uncounted first epoch fetched, in its own format."""
     scratch = root / "scratch"
     scratch.rmdir()
-    scratch.symlink_to(folder)  # copies are kept on the disk, not in memory
+    scratch.symlink_to(folder)  # the copies are on the disk, not in memory
     clients = options.select(
         [
             epochs.Loads("penstock", "penstock", cache=f"{folder / 'cache'}:{CACHE_BYTES}"),
@@ -367,7 +367,7 @@ def main() -> None:
         return
     options = arguments(__doc__ or "", at={"help": "a folder on the disk to be measured; default: the temporary one"})
     count, size_bytes, photographs = (4, 16 * MIB, 1024) if options.quick else (16, 64 * MIB, 4096)
-    shared_bytes = (8 if options.quick else 32) * MIB  # of 16: fresh memory is paid for once, by either
+    shared_bytes = (8 if options.quick else 32) * MIB  # of 16, so that the cost of fresh memory is paid once by either
     with (
         objects({"big": (count, size_bytes), "shared": (16, shared_bytes)}) as root,
         tempfile.TemporaryDirectory(dir=options.at) as name,

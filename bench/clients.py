@@ -1,4 +1,4 @@
-"""What takes turns in a benchmark: drivers as subprocesses, wrk, plain calls; all named, started and closed alike."""
+"""The clients that take turns in a benchmark: drivers as subprocesses, wrk, and plain calls, all with one interface."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BUCKET = "bench"
 
 
 class BenchError(RuntimeError):
-    """A client failed, or returned other bytes than were there."""
+    """A client failed, or returned wrong bytes."""
 
 
 class Client:
-    """One driver process, ``peers/drive_<driver>.py``, in its own venv; `options` go to its constructor."""
+    """One driver process, ``peers/drive_<driver>.py``, in its own venv. `options` are passed to its constructor."""
 
     script = "drive"
 
@@ -56,7 +56,7 @@ class Client:
 
     @property
     def pid(self) -> int:
-        """Of the driver; the command's wrappers replace themselves by it."""
+        """Process id of the driver. The wrappers in the command replace themselves by it."""
         assert self._process is not None
         return self._process.pid
 
@@ -84,7 +84,7 @@ class Client:
 
 
 def _trusting(ca: Path, command: list[str]) -> list[str]:
-    """`command` where the system's CA bundle is the bench's: the CRT reads no other, and there is no option for it."""
+    """Return `command` such that it sees the benchmark's CA as the system's bundle, because the CRT reads no other."""
     bundle = "/etc/ssl/certs/ca-certificates.crt"
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
     return ["unshare", *user, "--mount", "sh", "-c", f'mount --bind "$0" {bundle} && exec "$@"', str(ca), *command]
@@ -98,7 +98,7 @@ end"""
 
 
 class Wrk:
-    """The floor: wrk on one thread, unsigned, body discarded. It runs for `seconds`, not for a count of objects."""
+    """wrk on one thread, which neither signs requests nor keeps bodies: a lower bound of the cost. It runs for `seconds`."""
 
     name, driver = "wrk", "wrk"
 
@@ -134,7 +134,7 @@ class Wrk:
 
 
 def ran(*command: Any) -> str:
-    """What the command printed; ``BenchError`` with its complaint if it failed."""
+    """Return what the command printed. Raises ``BenchError`` with its standard error if it failed."""
     found = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if found.returncode:
         raise BenchError(f"{' '.join(map(str, command))}: status {found.returncode}\n{found.stderr[-2000:]}")
@@ -142,7 +142,7 @@ def ran(*command: Any) -> str:
 
 
 class Function:
-    """A client that is a call: `function(*arguments)` answers, where no driver or origin is needed."""
+    """A client that calls `function(*arguments)`, for questions that need no driver and no origin."""
 
     def __init__(self, name: str, function: Callable[..., dict[str, Any]], *arguments: Any, **about: Any) -> None:
         self.name, self.driver, self.options = name, "function", about

@@ -1,9 +1,9 @@
 """Below which gap does one request for two ranges beat two requests, for a store?
 
-Reading a gap costs bandwidth, a second request costs its first byte: break-even is rate_bytes_per_s * first_byte_s of
-one connection. This measures both, says what the store's own statistics make of it (by which random access merges
-ranges), and times pairs of 64 KiB ranges as one request and as two, on one connection.
-With more connections than work the second request hides behind others, and the honest gap is smaller.
+Reading a gap costs bandwidth, and a second request costs a time to first byte. They break even at a gap of rate_bytes_per_s *
+first_byte_s of one connection. This benchmark measures both, prints the gap that the store's own statistics imply (by which
+random access merges ranges), and times pairs of 64 KiB ranges as one request and as two, on one connection. With more
+connections than work, the second request is hidden behind others, and the gap that pays is smaller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GAPS = [0, 64 * KIB, 256 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB]
 
 
 def timed(call: Callable[[], object], repetitions: int) -> float:
-    """Median seconds of a call, after one that does not count."""
+    """Return the median seconds of a call, after one that does not count."""
     call()
     spent_s = []
     for _ in range(repetitions):

@@ -1,13 +1,14 @@
 """How fast do tars become TFRecords, from S3 to S3, beside the machine's limit of reading and writing the same bytes?
 
-A store that answers at once, and whose writes are read and dropped. The limit is whichever is faster of two that do
-nothing but read and write, as many shards at a time as penstock has at work:
+The store answers at once, and reads and drops what is written. The limit is the faster of two programs that only read and
+write, as many shards at a time as penstock:
 
-- `curl | curl -T -` for each shard: two processes of C, and a pipe;
+- `curl | curl -T -` for each shard, which is two C processes and a pipe;
 - penstock's own reader and writer, without the conversion between them.
 
-None signs: over plain HTTP that hashes every byte, over TLS it does not. Samples are a picture of 100 KB and a label;
-penstock parses the tars, builds tf.train.Examples, and sums every record for TFRecord, for the index, and for the store.
+No client signs, because over plain HTTP a signature hashes every byte, which it does not over TLS. Samples are a picture of
+100 KB and a label. penstock parses the tars, builds tf.train.Examples, and computes the checksum of every record three times:
+for TFRecord, for the index, and for the store.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ CLIENTS = {"penstock": run_penstock, "curl": run_curl, "raw": run_raw}
 
 
 def fill(folder: Path, samples_count: int) -> int:
-    """Tars of samples of 100 KB; their bytes together."""
+    """Write tars of samples of 100 KB. Returns their total size in bytes."""
     from penstock.formats import TarWriter
 
     picture = random.Random(0).randbytes(SAMPLE_BYTES)

@@ -24,12 +24,12 @@ from origin.origin import Origin
 from peers._loading import MASK, tree_pss_bytes
 
 STORE = {"ttfb_ms": 30, "rate_bytes_per_s": 90_000_000}
-"""30 ms to the first byte, 90 MB/s on each connection."""
+"""The store answers after 30 ms and sends 90 MB/s on each connection."""
 
 BATCH = 128
 ANSWER_S_MAX = 150.0
 PICTURES = 200
-MEAN_ERROR_MAX = 3.0  # grey levels between two decoders' means of a picture
+MEAN_ERROR_MAX = 3.0  # most grey levels between the means of a picture from two decoders
 METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
     "samples/s": lambda answer: answer["samples"] / answer["seconds"],
     "MB/s": lambda answer: answer["bytes"] / answer["seconds"] / 1e6,
@@ -43,7 +43,7 @@ METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def photographs(count: int = PICTURES, side: tuple[int, int] = (375, 500)) -> list[bytes]:
-    """JPEGs of about 115 KB: gradients, coarse shapes and the grain that makes a photograph large."""
+    """Make JPEGs of about 115 KB from gradients, coarse shapes and the grain that makes photographs large."""
     import numpy as np
     from PIL import Image
 
@@ -66,7 +66,7 @@ def photographs(count: int = PICTURES, side: tuple[int, int] = (375, 500)) -> li
 
 
 def thumbnails(count: int = 2000) -> list[bytes]:
-    """32 x 32 PNGs of about 3 KB, as CIFAR's are."""
+    """Make 32 x 32 PNGs of about 3 KB, like those of CIFAR."""
     import numpy as np
     from PIL import Image
 
@@ -82,7 +82,7 @@ def thumbnails(count: int = 2000) -> list[bytes]:
 
 @dataclass
 class Samples:
-    """What lies in a bucket: its shards, and what an honest client makes of them."""
+    """The samples in a bucket: their shards, and what a correct client returns."""
 
     images: list[bytes]
     keys: list[str] = field(default_factory=list)
@@ -96,14 +96,14 @@ class Samples:
 
     @property
     def image_bytes(self) -> int:
-        """Of an image, on average."""
+        """Mean size of an image in bytes."""
         return sum(map(len, self.images)) // len(self.images)
 
     def bytes(self) -> int:
         return sum(len(self.image(label)) for label in self.labels)
 
     def write_tars(self, folder: Path, counts: list[int], image: str) -> None:
-        """A tar for each of `counts`, of pairs (`image`, cls), as tarfile and webdataset write them."""
+        """Write a tar for each of `counts`, with pairs (`image`, cls), as tarfile and webdataset do."""
         folder.mkdir(parents=True)
         for number, count in enumerate(counts):
             path = folder / f"{number:06d}.tar"
@@ -118,7 +118,7 @@ class Samples:
             self.keys.append(f"{folder.name}/{path.name}")
 
     def write_tfrecords(self, folder: Path, count_each: int) -> list[str]:
-        """The same samples as ``tf.train.Example``: image, label."""
+        """Write the same samples as ``tf.train.Example`` with an image and a label."""
         from penstock.formats import TFRecordWriter
 
         folder.mkdir(parents=True)
@@ -134,7 +134,7 @@ class Samples:
         return keys
 
     def write_objects(self, folder: Path, count: int) -> None:
-        """An object for each; its label is its name."""
+        """Write one object for each sample, whose name is its label."""
         folder.mkdir(parents=True)
         for label in range(count):
             (folder / f"{label:08d}.jpg").write_bytes(self.image(label))
@@ -142,7 +142,7 @@ class Samples:
             self.labels.append(label)
 
     def again(self, folder: Path, times: int) -> None:
-        """The same shards under more names: an epoch that is longer, at no memory."""
+        """Add the same shards under more names, which makes the epoch longer without taking memory."""
         originals, labels = list(self.keys), list(self.labels)
         for turn in range(1, times):
             for key in originals:
@@ -154,19 +154,19 @@ class Samples:
     # ── verification ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, labels: list[int] | None = None) -> int:
-        """What a client must answer that delivered the samples of `labels`; None: all."""
+        """Return the checksum of a client that delivered the samples of `labels`; None stands for all."""
         crc = [zlib.crc32(image) * 65537 + len(image) for image in self.images]
         return sum((label + 1) * crc[label % len(crc)] for label in (self.labels if labels is None else labels)) & MASK
 
     def means(self) -> list[float]:
-        """The mean of each distinct picture, resized by Pillow."""
+        """Return the mean of each distinct picture after Pillow resized it."""
         import numpy as np
         from peers._decoders import pillow
 
         return [float(np.asarray(pillow(image), "f4").mean()) for image in self.images]
 
     def verify(self, client: Any, answer: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
-        """`answer`, or ``BenchError`` where the client did not deliver exactly these samples."""
+        """Return `answer`. Raises ``BenchError`` if the client did not deliver exactly these samples."""
         decoded = bool(job.get("decode"))
         wanted = {"samples": len(self), "bytes": len(self) * 224 * 224 * 3 if decoded else self.bytes()}
         if job["check"]:
@@ -182,7 +182,7 @@ class Samples:
 
 
 def mixed_counts(total: int, sample_bytes: int, largest_bytes: int = 256 << 20) -> list[int]:
-    """Samples of shards of 4 to 256 MiB, about a quarter of all bytes in each of 256, 64, 16 and 4 MiB."""
+    """Return sample counts for shards of 256, 64, 16 and 4 MiB; about a quarter of all bytes is in each size."""
     counts, left = [], total
     for size_bytes in (256 << 20, 64 << 20, 16 << 20, 4 << 20):
         size = max(1, min(size_bytes, largest_bytes) // sample_bytes)
@@ -199,7 +199,7 @@ def mixed_counts(total: int, sample_bytes: int, largest_bytes: int = 256 << 20) 
 
 
 class Loads(Client):
-    """A library that loads samples: ``peers/load_<driver>.py``; `same` are entries of the job only for it."""
+    """A library that loads samples, driven by ``peers/load_<driver>.py``. `same` are entries of the job only for it."""
 
     script = "load"
 
@@ -209,7 +209,7 @@ class Loads(Client):
         self.pss_mb = 0.0
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """``BenchError`` also where it hangs: it is killed then, with what it started."""
+        """Send a command. If the library hangs, kill it with its children and raise ``BenchError``."""
         timer = threading.Timer(ANSWER_S_MAX, os.killpg, (self.pid, signal.SIGKILL))
         timer.start()
         try:
@@ -218,7 +218,7 @@ class Loads(Client):
             timer.cancel()
 
     def close(self) -> None:
-        """Also ends what a library leaves behind: MosaicML's workers outlive their parent."""
+        """End the library and the processes that it leaves behind; MosaicML's workers outlive their parent."""
         group = self.pid if self._process is not None else 0
         super().close()
         if group:
@@ -229,7 +229,7 @@ class Loads(Client):
         return {"do": "epoch", "batch": BATCH, "image": "jpg", "label": "cls", **job, **self.extra}
 
     def checked(self, samples: Samples, job: dict[str, Any]) -> None:
-        """One epoch whose every byte is compared, while memory is watched; not counted."""
+        """Run one uncounted epoch in which every byte is compared and memory is measured."""
         whole = {**self.job(job), "check": self.options.get("mode", "loader") == "loader"}
         with PeakPss(self.pid) as peak:
             answer = self.ask(whole)
@@ -242,7 +242,7 @@ class Loads(Client):
         return {**answer, "pss_mb": self.pss_mb}
 
     def _verify(self, samples: Samples, answer: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
-        if self.options.get("mode") == "raw":  # shards: parts, not samples
+        if self.options.get("mode") == "raw":  # raw reading gives parts of shards, not samples
             if answer["bytes"] < samples.bytes():
                 raise BenchError(f"{self.name} delivered {answer['bytes']} bytes")
             return {**answer, "bytes": samples.bytes(), "samples": len(samples)}
@@ -250,7 +250,7 @@ class Loads(Client):
 
 
 class Fresh(Loads):
-    """A new process for every turn, for one batch, in which each label has to come with its picture's bytes."""
+    """A new process for every turn, which loads one batch. Each label must come with the bytes of its picture."""
 
     def start(self, origin: Origin) -> None:
         self.origin = origin
@@ -269,7 +269,7 @@ class Fresh(Loads):
 
 
 class PeakPss:
-    """The most memory that a process and those below it held, five times a second, from entering to leaving."""
+    """The peak memory of a process and its descendants, sampled five times a second while the context is open."""
 
     def __init__(self, pid: int) -> None:
         self.peak_bytes, self._pid, self._ended = 0, pid, threading.Event()
@@ -292,7 +292,7 @@ class PeakPss:
 
 @contextmanager
 def bucket() -> Iterator[tuple[Path, Path]]:
-    """(root, its bucket) in memory, removed at the end."""
+    """Create a root folder in memory and a bucket in it; both are removed at the end."""
     with memory_folder() as root:
         (root / BUCKET).mkdir()
         (root / "scratch").mkdir()
@@ -300,7 +300,7 @@ def bucket() -> Iterator[tuple[Path, Path]]:
 
 
 def pack(root: Path, driver: str, source: Path, target: Path) -> None:
-    """The samples of a folder of tars in the peer's own format, by its own writer."""
+    """Convert a folder of tars to the peer's own format with its own writer."""
     client = Loads(driver, driver)
     try:
         client.start(Origin(root))
@@ -310,7 +310,7 @@ def pack(root: Path, driver: str, source: Path, target: Path) -> None:
 
 
 def build_index(origin: Origin, folder: Path, *, prefix: str = "tar") -> None:
-    """Of the tars, by penstock."""
+    """Build penstock's index of the tars."""
     from peers._driver import ACCESS_KEY, REGION, SECRET_KEY
 
     import penstock as ps
@@ -321,12 +321,12 @@ def build_index(origin: Origin, folder: Path, *, prefix: str = "tar") -> None:
 
 
 def keys_in(root: Path, folder: str) -> list[str]:
-    """Of the bucket's `folder`, sorted."""
+    """Return the keys in a folder of the bucket, sorted."""
     return sorted(str(path.relative_to(root / BUCKET)) for path in (root / BUCKET / folder).iterdir())
 
 
 def compare(question: str, root: Path, clients: list[Any], samples: Samples, job: dict[str, Any], turns: int) -> Run:
-    """Every client checked once, then measured in turn; those that fail sit out, and it is said why."""
+    """Check every client once, then measure them in turn. Clients that fail are left out, with the reason in the record."""
     started = time.time()
     with Origin(root, **STORE) as origin:
         job = {
@@ -351,7 +351,7 @@ def _noted(client: Any, samples: Samples, job: dict[str, Any]) -> None:
 
 
 def lowest(run: Run, metric: str, name: str) -> list[float]:
-    """`name`'s median as a share of the lowest other client's; empty if one sits out."""
+    """Return the median of `name` divided by the lowest of the others; empty if a client was left out."""
     others = [statistics.median(run.values(other, metric)) for other in run.answers if other != name]
     if name not in run.answers or not others:
         return []

@@ -1,7 +1,7 @@
-"""What do several event loops give, over TLS, and for how much of the time does each hold the interpreter?
+"""How much do several event loops gain over TLS, and for how much of the time does each hold the interpreter?
 
-Large objects, read in order. py-spy samples who holds the interpreter lock in a turn of its own, which is not timed. On two
-cores, client and server share what there is, and the rates say little: a machine with eight or more shows what loops give.
+The client reads large objects in order. py-spy samples which thread holds the interpreter lock, in a separate turn that is
+not timed. On two cores, client and server share the processors, and the rates mean little; run this with eight or more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OBJECT_BYTES = 100 << 20
 COUNT = 8
 SAMPLES_PER_S = 200
 SAMPLED_S = 3
-CORES_MIN = 8  # below, loops and server want the same cores
+CORES_MIN = 8  # with fewer, loops and server compete for the same cores
 METRICS = {
     "MB/s": lambda answer: answer["bytes"] / answer["seconds"] / 1e6,
     "CPU ms/GB": lambda answer: answer["cpu_s"] / answer["bytes"] * 1e12,
@@ -32,7 +32,7 @@ METRICS = {
 
 
 def shares_held(client: Client, read: Any) -> list[float]:
-    """For each event loop, the share of samples in which it holds the interpreter lock while `read()` goes on."""
+    """Return for each event loop the share of samples in which it holds the interpreter lock during `read()`."""
     sampler = HERE / ".venvs" / "pyspy" / "bin" / "py-spy"
     if not sampler.exists():
         raise BenchError(f"{sampler} is missing; run bench/setup.sh")

@@ -1,14 +1,15 @@
 """How long until the first batch, from 1 000 shards, shuffled?
 
-From constructing the data set, in a process that has imported its library but never used it, to a batch of 128 in the loop's
-hand; on a store with 30 ms to the first byte and 90 MB/s a connection. Shards of three sizes: 200 KB (64 PNGs of 3 KB), and
-JPEGs of 115 KB in 64 MiB, the usual size of LitData and MosaicML, or in 256 MiB, which is ours. The large ones are one shard
-under 1 000 names, in each library's format.
+The time runs from the construction of the data set, in a process that has imported its library but never used it, until the
+training loop has a batch of 128. The store answers after 30 ms and sends 90 MB/s on each connection. Shards have three sizes:
+200 KB (64 PNGs of 3 KB), 64 MiB of JPEGs of 115 KB, which is the default size of LitData and MosaicML, and 256 MiB, which is
+ours. The large ones are one shard under 1 000 names, in each library's format.
 
-The peers' own formats come with an index, and so do the shards of "penstock by index", as packing leaves them; those of plain
-"penstock" and of webdataset are tars of which nothing is known. Ours shuffle within a window of 16 384 samples. The peers have
-what makes their first batch soonest: LitData shuffles within a chunk and reads no second one ahead; MosaicML within a shard,
-not over 2^18 samples as usual; webdataset not at all. In every batch each label has to come with its picture's bytes.
+The peers' own formats come with an index, and so do the shards of "penstock by index", as packing writes them; those of plain
+"penstock" and of webdataset are tars without an index. penstock shuffles within a window of 16 384 samples. Each peer has the
+settings that give its first batch soonest: LitData shuffles within a chunk and does not read a second one ahead, MosaicML
+shuffles within a shard instead of over 2^18 samples, and webdataset does not shuffle. In every batch each label must come with
+the bytes of its picture.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ WINDOW = 16384
 
 
 class Size(NamedTuple):
-    """Shards of one size: `each` samples in a shard, whose format in tar and MDS takes `head_bytes` more of each."""
+    """Shards of one size, with `each` samples; tar and MDS add `head_bytes` to each sample."""
 
     name: str
     samples: Samples
@@ -43,7 +44,7 @@ class Size(NamedTuple):
 
     @property
     def packed(self) -> dict[str, str]:
-        """Where each library's own format lies; its driver reads off the name how much goes into a shard."""
+        """Return the folder of a library's own format; its driver reads the size of a shard from the name."""
         shard_bytes = (self.samples.image_bytes + 40) * self.each * (2 if self.is_one else 1)
         return {
             "litdata": f"{self.folder}-litdata-of-{self.each}",
@@ -60,7 +61,7 @@ class Size(NamedTuple):
         within = {"shuffle_algo": "py1s", "num_canonical_nodes": 1, "predownload": BATCH}
         workers = (
             (0, 2) if self.is_one else (0,)
-        )  # with more it loses samples of small shards, and an IndexError ends it
+        )  # with more workers it loses samples of small shards and ends with an IndexError
         mosaic = [self.client(f"mosaicml {number}", "mosaicml", workers=number, **within) for number in workers]
         return [
             self.client("penstock", "penstock", index="stream"),
@@ -76,7 +77,7 @@ class Size(NamedTuple):
 
 
 def made(root: Path, folder: Path, size: Size, drivers: set[str]) -> None:
-    """The shards of a size in all formats."""
+    """Write the shards of a size in all formats."""
     tars = folder / size.folder
     size.samples.write_tars(tars, [size.each] * (1 if size.is_one else size.shards), size.image)
     for driver, name in size.packed.items():
@@ -98,7 +99,7 @@ def made(root: Path, folder: Path, size: Size, drivers: set[str]) -> None:
 
 
 def _split(folder: Path, shards: int) -> None:
-    """Whether the peer's writer made about as many shards as the tars are."""
+    """Check that the peer's writer made about as many shards as there are tars."""
     found = len(list(folder.iterdir())) - 1
     if not 0.9 * shards <= found <= 1.1 * shards:
         raise RuntimeError(f"{folder.name}: {found} shards instead of {shards}")
@@ -132,7 +133,7 @@ _RENAMED = {"litdata": _rename_litdata, "mosaicml": _rename_mosaicml}
 
 
 def _rename_index(folder: Path, shards: int) -> None:
-    """The index of one shard, for as many of the same bytes."""
+    """Extend the index of one shard to all shards with the same bytes."""
     from penstock.index import IndexPlace, ShardIndex
     from penstock.store import LocalStore
 

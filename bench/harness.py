@@ -1,4 +1,4 @@
-"""What every benchmark shares: clients as subprocesses, turns round robin, medians and spreads, a table, a JSON line.
+"""What all benchmarks share: clients as subprocesses, turns in rotation, medians and spreads, a table, and a line of JSON.
 
 Clients take turns repetition by repetition within one run against one server, because on a shared machine two runs
 differ more than two clients do. Ratios are medians of the ratios within each turn, for the same reason.
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 class Options(argparse.Namespace):
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     quick: bool
     repetitions: int | None
@@ -47,8 +47,8 @@ class Options(argparse.Namespace):
 
 
 def arguments(question: str, **extra: dict[str, Any]) -> Options:
-    """--quick, --repetitions, --only and what a benchmark adds."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it cleans up, as after Ctrl-C
+    """Parse --quick, --repetitions, --only and the options that a benchmark adds."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clean up, as after Ctrl-C
     parser = argparse.ArgumentParser(description=question, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small run that shows that it works: not for quoting")
     parser.add_argument("--repetitions", type=int, help="turns of each client")
@@ -63,7 +63,7 @@ def arguments(question: str, **extra: dict[str, Any]) -> Options:
 
 @contextmanager
 def memory_folder() -> Iterator[Path]:
-    """A folder in /dev/shm, removed at the end."""
+    """Create a folder in /dev/shm that is removed at the end."""
     folder = shared_memory_folder("penstock-bench")
     try:
         yield folder
@@ -73,7 +73,7 @@ def memory_folder() -> Iterator[Path]:
 
 @contextmanager
 def objects(sizes: dict[str, tuple[int, int]]) -> Iterator[Path]:
-    """A root folder in memory with one bucket of random objects: {prefix: (count, bytes each)}; removed at the end."""
+    """Create a root folder in memory with one bucket of random objects, {prefix: (count, bytes each)}; removed at the end."""
     with memory_folder() as root:
         random = Random(0)
         for prefix, (count, size_bytes) in sizes.items():
@@ -82,7 +82,7 @@ def objects(sizes: dict[str, tuple[int, int]]) -> Iterator[Path]:
             block = random.randbytes(min(size_bytes, 4 * MIB))
             for index in range(count):
                 with (folder / f"{index:06d}").open("wb") as file:
-                    file.write(random.randbytes(64))  # differs from its neighbours, at a fraction of the cost
+                    file.write(random.randbytes(64))  # makes the object differ from its neighbours at little cost
                     for start in range(64, size_bytes, len(block)):
                         file.write(block[: min(len(block), size_bytes - start)])
         yield root
@@ -93,7 +93,7 @@ def keys_of(prefix: str, count: int) -> list[str]:
 
 
 def expected(root: Path, keys: list[str]) -> dict[str, int]:
-    """What an honest client must answer for these keys."""
+    """Return what a correct client answers for these keys."""
     found: dict[str, list[Any]] = {}
     check = total = 0
     for index, key in enumerate(keys):
@@ -108,7 +108,7 @@ def expected(root: Path, keys: list[str]) -> dict[str, int]:
 
 
 def verified(client: Any, answer: dict[str, Any], root: Path, keys: list[str]) -> dict[str, Any]:
-    """`answer`, or ``BenchError`` where the client did not deliver exactly these objects."""
+    """Return `answer`. Raises ``BenchError`` if the client did not deliver exactly these objects."""
     wanted = expected(root, keys)
     if wrong := {name: answer[name] for name, value in wanted.items() if answer[name] != value}:
         raise BenchError(f"{client.name} delivered {wrong}, not {wanted}")
@@ -116,7 +116,7 @@ def verified(client: Any, answer: dict[str, Any], root: Path, keys: list[str]) -
 
 
 class _Ends:
-    """Stands for a large object in ``fingerprint``: its length, first and last byte."""
+    """Represents a large object in ``fingerprint`` by its length, first byte and last byte."""
 
     def __init__(self, ends: bytes, size_bytes: int) -> None:
         self.ends, self.size_bytes = ends, size_bytes
@@ -170,7 +170,9 @@ class Run:
     clients: list[Any]
     metrics: dict[str, Callable[[dict[str, Any]], float]]
     repetitions: int = 5
-    tolerates: Callable[[Any], bool] = lambda client: False  # whose failure takes it out of the run, not the run down
+    tolerates: Callable[[Any], bool] = lambda client: (
+        False
+    )  # whether a failure of this client only removes it from the run
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -189,7 +191,7 @@ class Run:
         self._stack.close()
 
     def turns(self, measure: Callable[[Any], dict[str, Any]], *, warm: Callable[[Any], object] | None = None) -> None:
-        """`measure(client)` for each client in turn, `repetitions` times, after one uncounted `warm` for each."""
+        """Call `measure(client)` for each client in turn, `repetitions` times, after one uncounted `warm` for each."""
         self.answers = {client.name: [] for client in self.clients}
         for client in list(self.clients):
             if warm and not isinstance(client, Wrk):
@@ -203,7 +205,7 @@ class Run:
 
     @contextmanager
     def _sitting_out(self, client: Any) -> Iterator[None]:
-        """A client that fails where that is tolerated is left out from here on, and the record says why."""
+        """Remove a client that fails, if that is tolerated; the record then has the reason."""
         try:
             yield
         except BenchError as error:
@@ -218,24 +220,24 @@ class Run:
         return [self.metrics[metric](answer) for answer in self.answers[client]]
 
     def ratios(self, metric: str, client: str, base: str) -> list[float]:
-        """`client` / `base` within each turn; empty if one sits out."""
+        """Return `client` / `base` for each turn; empty if one was left out."""
         if client not in self.answers or base not in self.answers:
             return []
         return [a / b for a, b in zip(self.values(client, metric), self.values(base, metric), strict=True)]
 
     def differences(self, metric: str, client: str, base: str) -> list[float]:
-        """`client` - `base` within each turn; empty if one sits out."""
+        """Return `client` - `base` for each turn; empty if one was left out."""
         if client not in self.answers or base not in self.answers:
             return []
         return [a - b for a, b in zip(self.values(client, metric), self.values(base, metric), strict=True)]
 
     def best(self, metric: str, *names: str, less: bool = False) -> str:
-        """Which of these configurations of a peer did best: the one to be compared with."""
+        """Return the configuration of a peer that did best, with which to compare."""
         there = [name for name in names if name in self.answers]
         return (min if less else max)(there, key=lambda name: statistics.median(self.values(name, metric)), default="")
 
     def report(self, rows: list[Row], **about: Any) -> None:
-        """Prints the tables, then one line of JSON."""
+        """Print the tables and one line of JSON."""
         record: dict[str, Any] = {"bench": self.question, **about, **surroundings(), "repetitions": self.repetitions}
         record["clients"], record["failed"] = {}, self.failures
         table = [["client", *self.metrics]]
@@ -247,7 +249,7 @@ class Run:
 
 
 def print_report(question: str, table: list[list[str]], rows: list[Row], record: dict[str, Any]) -> None:
-    """The table, the verdicts, and `record` with them as the last line."""
+    """Print the table and the verdicts, and as the last line `record` with them."""
     print(f"\n{question}  (median, min..max)")
     _print_table(table)
     records = [row.record() for row in rows]
@@ -268,7 +270,7 @@ def print_report(question: str, table: list[list[str]], rows: list[Row], record:
 
 
 def surroundings() -> dict[str, Any]:
-    """The commit and the machine that numbers belong to."""
+    """Return the commit and the machine to which the numbers belong."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(HERE), *words]
@@ -289,7 +291,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    """Three significant digits, but never less than whole numbers."""
+    """Round to three significant digits, but never coarser than whole numbers."""
     return round(value, max(0, 2 - math.floor(math.log10(abs(value))))) if value else 0.0
 
 

@@ -1,8 +1,8 @@
 """Does streaming 4 GB through a consumer that sleeps hold resident memory within budget + 150 MB?
 
-The consumer stops for a while after its first object, so that read-ahead has all the time it wants to fill the budget,
-then naps along. Peak memory is the kernel's VmHWM of the process. Blobs belong to the caller and are counted in no
-budget, so each is dropped before the next is asked for.
+The consumer pauses after its first object, so that read-ahead has time to fill the budget, and then sleeps between objects.
+Peak memory is the VmHWM of the process. Blobs belong to the caller and count towards no budget, so each is dropped before the
+next is requested.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PAUSE_S, NAP_S, NAP_EVERY_BYTES = 2.0, 0.02, 16 * MIB
 
 
 def memory_bytes(field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process."""
+    """Return VmRSS (now) or VmHWM (peak) of this process."""
     return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 def consume(url: str, case: str, total_bytes: int, budget_bytes: int) -> dict[str, Any]:
-    """Streams and sleeps; runs in a process of its own, whose memory is the answer."""
+    """Stream and sleep, in a process of its own, whose memory is the answer."""
     import penstock
 
     prefix, size_bytes = CASES[case]
@@ -49,7 +49,7 @@ def consume(url: str, case: str, total_bytes: int, budget_bytes: int) -> dict[st
         credentials=penstock.Credentials(access_key="AKBENCH", secret_key="bench"),
         fetch=penstock.FetchConfig(budget_bytes_max=budget_bytes or None),
     )
-    next(iter(store.read_many(keys_of(prefix, 1))))  # what any use costs is not the stream's
+    next(iter(store.read_many(keys_of(prefix, 1))))  # the cost of any use of the library is not the cost of streaming
     rest_bytes, start_s = memory_bytes("VmRSS"), time.perf_counter()
     done = napped = 0
 

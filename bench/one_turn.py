@@ -1,4 +1,4 @@
-"""Clients that are a new process each turn: ``SCRIPT --client KIND ENDPOINT BUCKET WORD...``, which prints one line of JSON."""
+"""Clients with a new process for each turn: ``SCRIPT --client KIND ENDPOINT BUCKET WORD...`` prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 TURN_S_MAX = 600
-"""Seconds that a turn may take: several times what the slowest peer needs for 50 000 files on a quiet machine."""
+"""Longest turn in seconds: several times what the slowest peer needs for 50 000 files on a quiet machine."""
 
 
 def be_client(clients: Mapping[str, Callable[..., dict[str, Any]]], kind: str, *words: str) -> None:
-    """The other side: one turn, then its answer with what the process and its children used."""
+    """Run one turn in the client's process, and print its answer with the resources that it used."""
     answer = clients[kind](*words)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     answer["cpu_s"] = sum(each.ru_utime + each.ru_stime for each in used)
@@ -26,13 +26,13 @@ class OneTurn:
     """One client.
 
     Args:
-        name: In the table.
-        kind: Of the script's ``CLIENTS``.
-        script: The benchmark's file.
-        samples_count: That it must answer; where it answers None, it does not count them.
-        words: Behind the bucket.
-        python: The interpreter; default this one.
-        options: For the report.
+        name: Name in the table.
+        kind: Key in the script's ``CLIENTS``.
+        script: Path of the benchmark.
+        samples_count: Number of samples that the client must report; a client that does not count them reports None.
+        words: Arguments after the bucket.
+        python: Interpreter to use; by default the current one.
+        options: Options to state in the report.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class OneTurn:
         self._origin = origin
 
     def close(self) -> None:
-        """Nothing stays open between turns."""
+        """Do nothing, because no process outlives a turn."""
 
     def measure(self) -> dict[str, Any]:
-        """Its answer.
+        """Run one turn and return its answer.
 
         Raises:
-            BenchError: it failed, took too long, or did not do everything.
+            BenchError: The client failed, took too long, or did not do everything.
         """
         from clients import BUCKET, BenchError
 

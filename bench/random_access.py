@@ -1,9 +1,9 @@
 """How many samples of 100 KB a second come out in a true permutation: single objects, tars by range, LitData's ds[i]?
 
 A store with 30 ms to the first byte and 90 MB/s a connection; batches of 128, undecoded. Single objects are read by a
-shuffling Loader, and by number; tars by the ranges that an index made before says. LitData reads a range of a chunk
-for each ``dataset[i]``, asked for by a DataLoader that shuffles, with 8 workers and with 32; of fewer samples, for it
-takes some milliseconds of processor time for each.
+shuffling Loader and by number, and tars by the ranges in an index that was built before. LitData reads a range of a chunk
+for each ``dataset[i]``, for a DataLoader that shuffles, with 8 workers and with 32. It reads fewer samples, because each takes
+it some milliseconds of processor time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LITDATA = ("litdata 8", "litdata 32")
 
 
 def blocks(count: int) -> list[bytes]:
-    """Samples that nothing compresses."""
+    """Make incompressible samples."""
     import random
 
     source = random.Random(0)

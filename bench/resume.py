@@ -17,7 +17,7 @@ NAMES = {"stream": "without an index", "require": "by an index"}
 
 
 def saved(origin: Origin, index: dict[str, str], job: dict[str, Any], batches: int) -> None:
-    """Reads 90% of the epoch and writes the loader's state down."""
+    """Read 90% of the epoch and save the loader's state."""
     client = Loads("penstock", "penstock", **index)
     try:
         client.start(origin)

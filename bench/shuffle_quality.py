@@ -7,9 +7,9 @@ The peers are models of what their documentation describes, so that each is meas
 * py1e: shards permuted, every sample's place moved by uniform noise as wide as a block of 0.75 to 1.25 times the given
   size, then sorted (one canonical node). Its default block is at least 2**18 samples.
 
-Held: samples that are somewhere between the store and the batch, at most. Ours and WebDataset's are windows in memory;
-py1e and the permutation hold whole shards on disk, from the first use to the last. Shards are listed in an order that
-means something and are sorted by class inside and across: the worst that data can be.
+The number of samples held is the most that are between the store and the batch at any time. penstock and WebDataset hold a
+window in memory; py1e and the permutation hold whole shards on disk, from the first use to the last. Samples are sorted by
+class within shards and across them, which is the worst case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness import Run, arguments
 from penstock.order import IndexedOrder, RoundRobin, StreamOrder
 
 BATCH, CLASSES_COUNT, LAYOUT = 1024, 100, (1000, 1000)  # shards, samples in each
-Places = npt.NDArray[np.int64]  # the stored place of each sample, in the order in which they leave
+Places = npt.NDArray[np.int64]  # the stored position of each sample, in the order of delivery
 
 METRICS = {
     "held": lambda answer: answer["held"],

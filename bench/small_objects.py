@@ -22,13 +22,13 @@ AS_IT_COMES, TUNED, WIDE = "connector as it comes", "connector 200 Gbps", "conne
 WRK = """
 local n = -1
 request = function() n = (n + 1) %% %d; return wrk.format("GET", string.format("/bench/small/%%06d", n)) end"""
-# Peers too slow for all objects read a share of them: their rate is the same, and the bench ends today.
+# Slow peers read only a share of the objects: their rate is the same, and the benchmark ends sooner.
 SLOW = {"boto3": 0.25, "s3fs": 0.25, "connector's dataset": 0.04}
 SLOW_QUICK = {AS_IT_COMES: 0.25, "boto3": 0.06, "s3fs": 0.06, "connector's dataset": 0.01}
 
 
 def clients(count: int, *, delayed: bool, tls: bool) -> list[Any]:
-    wide = 256 if delayed else 32  # threads: enough to cover the delay; fewer cost less without one
+    wide = 256 if delayed else 32  # threads: enough to cover the delay; without a delay, fewer threads cost less
     found = [
         Client("penstock", "penstock"),
         Client(AS_IT_COMES, "s3torchconnector", threads=64),
@@ -39,7 +39,7 @@ def clients(count: int, *, delayed: bool, tls: bool) -> list[Any]:
         Client("boto3", "boto3", threads=wide if delayed else 16),
         Client("s3fs", "s3fs"),
     ]
-    if tls:  # what wrk's TLS costs says little of ours, and the slowest peers are slow enough without it
+    if tls:  # the cost of TLS in wrk says little about ours, and the slowest peers are left out
         return [client for client in found if client.name in ("penstock", AS_IT_COMES, TUNED, WIDE, "obstore")]
     return [*found, Wrk(connections=CONNECTIONS, seconds=2, script=WRK % count)]
 
@@ -72,7 +72,7 @@ def rows(run: Run, *, delayed: bool, tls: bool) -> list[Row]:
 
 
 def _beyond(run: Run) -> list[float]:
-    """Connections that a warm penstock opened in each turn, for every 1 000 objects."""
+    """Return the connections that a warm penstock opened per 1 000 objects in each turn."""
     return run.values("penstock", "connections/1000") if "penstock" in run.answers else []
 
 

@@ -32,7 +32,7 @@ SLOWER_MAX = 0.95
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A temporary worktree of `commit`, removed at the end."""
+    """Check out `commit` into a temporary worktree, which is removed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "base"
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "--quiet", tree, commit], check=True)
@@ -68,12 +68,12 @@ class _OfTree:
 
 
 def both(tree: Path, make: Callable[[str], Client]) -> list[Any]:
-    """The same client of both versions."""
+    """Create the same client for both versions."""
     return [_OfTree(make(BASE), tree), _OfTree(make(THIS), ROOT)]
 
 
 def ratio(run: Run, text: str, metric: str, *, less: bool = False) -> Row:
-    """This tree to the other one; where less is better, the other way round, so that more than 1 is always better."""
+    """Return the ratio of this tree to the other one, inverted if less is better: more than 1 is always better."""
     names = (BASE, THIS) if less else (THIS, BASE)
     return Row(text, run.ratios(metric, *names), SLOWER_MAX, 1.0)
 
@@ -82,7 +82,7 @@ def ratio(run: Run, text: str, metric: str, *, less: bool = False) -> Row:
 
 
 def read_objects(tree: Path, options: Any, name: str, count: int, size_bytes: int, **settings: Any) -> list[Row]:
-    """`count` objects in order, by ``read_many``."""
+    """Read `count` objects in order with ``read_many``."""
     metrics = {
         "objects/s": lambda answer: answer["objects"] / answer["seconds"],
         "CPU s": lambda answer: answer["cpu_s"],
@@ -103,7 +103,7 @@ def read_objects(tree: Path, options: Any, name: str, count: int, size_bytes: in
 def load(
     tree: Path, options: Any, name: str, samples: Samples, root: Path, job: dict[str, Any], **same: Any
 ) -> list[Row]:
-    """One epoch of the Loader, or of a dataset by number."""
+    """Load one epoch with the Loader, or samples by number."""
     loader = {key: same.pop(key) for key in ("mode", "processes") if key in same}
     clients = both(tree, lambda side: Loads(side, "penstock", same=same, **loader))
     with Origin(root, **STORE) as origin:
