@@ -7,12 +7,12 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.access.calls import CallPlaces
-from penstock.access.merging import REQUEST_BYTES
 from penstock.access.places import ObjectPlaces, ShardPlaces
 from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
 from penstock.pipeline import Dataset, Decode, Join, Map, Mix, Objects, Pipeline, Select
+from penstock.ranges import REQUEST_COST_BYTES
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
 from penstock.sources.shards import ShardFinder
@@ -89,7 +89,7 @@ class PipelineDataset(Dataset):
             self._places = CallPlaces(source)
             return
         gap_bytes = None if fetch is None else fetch.gap_bytes_max
-        config = fetch or FetchConfig(requests_min=REQUESTS_MIN, gap_bytes_max=REQUEST_BYTES)
+        config = fetch or FetchConfig(requests_min=REQUESTS_MIN, gap_bytes_max=REQUEST_COST_BYTES)
         shards = ShardFinder(source, fetch=config, cache=cache).find()
         if isinstance(source, Objects):
             self._places = ObjectPlaces(source, shards, config)

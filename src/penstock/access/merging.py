@@ -10,12 +10,13 @@ as many requests are left as may be in flight at once. A gap that costs less tha
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.config import KIB
+from penstock.ranges import REQUEST_COST_BYTES, covering, near_groups
 from penstock.store.traced import StoreStatistics
-from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from penstock.config import FetchConfig
     from penstock.fetch import PlanItem
     from penstock.store import Store
-
-REQUEST_BYTES = 64 * KIB
-"""What a request costs besides waiting, in bytes: 60 to 100 µs of processor time, at 0.7 to 1 GB/s a core."""
 
 BREAK_EVEN_BYTES = 512 * KIB
 """Where nothing was measured yet; ``FetchConfig.gap_bytes_max``'s default."""
@@ -76,10 +74,10 @@ def gap_worth_bytes(gaps: Sequence[int], *, others_count: int, break_even_bytes:
     """
     surplus = len(gaps) + others_count - requests_max
     if surplus <= 0:
-        return REQUEST_BYTES
+        return REQUEST_COST_BYTES
     if surplus <= len(gaps):
         break_even_bytes = min(break_even_bytes, sorted(gaps)[surplus - 1])
-    return max(REQUEST_BYTES, break_even_bytes)
+    return max(REQUEST_COST_BYTES, break_even_bytes)
 
 
 def merged(
@@ -105,18 +103,10 @@ def merged(
             break_even_bytes=0 if few else break_even_bytes(stores),
             requests_max=config.requests_max,
         )
-    for key, span, piece in ranged:
-        held = reads[-1].item if reads else None
-        before = held.span if held is not None and held.key == key else None
-        if (
-            held is not None
-            and before is not None
-            and span.start - before.end <= gap_bytes
-            and span.end - before.start <= config.part_bytes
-        ):
-            reads[-1].pieces.append(piece)
-            outer = ByteRange(before.start, max(before.end, span.end))
-            reads[-1] = Read(held._replace(span=outer), reads[-1].pieces)
-        else:
-            reads.append(Read(piece.item, [piece]))
+    for _, group in groupby(ranged, key=itemgetter(0)):
+        here = [(span, piece) for _, span, piece in group]
+        spans = [span for span, _ in here]
+        for first, stop in near_groups(spans, gap_bytes=gap_bytes, length_bytes_max=config.part_bytes):
+            inside = [piece for _, piece in here[first:stop]]
+            reads.append(Read(inside[0].item._replace(span=covering(spans[first:stop])), inside))
     return reads

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import ConfigError
+from penstock.ranges import covering, near_groups
 from penstock.types import ByteRange, Key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class Cut(NamedTuple):
@@ -90,29 +91,37 @@ def parts(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
 def coalesce(items: Sequence[PlanItem], *, gap_bytes: int, length_bytes_max: int) -> list[PlanItem]:
     """Merge neighbouring ranges of one object into single reads.
 
-    Reading a small gap costs bandwidth; a second request costs a round trip. The break-even gap is
-    rate_bytes_per_s * first_byte_latency_s (bench/coalesce.py measures it for a store).
-
     Args:
         items: In the order of delivery; only consecutive ones, in ascending order, are merged.
-        gap_bytes: The widest gap to read through.
+        gap_bytes: The widest gap to read through; see ``penstock.ranges``.
         length_bytes_max: The longest merged read.
     """
     merged: list[PlanItem] = []
-    for item in items:
-        held = merged[-1] if merged else None
-        span, before = item.span, held.span if held is not None else None
-        if (
-            held is not None
-            and span is not None
-            and before is not None
-            and (item.key, item.etag) == (held.key, held.etag)
-            and before.start <= span.start <= before.end + gap_bytes
-            and max(span.end, before.end) - before.start <= length_bytes_max
-        ):
-            cuts = held.cuts or (Cut(held.request_index, before),)
-            outer = ByteRange(before.start, max(before.end, span.end))
-            merged[-1] = held._replace(span=outer, cuts=(*cuts, Cut(item.request_index, span)))
-        else:
+    start, count = 0, len(items)
+    while start < count:
+        item, stop = items[start], start + 1
+        if item.span is not None:
+            while (
+                stop < count
+                and (other := items[stop]).span is not None
+                and other.key == item.key
+                and other.etag == item.etag
+            ):
+                stop += 1
+        if stop == start + 1:
             merged.append(item)
+        else:
+            merged += _merged(items[start:stop], gap_bytes, length_bytes_max)
+        start = stop
     return merged
+
+
+def _merged(items: Sequence[PlanItem], gap_bytes: int, length_bytes_max: int) -> Iterator[PlanItem]:
+    """Ranges of one version of one object, merged."""
+    spans = [item.span for item in items if item.span is not None]
+    for first, stop in near_groups(spans, gap_bytes=gap_bytes, length_bytes_max=length_bytes_max):
+        if stop == first + 1:
+            yield items[first]
+        else:
+            cuts = tuple(Cut(items[index].request_index, spans[index]) for index in range(first, stop))
+            yield items[first]._replace(span=covering(spans[first:stop]), cuts=cuts)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, UnsupportedFormatError
 from penstock.formats.jsonl import KEY_NAMES
 from penstock.formats.parquet_pages import ColumnChunk, bounded_reading
-from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit, merged
+from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.thrift import Struct, read_struct
+from penstock.ranges import REQUEST_COST_BYTES, merged_spans
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ PIECE_ROWS_MAX = 2048
 """Most rows decoded at a time, because each also takes a few hundred bytes of Python objects."""
 
 _LZO = 3  # a codec that pyarrow does not support
-_GAP_BYTES = 64 << 10  # widest gap between columns that is read through: it always costs less than a request
 
 
 def is_parquet(head: bytes) -> bool:
@@ -208,7 +208,11 @@ class ParquetReader(ShardReader):
         wanted = [(chunk, span) for name, chunk, span in chunks if name in self._columns]
         self._chunks.append(wanted)
         spans = [span for _, span in wanted]
-        return Unit(merged(spans, _GAP_BYTES), rows_count, sum(span.length_bytes for _, _, span in chunks))
+        return Unit(
+            merged_spans(spans, gap_bytes=REQUEST_COST_BYTES),
+            rows_count,
+            sum(span.length_bytes for _, _, span in chunks),
+        )
 
     def _chunk(self, column: Struct, described: Any, end_bytes: int) -> tuple[ColumnChunk, ByteRange]:
         """Return a column of a row group and its span, from ``ColumnChunk`` and ``ColumnMetaData``."""

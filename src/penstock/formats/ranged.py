@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.parsing import OnCorrupt, ShardParser, Skipping, byte_view
-from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 
     from penstock.formats.sample import Sample
-    from penstock.types import Buffer
+    from penstock.types import Buffer, ByteRange
 
 TAIL_BYTES = 64 << 10
 """Of the first look at a shard's end: a directory or footer of a few hundred entries comes with it."""
@@ -121,17 +120,6 @@ def samples_of(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> Ite
     look_into(reader, read)
     for unit_index, unit in enumerate(reader.units):
         yield reader.read(unit_index, [read(span) for span in unit.spans])
-
-
-def merged(spans: Sequence[ByteRange], gap_bytes: int) -> tuple[ByteRange, ...]:
-    """`spans`, ascending; those closer than `gap_bytes` are one."""
-    out: list[ByteRange] = []
-    for span in sorted(spans):
-        if out and span.start - out[-1].end <= gap_bytes:
-            out[-1] = ByteRange(out[-1].start, max(out[-1].end, span.end))
-        else:
-            out.append(span)
-    return tuple(out)
 
 
 class ShardReader(Skipping, ABC):

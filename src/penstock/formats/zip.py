@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt
-from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit, merged
+from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample, split_name
+from penstock.ranges import merged_spans
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class ZipReader(ShardReader):
                 wanted = [name for name in fields if self._fields is None or name in self._fields]
                 self._samples.append((key, {name: fields[name] for name in wanted}, min(extents.values()).start))
                 size_bytes = sum(extent.length_bytes for extent in extents.values())
-                units.append(Unit(merged([extents[name] for name in wanted], 0), 1, size_bytes))
+                units.append(Unit(merged_spans([extents[name] for name in wanted], gap_bytes=0), 1, size_bytes))
         if units and not any(unit.spans for unit in units):
             names = sorted({name for fields in samples.values() for name in fields})
             some = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")

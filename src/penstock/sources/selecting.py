@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.config import FetchConfig
+from penstock.ranges import merged_spans
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ def wanted_spans(
     extent_bytes = int(index.offsets[first + count] - index.offsets[first])
     found = index.member_spans(first, count, sorted(fields))
     assert found is not None
-    starts, ends = found[..., 0].ravel(), found[..., 1].ravel()
-    breaks = np.flatnonzero(starts[1:] - ends[:-1] > gap_bytes)
-    firsts, lasts = starts[np.append(0, breaks + 1)], ends[np.append(breaks, len(ends) - 1)]
-    if extent_bytes - int((lasts - firsts).sum()) <= gap_bytes:
-        return None
-    return [ByteRange(start, end) for start, end in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    spans = merged_spans(map(ByteRange._make, found.reshape(-1, 2).tolist()), gap_bytes=gap_bytes)
+    saved_bytes = extent_bytes - sum(span.length_bytes for span in spans)
+    return list(spans) if saved_bytes > gap_bytes else None

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from penstock.access.merging import (
     BREAK_EVEN_BYTES,
-    REQUEST_BYTES,
+    REQUEST_COST_BYTES,
     Piece,
     break_even_bytes,
     gap_worth_bytes,
@@ -61,11 +61,11 @@ def test_objects_are_reads_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("gaps", "requests_max", "expected"),
     [
-        ([MIB, 2 * MIB, 3 * MIB], 8, REQUEST_BYTES),  # all fit in flight: only what costs less than a request
-        ([MIB, 2 * MIB, 3 * MIB], 4, REQUEST_BYTES),
+        ([MIB, 2 * MIB, 3 * MIB], 8, REQUEST_COST_BYTES),  # all fit in flight: only what costs less than a request
+        ([MIB, 2 * MIB, 3 * MIB], 4, REQUEST_COST_BYTES),
         ([3 * MIB, MIB, 2 * MIB], 2, 2 * MIB),  # two too many: the two narrowest are read through
         ([3 * MIB, MIB, 9 * MIB], 1, 4 * MIB),  # but none that takes longer than asking again
-        ([], 1, REQUEST_BYTES),
+        ([], 1, REQUEST_COST_BYTES),
     ],
 )
 def test_gaps_are_read_until_the_rest_fits_in_flight(gaps: list[int], requests_max: int, expected: int) -> None:

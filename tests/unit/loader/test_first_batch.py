@@ -19,7 +19,7 @@ from penstock.types import Get, ListPage, Operation, Sink, Transfer
 WAIT_S_MAX = 20.0
 SHARDS, EACH = 12, 40
 TOTAL = SHARDS * EACH
-SAMPLE_BYTES = 64_000
+SAMPLE_BYTES = 80_000  # a gap of one sample is wider than what is read through
 OTHERS = [f"{number:03d}.tar" for number in range(1, SHARDS)]
 
 

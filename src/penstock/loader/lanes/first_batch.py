@@ -12,10 +12,11 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.config import KIB, MIB
+from penstock.config import MIB
 from penstock.errors import ClosedError
 from penstock.formats import FORMATS, joined, narrowed, parser_of
 from penstock.loader.lanes.segments import ShardSegment
+from penstock.ranges import REQUEST_COST_BYTES, near_groups
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Get
 
@@ -34,9 +35,6 @@ RUNS_BYTES_MIN = 8 * MIB
 
 RUNS_PER_LED_MIN = 4
 """So many times as long as what would lead them: else little is gained, and much read twice."""
-
-GAP_BYTES_MAX = 32 * KIB
-"""Samples of a shard that lie closer are read by one request: what lies between costs less than a second one."""
 
 REQUESTS_MAX = 256
 
@@ -91,15 +89,13 @@ def near_ranges(
     shard: Shard, index: ShardIndex, samples: Sequence[int], *, source: int, number: int
 ) -> list[SampleRange]:
     """What to read of a shard for some of its samples, given ascending: near ones together."""
-    found: list[SampleRange] = []
-    for sample in samples:
-        more = SampleRange(source, number, shard, index, sample, 1)
-        last = found[-1] if found else None
-        if last is not None and more.span.start - last.span.end <= GAP_BYTES_MAX:
-            found[-1] = last._replace(samples_count=sample + 1 - last.first)
-        else:
-            found.append(more)
-    return found
+    offsets = index.offsets
+    assert offsets is not None
+    spans = [(int(offsets[sample]), int(offsets[sample + 1])) for sample in samples]
+    return [
+        SampleRange(source, number, shard, index, samples[first], samples[stop - 1] + 1 - samples[first])
+        for first, stop in near_groups(spans, gap_bytes=REQUEST_COST_BYTES)
+    ]
 
 
 def read(wanted: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buffer]]:
