@@ -20,12 +20,13 @@ from penstock.store.answers import (
 )
 from penstock.store.base import Store
 from penstock.store.checksums import full_object, verify
+from penstock.store.relay import Resent
 from penstock.transport import OVERLONG, engine
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Get, GrowingLanding, Head
 
 if TYPE_CHECKING:
-    from penstock.transport import HttpAnswer, HttpRequest, HttpTransfer
-    from penstock.types import Landing, Operation, Sink
+    from penstock.transport import HttpAnswer, HttpRequest
+    from penstock.types import Landing, Operation, Sink, Transfer
 
 S = TypeVar("S", bound=Store)
 
@@ -51,7 +52,7 @@ class RemoteStore(Store):
             raise ClosedError(f"{self.describe('')} was closed", hint="connect() gives another store")
 
 
-class Exchange(ABC, Generic[S]):
+class Exchange(Resent, ABC, Generic[S]):
     """The transport's sink and the caller's ``Transfer`` at once: two objects fewer per request."""
 
     __slots__ = ("cancelled", "info", "operation", "sink", "span", "store", "transfers", "whole")
@@ -60,24 +61,13 @@ class Exchange(ABC, Generic[S]):
         self.store = store
         self.operation = operation
         self.sink = sink
-        # several, as the first sending's may be put here when the second is under way; what has ended minds no cancel
-        self.transfers: list[HttpTransfer] = []
+        self.transfers: list[Transfer] = []
         self.cancelled = False
         self.info: Any = None  # ObjectInfo and
         self.span: Any = None  # ByteRange of a Get, once its head has come
         self.whole = False
 
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def cancel(self) -> None:
-        """See ``types.Transfer``."""
-        self.cancelled = True
-        for transfer in tuple(self.transfers):
-            transfer.cancel()
-
-    def unanswered_s(self) -> float:
-        """See ``types.Transfer``."""
-        return max((transfer.unanswered_s() for transfer in tuple(self.transfers)), default=0.0)
 
     def submit(self, request: HttpRequest) -> None:
         """Hand a request to the transport, on any thread; if the operation was cancelled meanwhile, so is this."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, ShortReadError, StoreError
 from penstock.store.base import Store, Wrapper
+from penstock.store.relay import Relay
 from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Operation, Sink, Transfer
 
 
@@ -63,15 +64,15 @@ def _rebuild(inner: Store, call: int | None, ratio: float, seed: int, error: Sto
     return Faulty(inner, fail_at_call=call, ratio=ratio, seed=seed, error=error)
 
 
-class _Refused:
+class _Refused(Relay):
     """The operation happens, but its answer is lost: the worst case for whoever retries."""
 
-    __slots__ = ("error", "landing", "sink")
+    __slots__ = ("error",)
 
     def __init__(self, sink: Sink, error: StoreError) -> None:
         self.sink = sink
         self.error = error
-        self.landing: Landing | None = None
+        self.landing = None
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         return None
@@ -84,14 +85,14 @@ class _Refused:
         self.sink.done(failed)
 
 
-class _Half:
+class _Half(Relay):
     """Half the body arrives, then the connection breaks."""
 
-    __slots__ = ("landing", "sink", "whole")
+    __slots__ = ("whole",)
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self.landing: Landing | None = None
+        self.landing = None
         self.whole: Landing | None = None
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:

@@ -22,6 +22,7 @@ from penstock.config import HedgeConfig
 from penstock.errors import CancelledOperationError
 from penstock.stats import Recent
 from penstock.store.base import Store, Wrapper
+from penstock.store.relay import Relay
 from penstock.transport import engine
 from penstock.types import ByteRange, Completion, Get, Head, Landing, ObjectInfo, Operation, Sink, Transfer
 
@@ -68,7 +69,7 @@ class Hedged(Wrapper):
         return _rebuild, (self.inner, self.config)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
+        self.lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
         self._outstanding: dict[_HedgedOperation, float] = {}
         self._tokens = _TOKENS_MAX
         self._wait_s = float("inf")
@@ -148,7 +149,7 @@ def _rebuild(inner: Store, config: HedgeConfig) -> Hedged:
     return Hedged(inner, config=config)
 
 
-class _HedgedOperation:
+class _HedgedOperation(Relay):
     """An operation, and its second request once there is one. The first request's sink, and the caller's transfer."""
 
     __slots__ = (
@@ -157,20 +158,16 @@ class _HedgedOperation:
         "ended",
         "first",
         "first_done",
-        "landing",
-        "lock",
         "operation",
         "owner",
         "second",
         "second_done",
-        "sink",
         "start",
         "winner",
     )
 
     def __init__(self, owner: Hedged, operation: Get | Head, sink: Sink) -> None:
         self.owner = owner
-        self.lock = owner._lock
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
@@ -194,7 +191,7 @@ class _HedgedOperation:
     def hedge(self) -> None:
         """Send the second request."""
         second = _SecondRequest(self)
-        with self.lock:
+        with self.owner.lock:
             if self.ended or self.winner:
                 return
             self.second = second
@@ -202,7 +199,7 @@ class _HedgedOperation:
         try:
             transfer = self.owner.inner.submit(self.operation, second)
         except Exception:  # its error would be the first request's, who says it
-            self._leg_done(2, Completion(self.operation, error=CancelledOperationError("cancelled")))
+            self.request_ended(2, Completion(self.operation, error=CancelledOperationError("cancelled")))
             return
         second.transfer = transfer
         if self._needs_no_second():
@@ -234,18 +231,18 @@ class _HedgedOperation:
 
     def done(self, completion: Completion) -> None:
         if self.second is None:
-            with self.lock:
+            with self.owner.lock:
                 self.ended = self.second is None
             if self.ended:
                 self._tell(completion)
                 return
-        self._leg_done(1, completion)
+        self.request_ended(1, completion)
 
     # ── both ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _adopt(self, leg: int) -> bool:
         """Make `leg` the one whose answer counts, unless the other is already; cancels the other."""
-        with self.lock:
+        with self.owner.lock:
             if self.winner == 0:
                 self.winner = leg
             elif self.winner != leg:
@@ -267,11 +264,11 @@ class _HedgedOperation:
         length_bytes = min(span.length_bytes, self.landing.end - self.start)
         return Landing(small_buffer(length_bytes), 0, length_bytes)  # the first request may still write to the other
 
-    def _leg_done(self, leg: int, completion: Completion) -> None:
+    def request_ended(self, leg: int, completion: Completion) -> None:
         """Deliver once the adopted request, and the other one, have both ended."""
         if completion.error is None:
             self._adopt(leg)
-        with self.lock:
+        with self.owner.lock:
             if leg == 1:
                 self.first_done = completion
             else:
@@ -326,4 +323,4 @@ class _SecondRequest:
         return self.entry.head_of_second(info, span)
 
     def done(self, completion: Completion) -> None:
-        self.entry._leg_done(2, completion)
+        self.entry.request_ended(2, completion)

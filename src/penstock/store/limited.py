@@ -10,8 +10,9 @@ from typing import Any
 from penstock import forks
 from penstock.errors import CancelledOperationError, ConfigError, as_completion_error
 from penstock.store.base import Store, Wrapper
+from penstock.store.relay import OperationRelay
 from penstock.transport import engine
-from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
+from penstock.types import Completion, Operation, Sink, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,15 @@ class Limited(Wrapper):
                 self.release()
                 raise
 
+    def withdraw(self, waiting: _LimitedOperation) -> bool:
+        """Take an operation out of the queue; False if it no longer waits."""
+        with self._lock:
+            try:
+                self._waiting.remove(waiting)
+            except ValueError:
+                return False
+        return True
+
     def statistics(self) -> LimitStatistics:
         """See ``LimitStatistics``."""
         return LimitStatistics(
@@ -105,18 +115,10 @@ def _rebuild(inner: Store, requests_max: int) -> Limited:
     return Limited(inner, requests_max=requests_max)
 
 
-class _LimitedOperation:
-    """An operation that holds, or waits for, a permit: sink of the inner store and transfer of the outer."""
+class _LimitedOperation(OperationRelay[Limited]):
+    """An operation that holds a permit, or waits for one."""
 
-    __slots__ = ("cancelled", "landing", "operation", "owner", "sink", "transfer")
-
-    def __init__(self, owner: Limited, operation: Operation, sink: Sink) -> None:
-        self.owner = owner
-        self.operation = operation
-        self.sink = sink
-        self.landing = sink.landing
-        self.transfer: Transfer | None = None
-        self.cancelled = False
+    __slots__ = ()
 
     def start(self) -> bool:
         """Use a permit; False where the operation needs none any more."""
@@ -131,9 +133,6 @@ class _LimitedOperation:
         if self._is_cancelled():  # by another thread, meanwhile
             self.transfer.cancel()
         return True
-
-    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
         self.transfer = None  # no cycle is left behind: buffers go back at once, not when the collector comes
@@ -151,16 +150,8 @@ class _LimitedOperation:
 
     def _leave(self) -> None:
         """Give up waiting for a permit."""
-        with self.owner._lock:
-            try:
-                self.owner._waiting.remove(self)
-            except ValueError:
-                return  # just started: start() saw, or will see, the flag
-        self.sink.done(Completion(self.operation, error=CancelledOperationError("cancelled")))
+        if self.owner.withdraw(self):  # else it was just started, and start() saw the flag or will see it
+            self.sink.done(Completion(self.operation, error=CancelledOperationError("cancelled")))
 
     def _is_cancelled(self) -> bool:
         return self.cancelled
-
-    def unanswered_s(self) -> float:
-        transfer = self.transfer
-        return transfer.unanswered_s() if transfer is not None else 0.0

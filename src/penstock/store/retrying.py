@@ -26,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.store.base import Store, Wrapper
 from penstock.store.checksums import verify
+from penstock.store.relay import Relay, Resent
 from penstock.transport import engine
 from penstock.types import (
     UNKNOWN_BYTES,
@@ -110,7 +111,7 @@ def _rebuild(inner: Store, config: RetryConfig) -> Retrying:
     return Retrying(inner, config=config)
 
 
-class _RetriedOperation:
+class _RetriedOperation(Resent, Relay):
     """One operation through all its attempts."""
 
     __slots__ = (
@@ -119,12 +120,10 @@ class _RetriedOperation:
         "begin",
         "cancelled",
         "info",
-        "landing",
         "operation",
         "owner",
         "ranges_refused",
         "resuming",
-        "sink",
         "span",
         "start_s",
         "target",
@@ -139,7 +138,6 @@ class _RetriedOperation:
         self.sink = sink
         self.landing = sink.landing
         self.begin = sink.landing.position if sink.landing is not None else 0  # where the body's first byte belongs
-        # several, as the first attempt's may be put here when the second is under way; what has ended minds no cancel
         self.transfers: list[Transfer] = []
         self.cancelled = False
         self.tries_count = 0
@@ -156,17 +154,12 @@ class _RetriedOperation:
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def cancel(self) -> None:
-        self.cancelled = True
-        for transfer in tuple(self.transfers):
-            transfer.cancel()
+        super().cancel()
         if self.backoff:
             engine.call_later(0.0, self._again)
 
     def _is_cancelled(self) -> bool:
         return self.cancelled
-
-    def unanswered_s(self) -> float:
-        return max((transfer.unanswered_s() for transfer in tuple(self.transfers)), default=0.0)
 
     # ── Sink ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

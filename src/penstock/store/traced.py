@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import KIB
 from penstock.stats import Recent
 from penstock.store.base import Store, Wrapper
+from penstock.store.relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.types import ByteRange, Completion, Landing, ObjectInfo, Operation, Sink, Transfer
+    from penstock.types import Completion, Operation, Sink, Transfer
 
 log = logging.getLogger("penstock.store")
 
@@ -114,16 +115,13 @@ class Traced(Wrapper):
         )
 
 
-class _TracedOperation:
-    __slots__ = ("landing", "owner", "sink")
+class _TracedOperation(Relay):
+    __slots__ = ("owner",)
 
     def __init__(self, owner: Traced, sink: Sink) -> None:
         self.owner = owner
         self.sink = sink
         self.landing = sink.landing
-
-    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
         try:
