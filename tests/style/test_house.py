@@ -175,7 +175,6 @@ DUPLICATES_LEFT = {
     "Spec",
     "_Group",
     "_Piece",
-    "_Step",
 }
 """Class names that still occur more than once; the list only shrinks."""
 

@@ -1,7 +1,7 @@
-"""Batches as columns: an array where values have one dtype and shape, a list for everything else.
+"""Batches as columns: an array if all values have one dtype and shape, otherwise a list.
 
-The first sample fixes each column, or what the pipeline says of it. A value that does not fit is an error and never a
-silent cast. Columns of unequal lengths are lists until the batch is complete, and then padded or put end to end.
+The first sample fixes each column, unless the pipeline declares it. A value that does not fit raises an error; nothing is
+cast silently. Arrays of unequal length are kept in a list until the batch is complete, and are then padded or concatenated.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ _PYTHON: dict[Any, type] = {dtype: kind for kind, dtype in _SCALARS.items()}
 
 
 class Ragged(NamedTuple):
-    """Arrays of unequal lengths, end to end: the i-th is ``data[offsets[i]:offsets[i + 1]]``."""
+    """Arrays of unequal length, concatenated: the i-th is ``data[offsets[i]:offsets[i + 1]]``."""
 
     data: NDArray[Any]
-    """dtype[sum of lengths, ...]"""
+    """dtype[sum of lengths, ...]: the concatenated arrays."""
     offsets: NDArray[np.int64]
-    """int64[B + 1], from 0."""
+    """int64[B + 1]: where each array starts in `data`; the first is 0, the last is the length of `data`."""
 
 
 class Column:
-    """One field of every sample: ``dtype[rows, *shape]``, or a list where `dtype` is None."""
+    """One field of every sample: an array ``dtype[rows, *shape]``, or a list if `dtype` is None.
+
+    Args:
+        value: The field's value in the first sample, which fixes dtype and shape.
+    """
 
     __slots__ = ("dtype", "scalar", "shape")
 
@@ -49,7 +53,7 @@ class Column:
 
     @classmethod
     def of_spec(cls, spec: Spec) -> Column:
-        """The column that a field or a user says it is."""
+        """Return the column that a field or a user declares."""
         column = cls(None)
         if spec.dtype != "object":
             column.dtype, column.shape = np.dtype(spec.dtype), spec.shape
@@ -57,11 +61,11 @@ class Column:
         return column
 
     def _find_scalar(self) -> None:
-        """A number may come as Python's or as numpy's, where both are the same."""
+        """Find the Python type whose values the column takes besides numpy's scalars of the same dtype."""
         self.scalar = _PYTHON.get(self.dtype) if self.dtype is not None and self.shape == () else None
 
     def allocate(self, rows_count: int) -> NDArray[Any] | list[Any]:
-        """Room for so many samples, to be filled."""
+        """Allocate memory for `rows_count` samples; arrays are not initialized."""
         if self.dtype is None:
             return [None] * rows_count
         return np.empty((rows_count, *self.shape), dtype=self.dtype)
@@ -70,7 +74,7 @@ class Column:
         """Write `value` to its row.
 
         Raises:
-            ValueError: another type, dtype or shape than the column's.
+            ValueError: its type, dtype or shape differs from the column's.
         """
         if self.dtype is None or (self.scalar is not None and type(value) is self.scalar):
             rows[row] = value
@@ -83,7 +87,7 @@ class Column:
         rows[row] = array
 
     def finish(self, rows: Any) -> Any:
-        """The column as it is delivered."""
+        """Return the column as it is delivered."""
         return rows
 
     def __str__(self) -> str:
@@ -91,25 +95,30 @@ class Column:
 
 
 def _remedy(name: str, column: Column, value: Any) -> str:
-    """What makes a value fit that does not."""
+    """Return a hint: what the user can do to make the value fit."""
     array = np.asarray(value) if _is_array(value) else None
     if isinstance(value, int | float | np.number) and column.dtype is not None and not column.shape:
         if column.scalar is type(value):
-            return "int64 ends at 2**63 - 1: give a float or a str in .map()"
-        return f"give one type of number in .map(), e.g. float(sample[{name!r}])"
+            return "int64 ends at 2**63 - 1: return a float or a str from .map()"
+        return f"return one type of number from .map(), e.g. float(sample[{name!r}])"
     if array is None or array.dtype != column.dtype:
-        return f"give {column} for every sample in .map()"
+        return f"return {column} for every sample from .map()"
     if array.dtype == np.uint8 and array.ndim in (2, 3):
-        return "give Image a height and width, or make all alike in .map()"
-    return f"make all alike in .map(), or .batch(pad=[{name!r}]), or .batch(ragged=[{name!r}])"
+        return "give Image a height and width, or make all shapes equal in .map()"
+    return f"make all shapes equal in .map(), or use .batch(pad=[{name!r}]) or .batch(ragged=[{name!r}])"
 
 
 class UnequalColumn(Column):
-    """One field whose arrays differ in length: a list of them, until the batch is complete.
+    """One field whose arrays differ in length: a list of arrays until the batch is complete.
+
+    Args:
+        name: The field.
+        value: The field's value in the first sample, which fixes dtype and number of dimensions.
+        padding: The value to pad with; None: concatenate the arrays.
 
     Raises:
-        DecodeError: the first value is no array of at least one dimension.
-        ConfigError: the padding is no value of that array's dtype.
+        DecodeError: the first value is not an array of at least one dimension.
+        ConfigError: the array's dtype cannot hold the padding.
     """
 
     __slots__ = ("name", "padding")
@@ -125,14 +134,15 @@ class UnequalColumn(Column):
             raise ConfigError(f"pad={{{name!r}: {padding!r}}}: {array.dtype} has no such value")
 
     def allocate(self, rows_count: int) -> list[Any]:
-        """A list."""
+        """Return a list of `rows_count` entries, to be filled with arrays."""
         return [None] * rows_count
 
     def put(self, rows: Any, row: int, value: Any) -> None:
         """Keep the array of one row.
 
         Raises:
-            ValueError: another dtype or number of dimensions; to be put end to end, another shape but for the length.
+            ValueError: its dtype or number of dimensions differs from the first sample's; for concatenation, any
+                dimension but the first differs.
         """
         array = _as_array(value)
         if isinstance(value, list) and not value:
@@ -143,7 +153,7 @@ class UnequalColumn(Column):
         rows[row] = array
 
     def finish(self, rows: Any) -> Any:
-        """``Ragged``, or dtype[B, longest, ...]."""
+        """Return ``Ragged``, or the padded array dtype[B, longest, ...]."""
         if self.padding is None:
             offsets = np.zeros(len(rows) + 1, np.int64)
             np.cumsum([len(array) for array in rows], out=offsets[1:])
@@ -160,8 +170,12 @@ class Layout:
     """The columns of every batch.
 
     Args:
-        values: Of the epoch's first sample.
-        batch: The pipeline's last stage: what is padded, put end to end or collated.
+        values: The values of the first sample of the epoch, by field.
+        batch: The pipeline's last stage, which says what is padded, concatenated or collated.
+
+    Raises:
+        ConfigError: `batch` names a field that the sample lacks, or a padding that its dtype cannot hold.
+        DecodeError: a field to pad or concatenate is not an array.
     """
 
     def __init__(self, values: Mapping[str, Any], batch: Batch | BatchBySize | None = None) -> None:
@@ -180,17 +194,17 @@ class Layout:
 
     @classmethod
     def of_specs(cls, specs: Mapping[str, Spec]) -> Layout:
-        """The columns of a pipeline that says what its samples are, before there is one."""
+        """Return the columns of a pipeline that declares all its fields, before the first sample."""
         layout = cls({})
         layout.columns = {name: Column.of_spec(spec) for name, spec in specs.items()}
         return layout
 
     def allocate(self, rows_count: int) -> dict[str, Any]:
-        """Room for a batch."""
+        """Allocate the columns of a batch of `rows_count` rows."""
         return {name: column.allocate(rows_count) for name, column in self.columns.items()}
 
     def holds(self, name: str, spec: Spec | None) -> bool:
-        """Whether the field's rows are arrays of exactly this dtype and shape, to be written in place."""
+        """Whether the rows of a field are arrays of exactly this dtype and shape, so that they can be written in place."""
         column = self.columns.get(name)
         return (
             spec is not None
@@ -214,15 +228,15 @@ class Layout:
         """Write one sample to its row.
 
         Args:
-            batch: As ``allocate`` made it.
-            row: Of the sample.
-            values: By field.
-            key: Of the sample, for errors.
-            shard: See `key`.
-            written: Fields that are in the row already.
+            batch: What ``allocate`` returned.
+            row: Index of the row, from 0.
+            values: The sample's values by field.
+            key: Key of the sample, for errors.
+            shard: URL of the sample's shard, for errors.
+            written: Names of the fields that are already in the row.
 
         Raises:
-            DecodeError: other fields, dtypes or shapes than the first sample's.
+            DecodeError: the sample's fields, dtypes or shapes differ from the first sample's.
         """
         if len(values) + len(written) != len(self.columns) or not values.keys() <= self.columns.keys():
             raise DecodeError(
@@ -246,16 +260,16 @@ class Layout:
                 ) from error
 
     def finish(self, batch: dict[str, Any]) -> Any:
-        """The batch as it is delivered: padded, put end to end, collated.
+        """Return the batch as it is delivered: padded, concatenated and collated as the pipeline says.
 
         Args:
-            batch: Complete: rows that do not count are cut off, and ``__key__`` and the like are there.
+            batch: All columns of the batch, without unused rows and with the reserved fields such as ``__key__``.
 
         Returns:
-            `batch` itself where nothing of this was asked for; what the user's collate function gives, if there is one.
+            `batch` itself if nothing is padded, concatenated or collated; with a collate function, what that returns.
 
         Raises:
-            DecodeError: the user's function failed.
+            DecodeError: the collate function failed.
         """
         if self._plain:
             return batch
@@ -269,7 +283,7 @@ class Layout:
         samples = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
         try:
             collated = self._collate(samples)
-            if collated is None:  # what ends an epoch
+            if collated is None:  # None marks the end of an epoch
                 raise TypeError("it returned None, not a batch")
         except Exception as error:
             first_key = batch["__key__"][0] if batch.get("__key__") else None

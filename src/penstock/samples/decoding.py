@@ -1,4 +1,4 @@
-"""The members of a sample to the values of its fields: of its own, or straight into a row of the batch."""
+"""Decodes the members of a sample to values: to new objects, or straight into a row of a batch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def decoded(stage: Decode, members: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
-    """The values of a sample's fields, and what was joined to it before.
+    """Return the values of a sample's fields, and the fields that were joined before.
 
     Raises:
-        FieldMissingError: a member is not there.
-        DecodeError: a member is not what its field takes.
+        FieldMissingError: the sample lacks a member.
+        DecodeError: a field cannot decode its member.
     """
-    values = _kept_beside(stage, members, context)
+    values = _joined_fields(stage, members, context)
     for field in stage.fields:
         data = _members_of(field, members, context)
         try:
-            found = field.decode_members(data, context.rng() if field.takes_rng else None)
+            decoded_members = field.decode_members(data, context.rng() if field.takes_rng else None)
         except PenstockError:
             raise
         except Exception as error:
             raise _decode_error(field, data, context, error) from error
-        values.update(zip(field.names, found, strict=True))
+        values.update(zip(field.names, decoded_members, strict=True))
     return values
 
 
@@ -47,15 +47,15 @@ def written_in_place(
     batch: dict[str, Any],
     row: int,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same, but arrays of known shape go straight into their row of `batch`.
+    """Decode as ``decoded`` does, but write arrays of known shape straight into their row of `batch`.
 
     Returns:
-        The values of the other fields; and the names of those that are written.
+        The values of the other fields, and the names of the fields that were written.
 
     Raises:
         FieldMissingError, DecodeError: as ``decoded``.
     """
-    values = _kept_beside(stage, members, context)
+    values = _joined_fields(stage, members, context)
     written: list[str] = []
     for field in stage.fields:
         data = _members_of(field, members, context)
@@ -73,8 +73,8 @@ def written_in_place(
     return values, written
 
 
-def _kept_beside(stage: Decode, members: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
-    """What was joined before."""
+def _joined_fields(stage: Decode, members: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
+    """Return the fields that were joined before ``decode``."""
     if not context.joined:
         return {}
     names = context.joined.difference(stage.names)
@@ -98,7 +98,7 @@ def _members_of(field: Field, members: Mapping[str, Any], context: SampleContext
         try:
             view = memoryview(data)
             if is_typed(view) and not field.TAKES_NUMBERS:
-                raise ValueError(f"it is no bytes, but {np.asarray(view).dtype}{list(view.shape or ())}")
+                raise ValueError(f"the member is {np.asarray(view).dtype}{list(view.shape or ())}, not bytes")
             found.append(view)
         except (TypeError, ValueError) as error:
             raise _decode_error(field, [], context, error) from error

@@ -1,4 +1,4 @@
-"""Tables that are joined to samples by key: read once, held in memory, looked up by every thread."""
+"""Tables that are joined to samples by key: each is read once per process, held in memory and shared by all threads."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _shared_lock = threading.Lock()
 
 
 class Table:
-    """One table: read at its first use, and held as long as somebody who joins it is.
+    """The rows of one joined table, read when they are first needed.
 
     Args:
-        join: What to read.
-        pipeline: Whose source's connection reads it, where it lies on the same kind of store.
+        join: The stage that describes the table.
+        pipeline: The pipeline that joins it. A table on the same kind of store as its source is read with the connection
+            options of that source.
     """
 
     def __init__(self, join: Join, pipeline: Pipeline) -> None:
@@ -45,12 +46,12 @@ class Table:
         self._rows: dict[str, dict[str, Any]] | None = None
 
     def open(self) -> dict[str, dict[str, Any]]:
-        """Its rows by key; read, if they were not yet.
+        """Return the rows by key; the first call reads them.
 
         Raises:
-            StoreError: it cannot be read.
-            ConfigError: it is larger than its bound, or lacks a column.
-            DecodeError: it is no table, or has a key twice.
+            StoreError: the table cannot be read.
+            ConfigError: the table is larger than its bound, or lacks a column.
+            DecodeError: the object is not a table, or two rows have the same key.
         """
         if self._rows is None:
             with self._lock:
@@ -59,16 +60,16 @@ class Table:
         return self._rows
 
     def row(self, key: str) -> Mapping[str, Any] | None:
-        """The columns of the row for `key`; None where there is none."""
+        """Return the columns of the row for `key`, or None if no row has this key."""
         return self.open().get(key)
 
 
 def table_of(join: Join, pipeline: Pipeline) -> Table:
-    """The table of a join: one for all in this process that join it, each source of a mix among them."""
+    """Return the table of a join. Everything in this process that joins the table shares it, such as the sources of a mix."""
     source = pipeline.source
     connection = None if isinstance(source, Mix) else source.connection
     with _shared_lock:
-        # a forked child reads its own: another thread of the parent may have been in the middle of it
+        # A forked child reads the table again: the fork may have happened while another thread was reading it.
         return _shared.setdefault((os.getpid(), join, connection), Table(join, pipeline))
 
 
@@ -88,7 +89,7 @@ def _loaded(join: Join, pipeline: Pipeline) -> dict[str, dict[str, Any]]:
         if join.fields is not None:
             if missing := [name for name in join.fields if name not in row]:
                 raise ConfigError(f"{join!r}: a row lacks {missing[0]!r}; it has {', '.join(row)}")
-            row = {name: row[name] for name in join.fields}  # noqa: PLW2901 - the columns that were asked for
+            row = {name: row[name] for name in join.fields}  # noqa: PLW2901 - only the requested columns
         table[key] = row
     return table
 
@@ -123,7 +124,7 @@ def _rows_of_table(join: Join, data: bytes) -> Iterable[dict[str, Any]]:
         if name.endswith((".jsonl", ".ndjson")):
             rows: list[dict[str, Any]] = [json.loads(line) for line in data.splitlines() if line.strip()]
             if bad := [row for row in rows if not isinstance(row, dict)]:
-                raise ValueError(f"{bad[0]!r:.40} is a row, and not an object")
+                raise ValueError(f"the row {bad[0]!r:.40} is not a JSON object")
             return rows
         return _rows_of_csv(data, "\t" if name.endswith(".tsv") else ",", text=join.on)
     except (ValueError, csv.Error) as error:
@@ -141,7 +142,7 @@ def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
 
 
 def _rows_of_csv(data: bytes, delimiter: str, *, text: str) -> list[dict[str, Any]]:
-    """Rows whose columns are numbers where all of a column are, as CSV itself does not say; but never the key's."""
+    """Parse CSV. It has no types, so a column whose values are all numbers becomes numbers; the key column stays text."""
     reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter, strict=True)
     rows: list[dict[str, Any]] = list(reader)
     names = reader.fieldnames or ()

@@ -1,4 +1,4 @@
-"""How many bad samples a stage may drop (``max_errors=``), and how many it did."""
+"""How many bad samples a stage may drop per epoch (``max_errors=``), and how many it has dropped."""
 
 from __future__ import annotations
 
@@ -10,50 +10,56 @@ if TYPE_CHECKING:
 
 
 class Tolerance:
-    """Counts of dropped samples by stage: over all epochs to read, within one to bound. Thread-safe."""
+    """Counts dropped samples by stage, in total for the statistics and per epoch for the bound. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
-        self._within: dict[str, tuple[int, int]] = {}  # stage: epoch, count in it
+        self._in_epoch: dict[str, tuple[int, int]] = {}  # by stage: an epoch, and the count in it
 
     def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
-        """Count a sample as dropped, if one more may be.
+        """Count a sample as dropped, unless the stage has reached its bound.
+
+        Args:
+            error: What is wrong with the sample.
+            stage: Name of the stage that failed.
+            max_errors: Number of samples that the stage may drop per epoch; 0: none.
+            epoch: Epoch number, from 0.
 
         Raises:
-            DataError: `error`, where the epoch's bound is reached.
+            DataError: `error` itself, if the stage may not drop another sample in this epoch.
         """
         if not max_errors:
             raise error
         with self._lock:
-            counted_epoch, count = self._within.get(stage, (epoch, 0))
+            counted_epoch, count = self._in_epoch.get(stage, (epoch, 0))
             if counted_epoch != epoch:
                 count = 0
             if count < max_errors:
-                self._within[stage] = (epoch, count + 1)
+                self._in_epoch[stage] = (epoch, count + 1)
                 self._counts[stage] = self._counts.get(stage, 0) + 1
                 return
-        error.add_note(f"max_errors={max_errors}: {stage} has dropped as many samples in epoch {epoch} already")
+        error.add_note(f"max_errors={max_errors}: {stage} has already dropped this many samples in epoch {epoch}")
         raise error
 
     def count(self, stage: str) -> None:
-        """Count a sample as dropped where that has no bound."""
+        """Count a sample as dropped by a stage whose drops have no bound."""
         with self._lock:
             self._counts[stage] = self._counts.get(stage, 0) + 1
 
     def counts(self) -> dict[str, int]:
-        """Samples dropped so far, by stage; a copy."""
+        """Return a copy of the numbers of samples dropped so far, by stage."""
         with self._lock:
             return dict(self._counts)
 
 
 class Uncounted(Tolerance):
-    """For samples that go through the stages once more: those that are dropped then have been counted before."""
+    """Counts nothing: for samples that pass the stages a second time, whose errors were counted the first time."""
 
     def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
-        """See ``Tolerance``: without a bound, where the stage drops samples at all."""
+        """Raise `error` if the stage drops no samples at all; otherwise do nothing."""
         if not max_errors:
             raise error
 
     def count(self, stage: str) -> None:
-        """See ``Tolerance``."""
+        """Do nothing."""

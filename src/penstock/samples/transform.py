@@ -1,7 +1,7 @@
-"""What happens to one sample between its shard and its row of a batch, and whose fault an error is.
+"""The stages of a pipeline that see single samples: from a sample's stored members to its values.
 
-``SampleTransform`` walks the stages that see single samples. Where decoding is the last of them, it writes the batch's memory
-itself, and no array is made and copied.
+``SampleTransform`` runs these stages and names the stage, the field and the sample in every error. If decoding is the last
+stage, it writes straight into the memory of the batch, so that no array is allocated and copied per sample.
 """
 
 from __future__ import annotations
@@ -32,78 +32,82 @@ if TYPE_CHECKING:
     from penstock.samples.joins import Table
 
 
-class _Step(NamedTuple):
-    """A stage and what is asked of it for every sample, looked up once."""
+class _PreparedStage(NamedTuple):
+    """A stage with what every sample needs of it, looked up once."""
 
     stage: Decode | Map | Filter | FlatMap | Select | Join
-    name: str
+    name: str  # for errors and counts: "map[0]" is the first ``map`` of the pipeline
     takes_rng: bool
     max_errors: int
-    is_raw: bool  # values are members still: views of a part, which no user's function may keep
+    is_raw: bool  # its input is still members: views of a part, which no user's function may keep
 
 
 class SampleTransform:
-    """The stages of a pipeline that see single samples, in order. May be called from several threads.
+    """The stages of a pipeline that see single samples, in order. Several threads may call it at once.
+
+    Args:
+        pipeline: A pipeline over one source: a leaf of ``Pipeline.flat()``.
 
     Attributes:
-        is_empty: Whether there are none: samples are their members.
-        may_drop: Whether a call may give None: a sample that was filtered out, or dropped under ``max_errors``.
-        is_many: Whether a call gives a list, of any length: there is a ``flat_map``.
-        tolerance: Counts the samples that it drops for an error, and bounds them.
+        is_empty: Whether there are no such stages: a sample's values are then its members.
+        may_drop: Whether a call may return None, because a stage filters, tolerates errors or drops samples without a
+            row in a joined table.
+        is_many: Whether a call returns a list of any length, because there is a ``flat_map``.
+        tolerance: Counts the samples that are dropped for an error, and bounds their number.
 
     Raises:
         ConfigError: a field needs a package that is not installed.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._steps: list[_Step] = []
+        self._stages: list[_PreparedStage] = []
         is_raw = True
         for stage in pipeline.stages:
             if isinstance(stage, Decode):
                 for field in stage.fields:
                     field.require()
             if isinstance(stage, Decode | Map | Filter | FlatMap | Select | Join):
-                self._steps.append(_step(stage, self._steps, is_raw=is_raw))
+                self._stages.append(_prepared(stage, self._stages, is_raw=is_raw))
                 is_raw = is_raw and isinstance(stage, Filter | Select | Join)
-        kinds = [type(step.stage) for step in self._steps]
-        joins = [step.stage for step in self._steps if isinstance(step.stage, Join)]
+        kinds = [type(prepared.stage) for prepared in self._stages]
+        joins = [prepared.stage for prepared in self._stages if isinstance(prepared.stage, Join)]
         self.is_empty = not kinds
         self.is_many = FlatMap in kinds
         self.may_drop = (
             Filter in kinds
-            or any(step.max_errors for step in self._steps)
+            or any(prepared.max_errors for prepared in self._stages)
             or any(join.missing == "drop" for join in joins)
         )
         self._ends_raw = is_raw
-        self._writes_rows = not self.is_many and _has_arrays(self._steps[-1].stage if self._steps else None)
+        self._writes_rows = not self.is_many and _has_arrays(self._stages[-1].stage if self._stages else None)
         self.tolerance = Tolerance()
         self._tables = _tables_of(joins, pipeline) if joins else {}
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Samples dropped for an error so far, by stage; those that a filter left out are not among them."""
+        """Number of samples dropped so far for an error or a missing row, by stage; filtered samples do not count."""
         return self.tolerance.counts()
 
     def uncounted(self) -> SampleTransform:
-        """The same stages, for samples that were counted already."""
-        steps = copy(self)
-        steps.tolerance = Uncounted()
-        return steps
+        """Return the same transform for samples that it has seen before: what it drops then is not counted again."""
+        transform = copy(self)
+        transform.tolerance = Uncounted()
+        return transform
 
     def open(self) -> None:
-        """Load the tables that are joined, if that has not been done; the first sample does it otherwise.
+        """Load the joined tables now; otherwise the first sample loads them.
 
         Raises:
-            StoreError, DataError, ConfigError: a table cannot be read, or is none.
+            StoreError, DataError, ConfigError: a table cannot be read, or the object is not a table.
         """
         for table in self._tables.values():
             table.open()
 
     def specs(self) -> dict[str, Spec] | None:
-        """Dtype and shape of every field that comes out, where the pipeline says; None where the first sample must."""
+        """Return dtype and shape of every output field, or None if only the first sample can show them."""
         specs: dict[str, Spec] | None = None
-        for step in self._steps:
-            stage = step.stage
+        for prepared in self._stages:
+            stage = prepared.stage
             if isinstance(stage, Decode):
                 found = {
                     name: spec for field in stage.fields for name, spec in zip(field.names, field.specs, strict=True)
@@ -120,19 +124,25 @@ class SampleTransform:
         return specs
 
     def __call__(self, sample: Sample, *, shard: str, position: int, random: SampleRandom) -> Any:
-        """The values of one sample by name. Without stages, the members as ``bytes``.
+        """Run the stages on one sample. Without stages, the values are the members as ``bytes``.
+
+        Args:
+            sample: The sample as stored.
+            shard: URL of its shard or object.
+            position: Its position in the epoch, from 0.
+            random: The random numbers of the calling thread.
 
         Returns:
-            A dict; None where the sample is dropped; a list of dicts where there is a ``flat_map``.
+            A dict of values by field name, or None if the sample is dropped; with a ``flat_map``, a list of dicts.
 
         Raises:
-            FieldMissingError: a member that the pipeline decodes is not there.
-            DecodeError: a member or a user's function fails; ``__cause__`` is what it raised.
+            FieldMissingError: the sample lacks a member that the pipeline decodes.
+            DecodeError: a member does not decode or a user's function fails; ``__cause__`` is the original error.
         """
         if sample is LOST:
             return [] if self.is_many else None
         context = SampleContext(sample, shard, position, random)
-        result = self._run(sample.fields, context, 0, len(self._steps))
+        result = self._run(sample.fields, context, 0, len(self._stages))
         if self.is_many:
             return [] if result is None else result
         return _copied(result) if self._ends_raw and result is not None else result
@@ -148,22 +158,24 @@ class SampleTransform:
         position: int,
         random: SampleRandom,
     ) -> bool:
-        """The same into a row of a batch, decoding straight into its memory where that is the last stage.
+        """Run the stages on one sample and write the values into a row of a batch.
+
+        If decoding is the last stage, it writes into the memory of the batch. Not for pipelines with a ``flat_map``.
 
         Args:
-            sample: As stored.
-            layout: Of `batch`.
-            batch: As ``layout.allocate`` made it; `row` of it is written, or left undefined where this gives False.
-            row: See `batch`.
-            shard: URL.
-            position: In the epoch.
-            random: The thread's.
+            sample: The sample as stored.
+            layout: The columns of `batch`.
+            batch: What ``layout.allocate`` returned.
+            row: Index of the row to write, from 0; undefined after a call that returns False.
+            shard: URL of the sample's shard or object.
+            position: Position of the sample in the epoch, from 0.
+            random: The random numbers of the calling thread.
 
         Returns:
-            False where the sample is dropped. Not for pipelines with a ``flat_map``.
+            Whether the row was written; False if the sample is dropped.
 
         Raises:
-            FieldMissingError, DecodeError: as when called, or the sample is unlike the first one.
+            FieldMissingError, DecodeError: as a call, or the values do not fit the columns of the batch.
         """
         if not self._writes_rows:
             values = self(sample, shard=shard, position=position, random=random)
@@ -174,8 +186,8 @@ class SampleTransform:
         if sample is LOST:
             return False
         context = SampleContext(sample, shard, position, random)
-        last = self._steps[-1]
-        values = self._run(sample.fields, context, 0, len(self._steps) - 1)
+        last = self._stages[-1]
+        values = self._run(sample.fields, context, 0, len(self._stages) - 1)
         if values is None:
             return False
         try:
@@ -188,17 +200,17 @@ class SampleTransform:
         return True
 
     def _run(self, values: Any, context: SampleContext, first: int, end: int) -> Any:
-        for number in range(first, end):
-            step = self._steps[number]
+        for index in range(first, end):
+            prepared = self._stages[index]
             try:
-                values = self._applied(step, values, context)
+                values = self._applied(prepared, values, context)
             except DataError as error:
-                self.tolerance.drop(error, step.name, step.max_errors, context.epoch)
+                self.tolerance.drop(error, prepared.name, prepared.max_errors, context.epoch)
                 return None
             if values is None:
                 return None
-            if isinstance(step.stage, FlatMap):
-                return self._run_children(values, context, number + 1, end)
+            if isinstance(prepared.stage, FlatMap):
+                return self._run_children(values, context, index + 1, end)
         return values
 
     def _run_children(self, children: list[Any], context: SampleContext, first: int, end: int) -> list[Any]:
@@ -212,9 +224,9 @@ class SampleTransform:
                 results.append(result)
         return results
 
-    def _applied(self, step: _Step, values: Mapping[str, Any], context: SampleContext) -> Any:
-        """What `step` makes of `values`; None where it drops the sample."""
-        stage = step.stage
+    def _applied(self, prepared: _PreparedStage, values: Mapping[str, Any], context: SampleContext) -> Any:
+        """Return the output of a stage for `values`, or None if the stage drops the sample."""
+        stage = prepared.stage
         if isinstance(stage, Decode):
             return decoded(stage, values, context)
         if isinstance(stage, Select):
@@ -222,20 +234,20 @@ class SampleTransform:
         if isinstance(stage, Join):
             table = self._tables[stage]
             if stage.missing == "drop" and table.row(context.sample.key) is None:
-                self.tolerance.count(step.name)
+                self.tolerance.count(prepared.name)
                 return None
-            return _joined(stage, step.name, values, table, context)
-        given = _copied(values) if step.is_raw else dict(values)
+            return _joined(stage, prepared.name, values, table, context)
+        given = _copied(values) if prepared.is_raw else dict(values)
         given.update(__key__=context.sample.key, __shard__=context.shard, __position__=context.position)
-        return _called(step, given, values, context)
+        return _called(prepared, given, values, context)
 
 
-def _step(stage: Any, before: Sequence[_Step], *, is_raw: bool) -> _Step:
-    number = sum(type(step.stage) is type(stage) for step in before)
+def _prepared(stage: Any, before: Sequence[_PreparedStage], *, is_raw: bool) -> _PreparedStage:
+    number = sum(type(prepared.stage) is type(stage) for prepared in before)
     kind = {Decode: "decode", Map: "map", Filter: "filter", FlatMap: "flat_map", Select: "select", Join: "join"}
     name = kind[type(stage)] if isinstance(stage, Decode | Select) else f"{kind[type(stage)]}[{number}]"
     takes_rng = getattr(stage, "takes_rng", False)
-    return _Step(stage, name, takes_rng, getattr(stage, "max_errors", 0), is_raw)
+    return _PreparedStage(stage, name, takes_rng, getattr(stage, "max_errors", 0), is_raw)
 
 
 def _tables_of(joins: Iterable[Join], pipeline: Pipeline) -> dict[Join, Table]:
@@ -245,12 +257,12 @@ def _tables_of(joins: Iterable[Join], pipeline: Pipeline) -> dict[Join, Table]:
 
 
 def _has_arrays(stage: Any) -> bool:
-    """Whether `stage` decodes something that is worth writing in place."""
+    """Whether `stage` decodes arrays of known shape, which are worth writing in place."""
     return isinstance(stage, Decode) and any(spec and spec.shape for field in stage.fields for spec in field.specs)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The members as bytes of their own, or as arrays and numbers where the format says so: none pins a part."""
+    """Copy views of members to bytes, or to arrays and numbers if the format has typed values, so that no view pins a part."""
     return {name: _own_value(value) if type(value) is memoryview else value for name, value in values.items()}
 
 
@@ -286,26 +298,28 @@ def _joined(stage: Join, name: str, values: Mapping[str, Any], table: Table, con
     if twice := row.keys() & values.keys():
         raise DecodeError(
             f"{stage!r}: the sample has {', '.join(sorted(twice))} already",
-            hint="say which columns to take: join(..., fields=[...])",
+            hint="name the columns to take: join(..., fields=[...])",
             **where,
         )
     context.joined.update(row)
     return {**values, **row}
 
 
-def _called(step: _Step, given: dict[str, Any], values: Mapping[str, Any], context: SampleContext) -> Any:
-    """What a user's function makes of a sample, without the names that are the loader's."""
-    stage = step.stage
+def _called(prepared: _PreparedStage, given: dict[str, Any], values: Mapping[str, Any], context: SampleContext) -> Any:
+    """Return what the user's function makes of a sample, without the reserved field names."""
+    stage = prepared.stage
     assert isinstance(stage, Map | Filter | FlatMap)
     try:
-        result = stage.fn(given, context.rng()) if step.takes_rng else stage.fn(given)
+        result = stage.fn(given, context.rng()) if prepared.takes_rng else stage.fn(given)
         if isinstance(stage, Filter):
             return values if result else None
         if isinstance(stage, FlatMap):
             return [_own(each, stage.name) for each in _listed(result, stage.name)]
         return _own(result, stage.name)
     except Exception as error:
-        raise failed(stage.fn, error, stage=step.name, sample_key=context.sample.key, shard=context.shard) from error
+        raise failed(
+            stage.fn, error, stage=prepared.name, sample_key=context.sample.key, shard=context.shard
+        ) from error
 
 
 def _listed(result: Any, name: str) -> Iterable[Any]:
@@ -321,6 +335,6 @@ def _own(result: Any, name: str) -> dict[str, Any]:
     if not isinstance(result, Mapping):
         raise ConfigError(
             f"{name} returned {type(result).__name__}, not a dict of values",
-            hint="return the sample, also where it was changed in place",
+            hint="return the sample even if the function changes it in place",
         )
     return {field: value for field, value in result.items() if field not in RESERVED_FIELDS}

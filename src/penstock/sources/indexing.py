@@ -28,25 +28,26 @@ def build_index(
     foreign_indexes: bool = True,
     listener: index.Listener | None = None,
 ) -> index.Built:
-    """Index the shards of `source`, those that are indexed in their present version left as they are.
+    """Index the shards of `source`. Shards whose present version is already indexed are not read again.
 
     Args:
-        source: ``penstock.shards(...)`` with its options, or what that takes first. A corrupt shard is not indexed; with
-            its ``on_corrupt="skip_sample"``, its good samples are.
-        beside: Keep the index under ``.penstock/`` beside the shards, where every host finds it. None: only if one lies
-            there already, which is then brought up to date, and no `index_dir` is given.
-        index_dir: Else where; default ``$XDG_CACHE_HOME/penstock/index``.
-        again: Read every shard, whatever is known.
-        foreign_indexes: Take the extents from ``.idx`` files of other tools where they lie beside the shards.
-        listener: Told how it goes; see ``penstock.index.Listener``.
+        source: ``penstock.shards(...)`` with its options, or the first argument of ``penstock.shards``. A corrupt shard is
+            left out of the index; with ``on_corrupt="skip_sample"``, its good samples are indexed.
+        beside: Keep the index under ``.penstock/`` beside the shards, where every host finds it. None: update the index
+            that lies there, if it exists and no `index_dir` is given.
+        index_dir: Directory for the index otherwise; default ``$XDG_CACHE_HOME/penstock/index``.
+        again: Read every shard, even if its present version is indexed.
+        foreign_indexes: Take the extents of samples from the ``.idx`` files of other tools that lie beside the shards.
+        listener: Receives the progress; see ``penstock.index.Listener``.
 
     Raises:
-        ObjectMissingError: there is no shard.
-        ConfigError: `source` is no set of shards, or they have no folder in common.
-        StoreError: the shards cannot be listed, the index not be read or written. A shard that cannot be read is in
-            the result's ``failed``.
+        ObjectMissingError: there are no shards.
+        ConfigError: `source` is not one set of shards, or the shards have no folder in common.
+        StoreError: the shards cannot be listed, or the index cannot be read or written. Shards that cannot be read are
+            listed in ``failed`` of the result.
 
-    Cost: a listing, then every shard is streamed that nothing is known of. Interrupted, what is finished is kept.
+    Cost: one listing; then each shard that is not indexed is read once. An interrupted run keeps the shards that it
+        finished.
     """
     if beside and index_dir is not None:
         raise ConfigError("beside=True excludes index_dir=")

@@ -1,4 +1,4 @@
-"""Selecting: which bytes of a shard hold the fields that a pipeline looks at, and whether leaving out the others pays."""
+"""Chooses the bytes of a shard to read: only the members that a pipeline needs, if skipping the others saves enough."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 
 def gap_bytes_of(shard: Shard) -> int:
-    """Bytes that cost as much as a request more: what is shorter is read through."""
+    """Return the widest gap to read through, in bytes: up to this size reading it costs less than another request."""
     return (shard.store.fetch_config or FetchConfig()).gap_bytes_max
 
 
 def may_pay(shard: Shard, row: ShardRow, fields: frozenset[str] | None) -> bool:
-    """Whether an index of the shard is worth a look for what can be left out: where samples are longer than the gap."""
+    """Whether skipping members may save anything: only if the average sample is longer than the gap to read through.
+
+    Args:
+        shard: The shard.
+        row: What the index of the data set knows of it.
+        fields: Members that the pipeline needs; None: all.
+    """
     long_enough = row.size_bytes > gap_bytes_of(shard) * row.samples_count
     return fields is not None and long_enough and row.format == "tar" and row.has_offsets
 
@@ -27,10 +33,18 @@ def may_pay(shard: Shard, row: ShardRow, fields: frozenset[str] | None) -> bool:
 def wanted_spans(
     index: ShardIndex, first: int, count: int, *, fields: frozenset[str], gap_bytes: int
 ) -> list[ByteRange] | None:
-    """What to read of samples ``[first, first + count)``: members nobody wants are left out where that saves a gap.
+    """Return the spans to read of samples ``[first, first + count)``: the members in `fields`, and gaps not worth skipping.
+
+    Args:
+        index: The index of the shard.
+        first: Number of the first sample in the shard, from 0.
+        count: Number of samples.
+        fields: Members that the pipeline needs.
+        gap_bytes: The widest gap to read through.
 
     Returns:
-        Ascending spans; None: all bytes, as little can be saved, or nobody knows where the members lie.
+        Spans in ascending order; None: read all bytes, because skipping saves at most `gap_bytes` or the index does not
+        say where the members lie.
     """
     members = index.members
     if members is None or index.offsets is None or not fields.issubset(members.names):
