@@ -21,7 +21,7 @@ import pytest
 
 import penstock as ps
 from penstock.cache import CacheConfig, Cached
-from penstock.cache.care import survey, verify
+from penstock.cache.maintenance import survey, verify
 from penstock.store.local import LocalStore
 from penstock.testing.contract_support import content
 
@@ -115,7 +115,7 @@ def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
     refused_count = sum(read_only["troubles"].get(f"{what} EROFS", 0) for what in ("write", "evict"))
     assert 0 < refused_count < 100  # tried again now and then, not for every block
     assert "read EACCES" in forbidden["troubles"]
-    said = [line for line in ended.stderr.splitlines() if "said once" in line]
+    said = [line for line in ended.stderr.splitlines() if "logged once" in line]
     assert len(said) == sum(len(record["troubles"]) for record in records)  # one warning for each, however many blocks
 
 

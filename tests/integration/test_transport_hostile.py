@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from exchanges import Heard, KeptServer, RawServer, ask, start
-from penstock.cache.scope import core_of
+from penstock.cache.entry import core_of
 from penstock.config import MIB, RetryConfig, TransportConfig
 from penstock.errors import CancelledOperationError, ClosedError, ProtocolError, StoreError, UnavailableError
 from penstock.store.limited import Limited

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.cache import CacheConfig, Cached
-from penstock.cache.scope import core_of
+from penstock.cache.entry import core_of
 from penstock.config import KIB, FetchConfig, RetryConfig, TransportConfig
 from penstock.errors import PenstockError, StoreError
 from penstock.store.base import Store

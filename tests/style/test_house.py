@@ -158,10 +158,7 @@ def test_no_module_has_a_public_name() -> None:
 DUPLICATES_LEFT = {
     "Column",
     "Connection",
-    "Entry",
-    "Files",
     "Filter",
-    "Header",
     "Listener",
     "Member",
     "Mix",
@@ -170,7 +167,6 @@ DUPLICATES_LEFT = {
     "PackModule",
     "Piece",
     "Plan",
-    "Read",
     "Report",
     "Spec",
     "_Group",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.cache.folder import LAYOUT
+from penstock.cache.directory import LAYOUT
 from penstock.index.place import in_directory
 from penstock.private import check_private, open_private
 from penstock.sources.shards import Shard

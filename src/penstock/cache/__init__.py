@@ -1,4 +1,4 @@
-"""A node's disk cache of what was read from a store, shared by all processes that name its directory; ``Cached``."""
+"""A cache on a node's disk of what is read from a store, shared by all processes that name its directory."""
 
 from penstock.cache.cached import Cached
 from penstock.cache.config import CacheConfig

@@ -1,70 +1,64 @@
-"""One fetch of a missing block for all who want it: the other reads of this process, and the other processes.
+"""Claims: each missing block is fetched once, whoever wants it, in this process and in others.
 
-A claim is a lease (see ``leases``) and those in this process who wait for what it covers. Reads that come while it is held
-line up behind it, and get the bytes from memory when they are there. Where another process has the lease, a thread looks now
-and then whether it was given back, by being done or by dying; then the waiting reads look at the disk again.
+A claim is a lease (``shared_files``) and the reads of this process that wait for what it covers. They get the bytes from memory
+as soon as these arrive. If another process has the lease, a thread checks now and then whether it was released, because the
+other process is done or has ended. The waiting reads then look for the block on the disk again.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock import forks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.leases import Leases
+    from penstock.cache.shared_files import Leases
     from penstock.cache.statistics import Counts
 
-_LOOK_S_MIN = 0.004
-_LOOK_S_MAX = 0.05
-"""Between two looks at another process's lease: 64 reads that wait for 50 ms each cost 1% of a core."""
+WHOLE_GET = -1
+"""Stands for a block's number in the claim of a ``Get`` whose version is unknown."""
+
+_CHECK_S_MIN = 0.004
+_CHECK_S_MAX = 0.05
+"""Time between two checks of another process's lease: with 64 waiting reads, a check every 50 ms takes 1% of a core."""
 
 
 class Waiter(Protocol):
-    """A read that waits. Its methods do not block.
+    """A read that waits for blocks. Its methods do not block.
 
     Attributes:
-        cancelled: Whether it was given up.
+        cancelled: Whether the read was cancelled.
     """
 
     cancelled: bool
 
     def resume(self, indices: tuple[int, ...], *, expired: bool) -> None:
-        """These blocks are there, or nobody fetches them any more: look again."""
+        """Look for blocks again: they have arrived, or nobody is fetching them any more.
 
-    def give(self, block_index: int, data: memoryview) -> None:
-        """What was waited for: uint8[block]."""
+        Args:
+            indices: Numbers of the blocks.
+            expired: Whether waiting ended because it took longer than ``CacheConfig.wait_s_max``.
+        """
+
+    def give(self, index: int, data: memoryview) -> None:
+        """Take a block that has arrived, as uint8[block]."""
 
     def fail(self, error: Exception) -> None:
-        """What was waited for cannot be had."""
-
-
-class Wanted(NamedTuple):
-    """What a read would fetch.
-
-    Attributes:
-        token: Its name.
-        number: Of its lease.
-        block: Which block of the read's it is.
-    """
-
-    token: str
-    number: int
-    block: int
+        """Fail, because the block cannot be fetched."""
 
 
 class Claim:
     """What this process is fetching.
 
     Attributes:
-        token: Name of what it covers.
-        number: Of its lease.
-        leased: Whether this process holds the lease; it fetches without one where there are none.
-        waiters: Other reads of this process, and which block each waits for.
+        token: Name of what the claim covers.
+        number: Number of its lease.
+        leased: Whether this process holds the lease. Without a lease it fetches all the same.
+        waiters: Other reads of this process, and the number of the block that each waits for.
     """
 
     __slots__ = ("leased", "number", "token", "waiters")
@@ -77,26 +71,26 @@ class Claim:
 
 
 class _Watch:
-    """A read that waits for another process's lease, and since when."""
+    """A read that waits until another process releases a lease."""
 
-    __slots__ = ("indices", "look_s", "number", "pause_s", "until_s", "waiter")
+    __slots__ = ("check_s", "indices", "number", "pause_s", "until_s", "waiter")
 
     def __init__(self, number: int, waiter: Waiter, indices: tuple[int, ...], until_s: float) -> None:
         self.number = number
         self.waiter = waiter
         self.indices = indices
         self.until_s = until_s
-        self.pause_s = _LOOK_S_MIN
-        self.look_s = 0.0
+        self.pause_s = _CHECK_S_MIN
+        self.check_s = 0.0
 
 
 class Claims:
-    """The claims of one cache in this process. Safe from any thread.
+    """The claims of one cache in this process. All threads may use it.
 
     Args:
-        leases: Of the cache.
-        wait_s_max: For another process.
-        counts: Told who waited.
+        leases: The leases of the cache.
+        wait_s_max: Longest time to wait for another process, in seconds.
+        counts: Counters to update.
     """
 
     def __init__(self, leases: Leases, wait_s_max: float, counts: Counts) -> None:
@@ -110,37 +104,39 @@ class Claims:
         self._lock = threading.Lock()
         self._held: dict[str, Claim] = {}
         self._watches: list[_Watch] = []
-        self._looking: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
 
     def after_fork_in_child(self) -> None:
-        """The parent's claims stay the parent's."""
+        """Forget the claims, which remain the parent's."""
         self._reset()
 
-    def take(self, wanted: Sequence[Wanted], waiter: Waiter, *, patient: bool) -> list[Claim | bool]:
-        """Claim what is to be fetched.
+    def take(self, digest: str, indices: Sequence[int], waiter: Waiter, *, patient: bool) -> list[Claim | bool]:
+        """Claim blocks that are to be fetched.
 
         Args:
-            wanted: In the order of their numbers.
-            waiter: Who wants it.
-            patient: Whether another process's lease counts.
+            digest: Digest of the identity of what is fetched.
+            indices: Numbers of the blocks in ascending order, or only ``WHOLE_GET``.
+            waiter: The read that wants them.
+            patient: Whether to respect the leases of other processes.
 
         Returns:
-            For each the claim; or True where a read of this process has it, and `waiter` will be told; or False where
-            another process has it, see ``watch``.
+            For each block its claim; or True if another read of this process is fetching it and will notify `waiter`; or
+            False if another process is fetching it, see ``watch``.
 
-        Cost: one system call for neighbours that nobody has.
+        Cost: one system call for each run of neighbouring blocks that nobody is fetching.
         """
         found: list[Claim | bool] = []
         with self._lock:
-            for each in wanted:
-                claim = self._held.get(each.token)
+            for index in indices:
+                token = f"{digest}.{index:x}"
+                claim = self._held.get(token)
                 if claim is not None:
-                    claim.waiters.append((waiter, each.block))
+                    claim.waiters.append((waiter, index))
                     self._counts.shared_count += 1
                     found.append(True)
                 else:
-                    claim = self._held[each.token] = Claim(each.token, each.number)
+                    claim = self._held[token] = Claim(token, lease_number(digest, index))
                     found.append(claim)
         lost: set[Claim] = set()
         for run in _neighbours([claim for claim in found if isinstance(claim, Claim)]):
@@ -151,7 +147,11 @@ class Claims:
         return [False if claim in lost else claim for claim in found]
 
     def _lease(self, run: list[Claim], *, patient: bool) -> list[Claim]:
-        """Take the leases of neighbours, at once where that goes; those that another process has, where that counts."""
+        """Take the leases of neighbours, all at once if possible.
+
+        Returns:
+            The claims whose lease another process has; none if the claims are not to respect it.
+        """
         taken = self._leases.try_take(run[0].number, len(run))
         if taken is False and len(run) > 1:
             return [claim for each in run for claim in self._lease([each], patient=patient)]
@@ -160,9 +160,15 @@ class Claims:
         return run if taken is False and patient else []
 
     def release(self, claims: Sequence[Claim]) -> list[list[tuple[Waiter, int]]]:
-        """Give claims back, in the order of their numbers; for each, those who waited for it.
+        """Give claims back.
 
-        Cost: one system call for neighbours.
+        Args:
+            claims: The claims in ascending order of their lease numbers.
+
+        Returns:
+            For each claim the reads that waited for it, and the number of the block that each waits for.
+
+        Cost: one system call for each run of neighbours.
         """
         found: list[list[tuple[Waiter, int]]] = []
         leased: list[Claim] = []
@@ -179,48 +185,62 @@ class Claims:
             self._leases.release(run[0].number, len(run))
         return found
 
-    def watch(self, number: int, waiter: Waiter, indices: tuple[int, ...]) -> None:
-        """Resume `waiter` when the lease of `number`, the last of these blocks, is free: the others are free by then."""
+    def free(self, claim: Claim) -> None:
+        """Give a claim back, and let the reads that waited for it look for the block again."""
+        for waiter, index in self.release([claim])[0]:
+            waiter.resume((index,), expired=False)
+
+    def watch(self, digest: str, indices: tuple[int, ...], waiter: Waiter) -> None:
+        """Resume `waiter` when another process releases the lease of the last of these blocks.
+
+        It has released the others by then, since it releases the last of several neighbours last.
+
+        Args:
+            digest: Digest of the identity of what the other process fetches.
+            indices: Numbers of the blocks in ascending order, or only ``WHOLE_GET``.
+            waiter: The read that wants them.
+        """
+        number = lease_number(digest, indices[-1])
         watch = _Watch(number, waiter, indices, time.monotonic() + self._wait_s_max)
         self._counts.waited_count += len(indices)
         with self._lock:
             self._watches.append(watch)
-            if self._looking is None:
-                self._looking = threading.Thread(target=self._look, name="penstock-cache-look", daemon=True)
-                self._looking.start()
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._check_all, name="penstock-cache-look", daemon=True)
+                self._watcher.start()
 
     def close(self) -> None:
-        """End the thread; those who wait are resumed, to find the store closed. Idempotent."""
+        """End the thread, and resume the reads that wait, which then find the store closed. Idempotent."""
         self._ended.set()
-        thread = self._looking
+        thread = self._watcher
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _look(self) -> None:
-        """The thread's loop; it ends when nothing is waited for."""
+    def _check_all(self) -> None:
+        """Run the thread's loop, which ends when no read is waiting."""
         while True:
-            self._ended.wait(_LOOK_S_MIN)
+            self._ended.wait(_CHECK_S_MIN)
             now_s = time.monotonic()
             for watch in list(self._watches):
-                if self._over(watch, now_s):
+                if self._is_over(watch, now_s):
                     with self._lock:
                         self._watches.remove(watch)
             with self._lock:
                 if not self._watches:
-                    self._looking = None
+                    self._watcher = None
                     return
 
-    def _over(self, watch: _Watch, now_s: float) -> bool:
-        """Look, and resume the read if its waiting is over."""
+    def _is_over(self, watch: _Watch, now_s: float) -> bool:
+        """Check a lease, and resume the read if it has to wait no longer."""
         given_up = self._ended.is_set() or watch.waiter.cancelled
         expired = now_s >= watch.until_s
         if not given_up and not expired:
-            if now_s < watch.look_s:
+            if now_s < watch.check_s:
                 return False
             taken = self._leases.try_take(watch.number)
             if taken is False:
-                watch.look_s = now_s + watch.pause_s
-                watch.pause_s = min(_LOOK_S_MAX, 1.5 * watch.pause_s)
+                watch.check_s = now_s + watch.pause_s
+                watch.pause_s = min(_CHECK_S_MAX, 1.5 * watch.pause_s)
                 return False
             if taken:
                 self._leases.release(watch.number)
@@ -230,8 +250,13 @@ class Claims:
         return True
 
 
+def lease_number(digest: str, index: int) -> int:
+    """Return the number of a block's lease; consecutive blocks have consecutive numbers."""
+    return int(digest[:15], 16) + max(0, index)
+
+
 def _neighbours(claims: list[Claim]) -> list[list[Claim]]:
-    """Runs of consecutive numbers."""
+    """Split claims into runs of consecutive lease numbers."""
     runs: list[list[Claim]] = []
     for claim in claims:
         if runs and claim.number == runs[-1][-1].number + 1:

@@ -1,4 +1,4 @@
-"""What a cache is made with, and the short spelling ``"/nvme/penstock:200GB"``."""
+"""The configuration of a cache, and its short form ``"/nvme/penstock:200GB"``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ _HINT = "/nvme/penstock:200GB, or CacheConfig(path, bytes_max)"
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """A directory that keeps what was read, for all processes that name it.
+    """A directory that keeps what is read, for all processes that name it.
 
     Attributes:
-        path: The directory; made, private to the user, where it does not exist. Fast local disk; sharing it over a network
-            file system works as far as that has locks.
-        bytes_max: Of all entries together, headers and rounding to 4 KiB included.
-        free_ratio_min: Part of the file system to be left free, whoever fills it.
-        block_bytes: Objects up to this size are kept whole, larger ones in blocks of it. A miss fetches whole blocks, so a
-            small read of a large object costs one; a block costs about 7 system calls to store and 4 to read.
-        metadata_ttl_s: Seconds for which listings, sizes, versions and misses are believed without asking. 0 asks each
-            time: a listing, or a HEAD for each object that was not listed; ``math.inf`` never asks again.
-        namespace: Kept apart from other namespaces of the directory, e.g. one for each team or role whose credentials may
-            read different things. See docs/concepts/cache.md for what it isolates.
-        wait_s_max: Seconds to wait for a block that another process fetches, before fetching it as well.
-        record_path: A file to which every read is appended, for ``penstock cache warm --accesses`` on another node.
-        threads_max: Reads and writes of the disk at the same time, per process.
+        path: The directory. If it does not exist it is created, private to the user. It should be on a fast local disk; a
+            network file system works if it supports locks.
+        bytes_max: Largest disk space of all entries together, including headers and rounding to 4 KiB.
+        free_ratio_min: Part of the file system, in [0, 1), that must remain free, whoever fills the rest.
+        block_bytes: Size of a block. Objects up to this size are kept whole, larger ones in several blocks. A miss fetches
+            whole blocks, so a small read of a large object costs one block. Storing a block takes about 7 system calls, and
+            reading it takes 4.
+        metadata_ttl_s: Seconds for which listings, sizes, versions and misses are believed without asking the store. With 0
+            each use asks: a listing, or a HEAD for each object that was not listed. With ``math.inf`` none asks again.
+        namespace: Name that separates these entries from others in the directory, e.g. one for each team or role whose
+            credentials may read different things. docs/concepts/cache.md describes what it isolates.
+        wait_s_max: Seconds to wait for a block that another process is fetching, before fetching it as well.
+        record_path: File to which every read is appended, for ``penstock cache warm --accesses`` on another node.
+        threads_max: Largest number of threads per process that read and write the disk.
     """
 
     path: str | os.PathLike[str]
@@ -48,7 +49,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         path = os.fspath(self.path)
         if not isinstance(path, str) or not path or "\0" in path:
-            raise ConfigError(f"the cache's path {path!r} is no directory name", hint=_HINT)
+            raise ConfigError(f"the cache's path {path!r} is not the name of a directory", hint=_HINT)
         object.__setattr__(self, "path", str(Path(path).expanduser().absolute()))
         if not 4 * KIB <= self.block_bytes <= 64 * MIB:
             raise ConfigError(f"block_bytes={self.block_bytes!r} must lie in [4 KiB, 64 MiB]")
@@ -67,10 +68,10 @@ class CacheConfig:
 
     @classmethod
     def of(cls, value: CacheConfig | str | os.PathLike[str]) -> CacheConfig:
-        """A config as it is, or from ``"PATH:SIZE"``.
+        """Return `value` if it is a config, or make one from ``"PATH:SIZE"``.
 
         Raises:
-            ConfigError: it is neither.
+            ConfigError: It is neither.
         """
         if isinstance(value, CacheConfig):
             return value
@@ -79,13 +80,17 @@ class CacheConfig:
         text = os.fspath(value)
         path, colon, size = text.rpartition(":")
         if not colon or not path:
-            raise ConfigError(f"cache={text!r} does not say how large it may become", hint=_HINT)
-        return cls(path, parse_bytes(size))
+            raise ConfigError(f"cache={text!r} does not say how large the cache may become", hint=_HINT)
+        return cls(path, parse_bytes(size, option="cache="))
 
     def whole_blocks(self, part_bytes: int) -> int:
-        """The most bytes up to `part_bytes` that are blocks, or a block's half, quarter, ...
+        """Return a size of read-ahead parts that fits the blocks.
 
-        Parts of that size share no block, or a whole one: what begins or ends inside a block is copied once more.
+        Parts of this size are whole numbers of blocks, or a half, a quarter, ... of a block, so they end where blocks end. A
+        part that ends elsewhere in a block must be copied once more.
+
+        Args:
+            part_bytes: The largest size wanted, in bytes.
         """
         grain_bytes = self.block_bytes
         while grain_bytes > part_bytes and grain_bytes % 2 == 0:

@@ -1,23 +1,25 @@
-"""The files of a cache: what is in them, and what they are called. Pure: bytes and names, no file is touched here.
+"""The format of a cache entry: its identity, its header, its checksums, and the name of its file.
 
-An entry is a header and its data. The header holds the whole identity (namespace, endpoint, bucket, key, ETag, block
-size) and the CRC-32C of header and data, so that a file that lies under the wrong name, of another object whose name
-collides, torn by a power cut, or rotten, is found out by whoever reads it. Integers are little-endian:
+Nothing here touches a file.
+
+An entry is a header followed by its data. The header holds the whole identity (namespace, endpoint, bucket, key, ETag, block
+size) and the CRC-32C of header and data. A reader therefore notices a file that lies under the wrong name, that belongs to
+another object whose name collides, that a power cut has torn, or whose bits have changed. Integers are little-endian:
 
 ====== ===== ===========================================================================================
 offset bytes
 ====== ===== ===========================================================================================
 0      8     ``PENSTCK1``
-8      2     bytes of the header: 56 and the identity, padded with zeros to a multiple of 64; of 4096 before whole
-             pages of 256 KiB or more, so that they lie where a disk can take them from memory
+8      2     size of the header: 56 bytes and the identity, padded with zeros to a multiple of 64, or to a
+             multiple of 4096 if the data is 256 KiB or more in whole pages, so that direct I/O can write it
 10     1     kind: 1 block, 2 stat, 3 missing, 4 listing page
 11     1     0
 12     4     number of the block in its object
-16     8     bytes of the object; -1 where that means nothing
-24     8     bytes of data behind the header
-32     8     float64: when the store said so, in seconds since 1970; 0 of blocks, which never go stale
-40     4     bytes of the identity
-44     4     bytes of a full block
+16     8     size of the object in bytes; -1 for other kinds
+24     8     size of the data in bytes
+32     8     float64: when its request was sent, in seconds since 1970; 0 for blocks, which never become stale
+40     4     size of the identity in bytes
+44     4     size of a full block in bytes
 48     4     CRC-32C of the data
 52     4     CRC-32C of the rest of the header
 56           identity: UTF-8, fields separated by NUL
@@ -27,95 +29,172 @@ offset bytes
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.crc import crc32c
+from penstock.redaction import stored_key
 
 if TYPE_CHECKING:
-    from penstock.types import Buffer
+    from collections.abc import Callable
 
-BLOCK, STAT, MISSING, PAGE = 1, 2, 3, 4
-SUFFIXES = {BLOCK: "b", STAT: "s", MISSING: "m", PAGE: "p"}
+    from penstock.store.base import Store
+    from penstock.types import Buffer, Get, Key, ListPage
+
+BLOCK, STAT, MISSING, LISTING = 1, 2, 3, 4
+SUFFIXES = {BLOCK: "b", STAT: "s", MISSING: "m", LISTING: "p"}
 
 FOLDERS_COUNT = 256
-"""2 million objects of 100 KB make 8 000 names in each: 20 ms to scan one."""
+"""With 2 million objects of 100 KB each folder has 8 000 names, which take 20 ms to scan."""
 
 MISSING_COUNT_MAX = 16_384
-"""Negative entries of a cache: as many names as there are for them, a newer one takes the place of an older."""
+"""Largest number of ``MISSING`` entries in a cache. They share this many names, so a new one replaces an older one."""
 
 _FIXED = struct.Struct("<8sHBxIqQdIIII")
 _MAGIC = b"PENSTCK1"
 _GRAIN_BYTES = 64
 _DIRECT_BYTES_MIN = 256 * 1024
-_STRIDE = 37  # prime to 256: consecutive blocks of an object lie in different folders
+_STRIDE = 37  # coprime to 256, so that consecutive blocks of an object lie in different folders
 FIXED_BYTES = _FIXED.size
-ROUND_BYTES = 4096  # what file systems allot
+DISK_PAGE_BYTES = 4096  # file systems allot whole pages
 
 
 class CorruptEntryError(ValueError):
-    """These bytes are not an entry, or not the one that was looked for."""
+    """The bytes are not an entry, or not the entry that was expected."""
 
 
-class Name(NamedTuple):
-    """Where an entry lies: folder number, and name in it."""
+class EntryName(NamedTuple):
+    """The place of an entry: the number of its folder, and its file name in that folder."""
 
     folder: int
     file: str
 
     @property
     def path(self) -> str:
-        """Relative to the entries' root."""
+        """The path relative to the root of the entries."""
         return f"{self.folder:02x}/{self.file}"
 
 
-class Header(NamedTuple):
-    """What a header says; see the module."""
+class EntryHeader(NamedTuple):
+    """A decoded header; the module's docstring describes the fields."""
 
     kind: int
     header_bytes: int
     block_index: int
     object_bytes: int
     data_bytes: int
-    said_s: float
+    sent_s: float
     block_bytes: int
     data_crc: int
     identity: bytes
 
 
+class Identities:
+    """The identities of one store's objects, listings and requests.
+
+    The same object has the same identity through every wrapper, and whether the store was connected to the bucket or to a
+    prefix in it: ``connect("s3://bucket")`` and ``connect("s3://bucket/train/")`` share their entries.
+
+    Args:
+        store: The store inside the cache.
+        namespace: ``CacheConfig.namespace``, the first field of every identity.
+        block_bytes: ``CacheConfig.block_bytes``, which is part of the identity of a version's blocks.
+    """
+
+    def __init__(self, store: Store, namespace: str, block_bytes: int) -> None:
+        core = core_of(store)
+        endpoint = getattr(core, "endpoint", None)
+        self._block_bytes = block_bytes
+        self._scope: tuple[str, str, str]
+        self.stored_key: Callable[[Key], str]
+        """Returns the name under which entries hold a key."""
+        if endpoint is not None:
+            self._scope = namespace, endpoint.endpoint_url or "aws", endpoint.bucket
+            self.stored_key = endpoint.prefix.__add__
+        else:  # the URL that the store gives its keys identifies it
+            self._scope = namespace, "", core.describe("")
+            self.stored_key = stored_key if has_queries(core) else str
+
+    def of_version(self, key: Key, etag: str) -> tuple[bytes, str]:
+        """Return the identity of the blocks of one version of an object, and its digest."""
+        return _version_identity(self._scope, self.stored_key(key), etag, self._block_bytes)
+
+    def of_key(self, key: Key) -> bytes:
+        """Return the identity of what is known about a key, whatever its version."""
+        return identity_of(*self._scope, self.stored_key(key))
+
+    def of_page(self, operation: ListPage) -> bytes:
+        """Return the identity of one page of a listing."""
+        fields = (operation.prefix, operation.delimiter, operation.token or "", operation.start_after)
+        return identity_of(*self._scope, self.stored_key(""), *fields, str(operation.keys_max), "page")
+
+    def of_get(self, operation: Get) -> str:
+        """Return the digest that identifies a ``Get`` of an unknown version; readers of the same bytes share it."""
+        return digest_of(identity_of(*self._scope, self.stored_key(operation.key), str(operation.span), "direct"))
+
+    def of_bucket(self) -> str:
+        """Return the digest that identifies the store's bucket."""
+        return digest_of(identity_of(*self._scope))
+
+
+@lru_cache(maxsize=1024)
+def _version_identity(scope: tuple[str, ...], key: Key, etag: str, block_bytes: int) -> tuple[bytes, str]:
+    identity = identity_of(*scope, key, etag, str(block_bytes))
+    return identity, digest_of(identity)
+
+
+def core_of(store: Store) -> Any:
+    """Return the store inside all wrappers."""
+    core: Any = store
+    while hasattr(core, "inner"):
+        core = core.inner
+    return core
+
+
+def has_queries(core: object) -> bool:
+    """Whether the keys of a store may end with the query of a URL."""
+    return bool(getattr(core, "keys_have_queries", False))
+
+
 def identity_of(*fields: str) -> bytes:
-    """Fields of an identity as the bytes that are hashed and kept."""
+    """Return the fields of an identity as the bytes that are hashed and stored."""
     return "\0".join(fields).encode()
 
 
 def digest_of(identity: bytes) -> str:
-    """32 hexadecimal digits. Cost: 1.5 µs."""
+    """Return the digest of an identity as 32 hexadecimal digits. Cost: 1.5 µs."""
     return blake2b(identity, digest_size=16).hexdigest()
 
 
-def block_name(digest: str, block_index: int) -> Name:
-    """Of a block of the object whose identity has this digest."""
+def block_name(digest: str, block_index: int) -> EntryName:
+    """Return the name of a block.
+
+    Args:
+        digest: Digest of the identity of the object's version.
+        block_index: Number of the block in the object, from 0.
+    """
     folder = (int(digest[:2], 16) + _STRIDE * block_index) % FOLDERS_COUNT
-    return Name(folder, f"{digest}.{block_index:x}b")
+    return EntryName(folder, f"{digest}.{block_index:x}b")
 
 
-def entry_name(kind: int, identity: bytes) -> Name:
-    """Of a stat, a page, or what is missing; the last share a bounded number of names."""
+def entry_name(kind: int, identity: bytes) -> EntryName:
+    """Return the name of an entry that is not a block. ``MISSING`` entries share a bounded number of names."""
     digest = digest_of(identity)
     if kind == MISSING:
         digest = f"{int(digest[:8], 16) % MISSING_COUNT_MAX:04x}"
-    return Name(int(digest[:2], 16), f"{digest}.{SUFFIXES[kind]}")
+    return EntryName(int(digest[:2], 16), f"{digest}.{SUFFIXES[kind]}")
 
 
 def header_bytes_of(identity: bytes, data_bytes: int) -> int:
-    """Bytes of the header that holds `identity`, before so much data."""
-    grain_bytes = ROUND_BYTES if takes_direct_writes(data_bytes) else _GRAIN_BYTES
+    """Return the size of the header that holds `identity` and precedes `data_bytes` bytes of data."""
+    grain_bytes = DISK_PAGE_BYTES if takes_direct_writes(data_bytes) else _GRAIN_BYTES
     return -(-(FIXED_BYTES + len(identity)) // grain_bytes) * grain_bytes
 
 
 def takes_direct_writes(data_bytes: int) -> bool:
-    """Whether data of this length are worth writing past the page cache, and can be: whole pages, and many."""
-    return data_bytes >= _DIRECT_BYTES_MIN and data_bytes % ROUND_BYTES == 0
+    """Whether data of this size can be written with direct I/O, and is large enough for it to pay off."""
+    return data_bytes >= _DIRECT_BYTES_MIN and data_bytes % DISK_PAGE_BYTES == 0
 
 
 def encode(
@@ -126,9 +205,9 @@ def encode(
     block_index: int = 0,
     object_bytes: int = -1,
     block_bytes: int = 0,
-    said_s: float = 0.0,
+    sent_s: float = 0.0,
 ) -> bytes:
-    """The header of an entry with this data. Cost: one pass over `data` at 15 to 27 GB/s."""
+    """Return the header of an entry that holds `data`. Cost: one pass over `data` at 15 to 27 GB/s."""
     header_bytes = header_bytes_of(identity, memoryview(data).nbytes)
     fields = (
         _MAGIC,
@@ -137,7 +216,7 @@ def encode(
         block_index,
         object_bytes,
         memoryview(data).nbytes,
-        said_s,
+        sent_s,
         len(identity),
         block_bytes,
         crc32c(data),
@@ -147,39 +226,47 @@ def encode(
     return _FIXED.pack(*fields, crc) + tail
 
 
-def decode(raw: Buffer) -> Header:
-    """The header at the beginning of `raw`, of which there may be more, or less than all.
+def decode(raw: Buffer) -> EntryHeader:
+    """Return the header at the beginning of `raw`, which may also contain data.
 
     Raises:
-        CorruptEntryError: it is none, or its checksum does not match.
+        CorruptEntryError: There is no complete header, or its checksum does not match.
     """
     if len(raw) < FIXED_BYTES:
-        raise CorruptEntryError(f"{len(raw)} bytes are no header")
+        raise CorruptEntryError(f"{len(raw)} bytes are too short for a header")
     fixed = bytes(raw[:FIXED_BYTES])
-    (magic, header_bytes, kind, block_index, object_bytes, data_bytes, said_s, identity_bytes, block_bytes, data_crc,
+    (magic, header_bytes, kind, block_index, object_bytes, data_bytes, sent_s, identity_bytes, block_bytes, data_crc,
      header_crc) = _FIXED.unpack(fixed)  # fmt: skip
     if magic != _MAGIC or len(raw) < header_bytes or header_bytes < FIXED_BYTES + identity_bytes:
-        raise CorruptEntryError("no header of an entry")
+        raise CorruptEntryError("it does not begin with the header of an entry")
     tail = bytes(raw[FIXED_BYTES:header_bytes])
     if crc32c(tail, crc32c(fixed[:-4] + bytes(4))) != header_crc:
         raise CorruptEntryError("the header's checksum does not match")
-    return Header(
-        kind, header_bytes, block_index, object_bytes, data_bytes, said_s, block_bytes, data_crc, tail[:identity_bytes]
+    return EntryHeader(
+        kind,
+        header_bytes,
+        block_index,
+        object_bytes,
+        data_bytes,
+        sent_s,
+        block_bytes,
+        data_crc,
+        tail[:identity_bytes],
     )
 
 
-def check_data(header: Header, data: Buffer) -> None:
-    """Hold the data against the header.
+def check_data(header: EntryHeader, data: Buffer) -> None:
+    """Compare the data of an entry with its header.
 
     Raises:
-        CorruptEntryError: they differ in length or checksum.
+        CorruptEntryError: The size or the checksum does not match.
     """
     if len(data) != header.data_bytes:
-        raise CorruptEntryError(f"{len(data)} of {header.data_bytes} bytes")
+        raise CorruptEntryError(f"it holds {len(data)} of {header.data_bytes} bytes")
     if crc32c(data) != header.data_crc:
         raise CorruptEntryError("the data's checksum does not match")
 
 
 def allotted_bytes(file_bytes: int) -> int:
-    """What a file of this length takes on the disk, for the accounting: whole pages."""
-    return -(-file_bytes // ROUND_BYTES) * ROUND_BYTES
+    """Return what a file of this size takes on the disk in whole pages; this is what the accounting counts."""
+    return -(-file_bytes // DISK_PAGE_BYTES) * DISK_PAGE_BYTES

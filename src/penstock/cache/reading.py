@@ -1,78 +1,81 @@
-"""One ``Get`` through the cache: which version, which blocks are there, and one fetch for those that are not.
+"""One ``Get`` through the cache: find the version, read the blocks that are on disk, and fetch the others.
 
-A ``Read`` begins on a thread of the pool. Blocks that are on disk are read straight into the place where the sink wants them.
-What is missing is claimed (``claims``): neighbouring blocks that are ours to fetch become one request of the store inside,
-pinned to the version, whose body lands in the sink's buffer where it lies wholly inside what was asked for. When it has
-arrived, its blocks are stored, other reads that waited for them get them from memory, and the operation ends. Bytes
-are stored *before* their reader is told: afterwards the memory is the reader's to change.
+A ``CachedRead`` runs on threads of the pool. It reads blocks that are on disk directly into the buffer that the sink wants
+them in. It claims missing blocks (``claims``), and requests those that nobody else is fetching from the store inside:
+neighbours become one request, pinned to the version, which lands in the sink's buffer if it lies completely inside what was
+requested (``BlockFetch``). When the bytes have arrived, their blocks are stored, other reads that waited for them get a
+copy, and the operation ends. Blocks are stored *before* the reader is notified, since the reader may then change the memory.
 
-Where the version is not known, the ``Get`` goes to the store as it is (``Direct``), one request as without a cache, and the
-blocks that its answer covers are stored on the way.
+If the version is not known, the ``Get`` goes to the store as it is (``UnpinnedGet``), in one request as without a cache, and
+the blocks that the answer covers are stored. If blocks of the version seen last are on disk, a HEAD asks first
+whether that version is still current (``Revalidation``).
+
+lines: A read and its requests share their state; in two files, each would need most of the other's attributes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.buffers import small_buffer
-from penstock.cache.claims import Claim
-from penstock.cache.entry import block_name
-from penstock.cache.fetching import Direct, Fetch, Revalidation
-from penstock.cache.files import Block
+from penstock.cache.claims import WHOLE_GET, Claim
+from penstock.cache.directory import BlockRead, NewEntry
+from penstock.cache.entry import BLOCK, block_name, encode, header_bytes_of
+from penstock.cache.metadata import REMEMBERED_MISS, is_version
 from penstock.errors import (
     CancelledOperationError,
     ObjectChangedError,
     ObjectMissingError,
     PenstockError,
+    ShortReadError,
     StoreError,
     as_completion_error,
 )
 from penstock.store.threaded import span_within
-from penstock.types import Attempt, ByteRange, Completion, Landing, ObjectInfo
+from penstock.types import Attempt, ByteRange, Completion, Get, Head, Landing, ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.cached import Cached
-    from penstock.cache.fetching import Request
-    from penstock.types import Get, Sink, Transfer
-
-DIRECT_INDEX = -1
-"""In the place of a block's number: what is waited for is a ``Direct``."""
+    from penstock.cache.core import CacheCore
+    from penstock.types import Sink, Transfer
 
 _TOGETHER_COUNT = 8
-"""Blocks that are open at the same time for one read."""
+"""Number of blocks that one read has open at the same time."""
 
 
-class Read:
-    """One ``Get``: the ``Transfer`` that ``submit`` returned. Its steps run on the pool's threads.
+class CachedRead:
+    """One ``Get``: the ``Transfer`` that ``submit`` returned. Its steps run on threads of the pool.
+
+    Args:
+        core: The parts of the cache.
+        operation: The requested bytes.
+        sink: Receives the answer.
 
     Attributes:
-        cache: The store.
-        operation: What was asked.
-        sink: Who asked.
-        info: The version that is read, once that is known.
-        digest: Of that version's blocks.
-        wanted: Bytes of the object that the landing takes.
-        view: uint8[wanted], writable.
-        cancelled: Whether it was given up.
+        info: The version that is read, once it is known.
+        identity: Identity of that version.
+        digest: Digest of the identity, which the names of its blocks begin with.
+        wanted: Range of the object that the landing takes.
+        view: uint8[wanted], writable: the part of the landing's buffer that is to be filled.
+        verified: Checksum that the bytes were compared with.
+        cancelled: Whether the caller cancelled the transfer.
     """
 
     __slots__ = (
         "_attempts",
         "_began_s",
-        "_blocks_count",
         "_error",
-        "_hits_count",
         "_lock",
         "_patient",
         "_pending",
         "_transfers",
-        "cache",
         "cancelled",
         "completion",
+        "core",
         "digest",
         "identity",
         "info",
@@ -85,8 +88,8 @@ class Read:
         "wanted",
     )
 
-    def __init__(self, cache: Cached, operation: Get, sink: Sink) -> None:
-        self.cache = cache
+    def __init__(self, core: CacheCore, operation: Get, sink: Sink) -> None:
+        self.core = core
         self.operation = operation
         self.sink = sink
         self.submitted_s = time.monotonic()
@@ -101,30 +104,28 @@ class Read:
         self.verified = "crc32c"
         self._began_s = 0.0
         self._lock = threading.Lock()
-        self._pending = 1  # the planning itself
+        self._pending = 1  # counts the blocks that are missing, and the planning itself
         self._error: StoreError | None = None
-        self._patient = True
-        self._transfers: dict[Request, Transfer] = {}
+        self._patient = True  # until waiting for another process has taken too long
+        self._transfers: dict[InnerRequest, Transfer] = {}
         self._attempts: list[Attempt] = []
-        self._hits_count = 0
-        self._blocks_count = 0
 
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def cancel(self) -> None:
-        """See ``Transfer``: what is not begun is not begun, requests are given up."""
+        """Cancel the requests under way, and begin no other."""
         self.cancelled = True
         for transfer in list(self._transfers.values()):
             transfer.cancel()
 
     def unanswered_s(self) -> float:
-        """See ``Transfer``; hedging is inside."""
+        """Return 0, as hedging takes place inside the cache."""
         return 0.0
 
     # ── steps ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """The first step: find out which version to read."""
+        """Find out which version to read; this is the first step."""
         try:
             self._began_s = self._began_s or time.monotonic()
             self._check()
@@ -135,55 +136,56 @@ class Read:
             self.fail(error)
 
     def _version(self) -> ObjectInfo | None:
-        """The version to read; None where that is being asked for, or the whole ``Get`` is."""
-        operation, metadata = self.operation, self.cache.metadata
+        """Return the version to read; None if a request for it, or for the whole ``Get``, has been sent."""
+        operation, metadata = self.operation, self.core.metadata
         if operation.if_match is not None:
             known = metadata.get(operation.key)
             if known is None and (size_bytes := self._size_on_disk(operation.if_match)) is not None:
                 return ObjectInfo(operation.key, size_bytes, operation.if_match)
             if known is not None and known.info is not None and known.info.etag == operation.if_match:
                 return known.info
-            self._go_direct()  # another version than the last that was seen, or none: the store decides
+            self._get_unpinned()  # the version is not the one seen last, or none was seen: the store decides
             return None
         known = metadata.fresh(operation.key, self.submitted_s)
         if known is not None:
-            self.cache.counts.metadata_hit_count += 1
+            self.core.counts.metadata_hit_count += 1
             if known.info is None:
-                raise ObjectMissingError("no such object, as was found before", status=404)
+                raise ObjectMissingError(REMEMBERED_MISS, status=404)
             return known.info
         hint = metadata.hint(operation.key)
-        if hint is not None and hint.etag is not None and (operation.span is not None or self._on_disk(hint.etag)):
+        if hint is not None and hint.etag is not None and (operation.span is not None or self._is_on_disk(hint.etag)):
             self.track(Revalidation(self))
         else:
-            self._go_direct()
+            self._get_unpinned()
         return None
 
     def _first_index(self) -> int:
-        return self.operation.span.start // self.cache.config.block_bytes if self.operation.span is not None else 0
+        return self.operation.span.start // self.core.config.block_bytes if self.operation.span is not None else 0
 
     def _size_on_disk(self, etag: str) -> int | None:
-        identity, digest = self.cache.identity(self.operation.key, etag)
-        header = self.cache.files.read_header(block_name(digest, self._first_index()), identity)
+        identity, digest = self.core.identities.of_version(self.operation.key, etag)
+        header = self.core.directory.read_header(block_name(digest, self._first_index()), identity)
         return header.object_bytes if header is not None else None
 
-    def _on_disk(self, etag: str) -> bool:
-        _, digest = self.cache.identity(self.operation.key, etag)
-        return self.cache.files.exists(block_name(digest, self._first_index()))
+    def _is_on_disk(self, etag: str) -> bool:
+        _, digest = self.core.identities.of_version(self.operation.key, etag)
+        return self.core.directory.exists(block_name(digest, self._first_index()))
 
-    def _go_direct(self) -> None:
-        claim = self.cache.claim_direct(self, patient=self._patient)
+    def _get_unpinned(self) -> None:
+        digest = self.core.identities.of_get(self.operation)
+        [claim] = self.core.claims.take(digest, (WHOLE_GET,), self, patient=self._patient)
         if isinstance(claim, Claim):
-            self.track(Direct(self, claim))
+            self.track(UnpinnedGet(self, claim))
         elif not claim:
-            self.cache.claims.watch(self.cache.lease_number(self, DIRECT_INDEX), self, (DIRECT_INDEX,))
+            self.core.claims.watch(digest, (WHOLE_GET,), self)
 
     def plan(self, info: ObjectInfo) -> None:
-        """The version is known: find its blocks, and fetch what is missing."""
+        """Read the blocks of a version that are on disk, and fetch the others."""
         operation, completion = self.operation, self.completion
         assert info.etag is not None
-        # without its checksums: blocks have their own, and are held against them once; see docs/concepts/cache.md
+        # without the store's checksums: blocks have their own, and are verified once; see docs/concepts/cache.md
         self.info = completion.info = ObjectInfo(operation.key, info.size_bytes, info.etag, info.last_modified_s)
-        self.identity, self.digest = self.cache.identity(operation.key, info.etag)
+        self.identity, self.digest = self.core.identities.of_version(operation.key, info.etag)
         span = span_within(operation, info.size_bytes)
         if span is not None:
             landing = self.sink.head(self.info, span)
@@ -195,7 +197,7 @@ class Read:
             self.wanted = ByteRange(span.start, span.start + len(self.view))
             completion.span, completion.landing = span, landing
             if self.view:
-                block_bytes = self.cache.config.block_bytes
+                block_bytes = self.core.config.block_bytes
                 self._get(range(span.start // block_bytes, (self.wanted.end - 1) // block_bytes + 1))
         self.settle()
 
@@ -203,67 +205,66 @@ class Read:
         missing: list[int] = []
         for begin in range(0, len(indices), _TOGETHER_COUNT):
             self._check()
-            missing += self._missing(indices[begin : begin + _TOGETHER_COUNT])
+            missing += self._read_from_disk(indices[begin : begin + _TOGETHER_COUNT])
         if missing:
             self._fetch(missing)
 
-    def _missing(self, indices: Sequence[int]) -> list[int]:
-        """Fill blocks' parts of the view from the disk; those that are not there."""
-        found = self.cache.files.read_blocks(self.identity, [self._wanted_of(index) for index in indices])
-        self._hits_count += sum(found)
+    def _read_from_disk(self, indices: Sequence[int]) -> list[int]:
+        """Fill the view from blocks on disk, and return the numbers of those that are missing."""
+        found = self.core.directory.read_blocks(self.identity, [self._block_read(index) for index in indices])
         return [index for index, hit in zip(indices, found, strict=True) if not hit]
 
-    def _wanted_of(self, index: int) -> Block:
-        start, view = self.part(index)
-        return Block(block_name(self.digest, index), index, self.block(index).length_bytes, start, view)
+    def _block_read(self, index: int) -> BlockRead:
+        start, view = self._part(index)
+        return BlockRead(block_name(self.digest, index), index, self.block(index).length_bytes, start, view)
 
     def block(self, index: int) -> ByteRange:
-        """Bytes of the object that a block holds."""
+        """Return the range of the object that a block holds."""
         assert self.info is not None
-        block_bytes = self.cache.config.block_bytes
+        block_bytes = self.core.config.block_bytes
         return ByteRange(index * block_bytes, min((index + 1) * block_bytes, self.info.size_bytes))
 
-    def part(self, index: int) -> tuple[int, memoryview]:
-        """Of a block: the first byte that is wanted, in the block, and where the wanted bytes go."""
+    def _part(self, index: int) -> tuple[int, memoryview]:
+        """Return the position of the first wanted byte in a block, and the part of the view that its wanted bytes fill."""
         block, wanted = self.block(index), self.wanted
         begin, end = max(block.start, wanted.start), min(block.end, wanted.end)
         return begin - block.start, self.view[begin - wanted.start : end - wanted.start]
 
     def _fetch(self, missing: list[int]) -> None:
-        """Claim blocks, and ask for those that are ours, neighbours together."""
+        """Claim missing blocks, and request those that nobody else is fetching, neighbours together."""
         mine: list[tuple[int, Claim]] = []
         elsewhere: list[int] = []
         with self._lock:
             self._pending += len(missing)
-        for index, claim in zip(missing, self.cache.claim_blocks(self, missing, patient=self._patient), strict=True):
+        claims = self.core.claims.take(self.digest, missing, self, patient=self._patient)
+        for index, claim in zip(missing, claims, strict=True):
             if claim is False:
                 elsewhere.append(index)
             elif claim is True:
                 continue
-            # between the look at the disk and the lease, its last holder may have stored it
+            # another process may have stored it after we looked on the disk and before we got its lease
             elif (
-                claim.leased and self.cache.files.exists(block_name(self.digest, index)) and not self._missing([index])
+                claim.leased
+                and self.core.directory.exists(block_name(self.digest, index))
+                and not self._read_from_disk([index])
             ):
-                self.cache.free(claim)
+                self.core.claims.free(claim)
                 self.settle()
             else:
                 mine.append((index, claim))
-        if elsewhere:  # one look for all of them: who fetches several neighbours releases the last of them last
-            self.cache.claims.watch(self.cache.lease_number(self, elsewhere[-1]), self, tuple(elsewhere))
+        if elsewhere:
+            self.core.claims.watch(self.digest, tuple(elsewhere), self)
         run: list[tuple[int, Claim]] = []
         for index, claim in mine:
             if run and index != run[-1][0] + 1:
-                self._ask(run)
+                self.track(BlockFetch(self, run))
                 run = []
             run.append((index, claim))
         if run:
-            self._ask(run)
+            self.track(BlockFetch(self, run))
 
-    def _ask(self, run: list[tuple[int, Claim]]) -> None:
-        self.track(Fetch(self, run))
-
-    def track(self, request: Request) -> None:
-        """Send a request of the store inside, and remember it as long as it is under way."""
+    def track(self, request: InnerRequest) -> None:
+        """Send a request to the store inside, and remember its transfer until it ends."""
         transfer = request.submit()
         if transfer is None:
             return
@@ -273,8 +274,8 @@ class Read:
         if self.cancelled:
             transfer.cancel()
 
-    def untrack(self, request: Request) -> None:
-        """A request ended."""
+    def untrack(self, request: InnerRequest) -> None:
+        """Forget the transfer of a request that has ended."""
         with self._lock:
             request.ended = True
             self._transfers.pop(request, None)
@@ -282,41 +283,45 @@ class Read:
     # ── Waiter ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def resume(self, indices: tuple[int, ...], *, expired: bool) -> None:
-        """See ``claims.Waiter``."""
+        """Look for blocks again; see ``claims.Waiter``."""
         if expired:
             self._patient = False
-        if indices == (DIRECT_INDEX,):
-            self.cache.step(self.run, self.fail)
+        if indices == (WHOLE_GET,):
+            self.core.step(self.run, self.fail)
         else:
-            self.cache.step(lambda: self._again(indices), lambda error: self.fail(error, len(indices)))
+            self.core.step(lambda: self._get_again(indices), lambda error: self.fail(error, len(indices)))
 
-    def _again(self, indices: tuple[int, ...]) -> None:
+    def _get_again(self, indices: tuple[int, ...]) -> None:
         self._get(indices)
         self.settle(len(indices))
 
     def give(self, index: int, data: memoryview) -> None:
-        """Another read of this process fetched a block that this one waits for: uint8[n] of it, from the block's start."""
-        start, view = self.part(index)
+        """Copy a block that another read of this process has fetched; `data` is uint8[n], from the block's start."""
+        start, view = self._part(index)
         if not self.cancelled:
             view[:] = data[start : start + len(view)]
-        self._hits_count += 1
         self.settle()
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_attempts(self, attempts: tuple[Attempt, ...]) -> None:
-        """What a request of the store inside went through; its bytes are told by the read's own attempt."""
+        """Remember the attempts of a request. Their bytes count as 0, since the read's own attempt counts them."""
         with self._lock:
             self._attempts += [attempt._replace(received_bytes=0) for attempt in attempts]
 
     def fail(self, error: Exception, count: int = 1) -> None:
-        """So many of the pieces that were waited for failed; the first error is the read's."""
+        """Note that pending pieces failed, and cancel the other requests. The read ends with the first error.
+
+        Args:
+            error: Why they failed.
+            count: Number of pieces.
+        """
         known = error if isinstance(error, PenstockError) else StoreError(f"{type(error).__name__}: {error}")
         mapped = as_completion_error(known)
         if mapped is not error:
             mapped.__cause__ = error
         if isinstance(mapped, ObjectChangedError):
-            self.cache.metadata.changed(self.operation.key)
+            self.core.metadata.changed(self.operation.key)
         with self._lock:
             self._error = self._error or mapped
             transfers = list(self._transfers.values())
@@ -325,35 +330,39 @@ class Read:
         self.settle(count)
 
     def settle(self, count: int = 1) -> None:
-        """So many of the pieces that were waited for are there; after the last the sink is told."""
+        """Note that pending pieces have ended, and notify the sink after the last one.
+
+        Args:
+            count: Number of pieces.
+        """
         with self._lock:
             self._pending -= count
             if self._pending:
                 return
         completion, landing = self.completion, self.landing
-        completion.error = self._located()
+        completion.error = self._located_error()
         landed_bytes = 0
         if completion.error is None and landing is not None:
             landed_bytes = len(self.view)
             landing.position += landed_bytes
             completion.verified = self.verified
-        completion.attempts = (*self._attempts, self._attempt(landed_bytes))
+        completion.attempts = (*self._attempts, self._own_attempt(landed_bytes))
         self.end(completion)
 
     def end(self, completion: Completion) -> None:
-        """Tell the sink, and keep nothing alive."""
+        """Notify the sink, and release the memory."""
         self.landing = None
         self.view = memoryview(b"")
         self.sink.done(completion)
 
-    def _located(self) -> StoreError | None:
+    def _located_error(self) -> StoreError | None:
         error = self._error
         if error is not None:
             error.operation = error.operation or "GET"
-            error.url = error.url or self.cache.describe(self.operation.key)
+            error.url = error.url or self.core.inner.describe(self.operation.key)
         return error
 
-    def _attempt(self, landed_bytes: int) -> Attempt:
+    def _own_attempt(self, landed_bytes: int) -> Attempt:
         error, began_s = self._error, self._began_s or self.submitted_s
         elapsed_s = time.monotonic() - began_s
         return Attempt(
@@ -374,8 +383,291 @@ class Read:
             raise CancelledOperationError("cancelled")
 
     def deliver(self, body: memoryview, start: int) -> None:
-        """Copy what is wanted of a body that begins at byte `start` of the object and did not land in the view."""
+        """Copy the wanted bytes of a body that did not land in the view.
+
+        Args:
+            body: uint8[n].
+            start: Position of its first byte in the object.
+        """
         begin, end = max(start, self.wanted.start), min(start + len(body), self.wanted.end)
         if begin < end:
             target = self.view[begin - self.wanted.start : end - self.wanted.start]
             target[:] = body[begin - start : end - start]
+
+
+class InnerRequest(Protocol):
+    """A request that a read has sent to the store inside; it is the sink of that request.
+
+    It keeps no reference to its transfer, which refers to it: a cycle would keep the memory of the body.
+
+    Attributes:
+        ended: Whether its ``done`` was called.
+    """
+
+    ended: bool
+
+    def submit(self) -> Transfer | None:
+        """Send the request; None if that failed at once, and the read with it."""
+
+
+class BlockFetch:
+    """A request for neighbouring blocks that a read has claimed.
+
+    Args:
+        read: The read.
+        claims: Numbers of the blocks in ascending order, and their claims.
+    """
+
+    __slots__ = ("_claims", "_completion", "_in_place", "_read", "_span", "ended", "landing")
+
+    def __init__(self, read: CachedRead, claims: list[tuple[int, Claim]]) -> None:
+        self._read = read
+        self._claims = claims
+        self._span = ByteRange(read.block(claims[0][0]).start, read.block(claims[-1][0]).end)
+        self._completion: Completion | None = None
+        self.landing: Landing | None
+        self.landing, self._in_place = _landing_of(read, self._span)
+        self.ended = False
+
+    def submit(self) -> Transfer | None:
+        """Send the request; None if that failed at once, and the read with it."""
+        read, span = self._read, self._span
+        info = read.info
+        assert info is not None
+        whole = span == (0, info.size_bytes)  # requested without a range: only then does S3 send its checksum
+        read.core.counts.fetched_bytes += span.length_bytes
+        read.core.counts.miss_count += len(self._claims)
+        try:
+            return read.core.inner.submit(Get(read.operation.key, None if whole else span, info.etag), self)
+        except PenstockError as error:
+            self._failed(as_completion_error(error))
+            return None
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Check that the answer is of the read's version, and return the landing."""
+        self._check_version(info)
+        landing = self.landing
+        assert landing is not None
+        landing.position = landing.start
+        return landing
+
+    def done(self, completion: Completion) -> None:
+        """Continue on a thread that may write to the disk."""
+        self._completion = completion
+        self._read.untrack(self)
+        self._read.core.step(self._arrived, self._failed)
+
+    def _check_version(self, info: ObjectInfo | None) -> None:
+        known = self._read.info
+        assert known is not None
+        if info is None:
+            return
+        if info.size_bytes != known.size_bytes or info.etag not in (known.etag, None):
+            raise ObjectChangedError(
+                f"the object is now {info.etag} of {info.size_bytes} bytes, not {known.etag} of {known.size_bytes}"
+            )
+
+    def _arrived(self) -> None:
+        completion, read = self._completion, self._read
+        assert completion is not None
+        self._completion = None
+        read.add_attempts(completion.attempts)
+        body = completion.body
+        try:
+            if completion.error is not None:
+                raise completion.error
+            self._check_version(completion.info)
+            if len(body) != self._span.length_bytes:
+                raise ShortReadError(f"{len(body)} of {self._span.length_bytes} bytes arrived")
+        except StoreError as error:
+            self._failed(error)
+            return
+        self._keep(body)
+        if not self._in_place:
+            read.deliver(body, self._span.start)
+        if self._span == read.wanted:
+            read.verified = completion.verified
+        read.settle(len(self._claims))
+
+    def _keep(self, body: memoryview) -> None:
+        """Store the blocks, and give them to the reads that wait for them."""
+        read, start = self._read, self._span.start
+        assert read.info is not None
+        spans = [read.block(index) for index, _ in self._claims]
+        pieces = [body[block.start - start : block.end - start] for block in spans]
+        blocks = [(index, data) for (index, _), data in zip(self._claims, pieces, strict=True)]
+        _store_blocks(read.core, read.identity, read.digest, blocks, read.info.size_bytes)
+        waiting = read.core.claims.release([claim for _, claim in self._claims])
+        for waiters, data in zip(waiting, pieces, strict=True):
+            for other, index in waiters:
+                other.give(index, data)
+
+    def _failed(self, error: Exception) -> None:
+        """Fail the read, and the reads that wait for its blocks if the store failed; else they fetch the blocks themselves."""
+        read = self._read
+        read.untrack(self)
+        is_cancelled = isinstance(error, CancelledOperationError)
+        for waiters in read.core.claims.release([claim for _, claim in self._claims]):
+            for other, index in waiters:
+                if is_cancelled or not isinstance(error, StoreError):
+                    other.resume((index,), expired=False)
+                else:
+                    other.fail(error)
+        read.fail(error, len(self._claims))
+
+
+class UnpinnedGet:
+    """The ``Get`` of a version that is not known, passed on as one request, whose answer is stored.
+
+    Args:
+        read: The read.
+        claim: A claim of the ``Get``, so that other reads of the same bytes wait.
+    """
+
+    __slots__ = ("_claim", "_completion", "_read", "_sent_s", "ended", "landing")
+
+    def __init__(self, read: CachedRead, claim: Claim) -> None:
+        self._read = read
+        self._claim = claim
+        self._completion: Completion | None = None
+        self._sent_s = 0.0
+        self.landing = read.sink.landing
+        self.ended = False
+
+    def submit(self) -> Transfer | None:
+        """Send the request; None if that failed at once, and the read with it."""
+        self._sent_s = time.monotonic()
+        try:
+            return self._read.core.inner.submit(self._read.operation, self)
+        except PenstockError as error:
+            self._read.core.claims.free(self._claim)
+            self._read.fail(error)
+            return None
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Return the landing that the read's own sink chooses."""
+        return self._read.sink.head(info, span)
+
+    def done(self, completion: Completion) -> None:
+        """Continue on a thread that may write to the disk."""
+        self._completion = completion
+        self._read.untrack(self)
+        self._read.core.step(self._arrived, lambda _: self._end())
+
+    def _arrived(self) -> None:
+        completion, read = self._completion, self._read
+        assert completion is not None
+        operation, core = read.operation, read.core
+        if completion.error is None:
+            self._keep(completion)
+        elif type(completion.error) is ObjectMissingError:
+            core.metadata.keep(operation.key, None, self._sent_s)
+        elif isinstance(completion.error, ObjectChangedError):
+            core.metadata.changed(operation.key)
+        self._end()
+
+    def _keep(self, completion: Completion) -> None:
+        """Store the blocks that the body covers, and remember the version of the object."""
+        read, info, body = self._read, completion.info, completion.body
+        core, key = read.core, read.operation.key
+        core.counts.miss_count += 1
+        core.counts.fetched_bytes += len(body)
+        if info is None or info.etag is None or not is_version(info.etag):
+            core.counts.uncacheable_count += 1
+            return
+        core.metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=read.operation.if_match is None)
+        identity, digest = core.identities.of_version(key, info.etag)
+        start = completion.span.start if completion.span is not None else 0
+        block_bytes, end = core.config.block_bytes, start + len(body)
+        blocks: list[tuple[int, memoryview]] = []
+        for index in range(-(-start // block_bytes), -(-end // block_bytes)):
+            block_end = min((index + 1) * block_bytes, info.size_bytes)
+            if block_end <= end and not core.directory.exists(block_name(digest, index)):
+                blocks.append((index, body[index * block_bytes - start : block_end - start]))
+        _store_blocks(core, identity, digest, blocks, info.size_bytes)
+
+    def _end(self) -> None:
+        completion, self._completion = self._completion, None
+        assert completion is not None
+        self._read.core.claims.free(self._claim)
+        self._read.end(completion)
+
+
+class Revalidation:
+    """A HEAD that asks which version an object has now, for a read whose blocks may be on disk.
+
+    Args:
+        read: The read.
+    """
+
+    __slots__ = ("_read", "_sent_s", "ended", "landing")
+
+    def __init__(self, read: CachedRead) -> None:
+        self._read = read
+        self._sent_s = time.monotonic()
+        self.landing: Landing | None = None
+        self.ended = False
+
+    def submit(self) -> Transfer | None:
+        """Send the request."""
+        return self._read.core.inner.submit(Head(self._read.operation.key), self)
+
+    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Return None, as the answer has no body."""
+        return None
+
+    def done(self, completion: Completion) -> None:
+        """Continue on a thread of the pool."""
+        self._read.untrack(self)
+        self._read.core.step(lambda: self._answered(completion), self._read.fail)
+
+    def _answered(self, completion: Completion) -> None:
+        read, metadata = self._read, self._read.core.metadata
+        key, info = read.operation.key, completion.info
+        try:
+            read.add_attempts(completion.attempts)
+            if type(completion.error) is ObjectMissingError:
+                metadata.keep(key, None, self._sent_s)
+            if completion.error is not None:
+                raise completion.error
+            assert info is not None
+            metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=True)
+            if is_version(info.etag):
+                read.plan(info)
+            else:
+                read.run()  # its ETag identifies no version any more: start again as if nothing were known
+        except Exception as error:
+            read.fail(error)
+
+
+def _store_blocks(
+    core: CacheCore, identity: bytes, digest: str, blocks: list[tuple[int, memoryview]], object_bytes: int
+) -> None:
+    """Write blocks of one object, given as their numbers and their data."""
+    entries = []
+    for index, data in blocks:
+        header = partial(
+            encode,
+            BLOCK,
+            identity,
+            data,
+            block_index=index,
+            object_bytes=object_bytes,
+            block_bytes=core.config.block_bytes,
+        )
+        file_bytes = header_bytes_of(identity, len(data)) + len(data)
+        entries.append(NewEntry(block_name(digest, index), data, file_bytes, header))
+    if entries:
+        core.directory.write(entries)
+
+
+def _landing_of(read: CachedRead, span: ByteRange) -> tuple[Landing, bool]:
+    """Return the landing of a request for `span`, and whether it is the read's own buffer, so that nothing is copied."""
+    wanted, outer = read.wanted, read.landing
+    assert outer is not None
+    if wanted.start <= span.start and span.end <= wanted.end:
+        offset = outer.position + span.start - wanted.start
+        alone = span == wanted
+        direct: Any = outer.direct if alone else None  # its file has one position, so it serves only one request
+        return Landing(outer.buffer, offset, offset + span.length_bytes, direct=direct), True
+    return Landing(small_buffer(span.length_bytes), 0, span.length_bytes), False

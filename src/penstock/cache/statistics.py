@@ -1,39 +1,53 @@
-"""What a cache did in this process, and how full it is."""
+"""What a cache did in this process, and which failures of the disk it met.
+
+A failure of the disk never fails a read. It is counted, and the first of each kind is logged as a warning.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
+import threading
+import time
+from collections import Counter
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+log = logging.getLogger("penstock.cache")
+
+PAUSE_S = 5.0
+"""Seconds without writes after a failed one, so that a full disk is tried again, but not with every block."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStatistics:
-    """Counts of this process since the store was made; ``used_bytes`` is the whole directory's.
+    """Counts of this process since the store was created; only ``used_bytes`` counts the whole directory.
 
     Attributes:
-        hit_bytes: Read from the disk.
+        hit_bytes: Bytes read from the disk.
         hit_count: Blocks read from the disk.
-        miss_count: Blocks that were not there and were fetched here.
-        fetched_bytes: Asked of the store to fill what was missing. Far above the bytes delivered: reads are much smaller than
-            ``block_bytes``.
-        stored_bytes: Written to the disk, headers included.
-        stored_count: Blocks written.
-        refused_count: Blocks not written: the disk, or the limit, had no room or the directory cannot be written.
-        shared_count: Blocks that another read of this process was fetching already.
+        miss_count: Blocks that were missing and that this process fetched.
+        fetched_bytes: Bytes requested from the store to fill what was missing. If it is far above the bytes delivered, reads
+            are much smaller than ``block_bytes``.
+        stored_bytes: Bytes written to the disk, including headers.
+        stored_count: Blocks written to the disk.
+        refused_count: Blocks not written, because the limit or the disk left no room or the directory is not writable.
+        shared_count: Blocks that another read of this process was already fetching.
         waited_count: Blocks that another process was fetching.
-        wait_expired_count: Of those, fetched here as well because the other took longer than ``wait_s_max``.
-        verified_count: Blocks held against their checksum: once each, at their first read here.
-        corrupt_count: Blocks that were not what they should be; removed and fetched again.
-        uncacheable_count: Reads of objects without an ETag, or with a weak one: they are never kept.
-        evicted_count: Entries removed by this process to stay inside the limits.
-        evicted_bytes: What they took.
+        wait_expired_count: Blocks among these that this process fetched as well, because the other process took longer than
+            ``wait_s_max``.
+        verified_count: Blocks compared with their checksums, once each, at the first read in this process.
+        corrupt_count: Blocks that did not match their checksums, and were removed and fetched again.
+        uncacheable_count: Reads of objects that have no ETag or a weak one, and are never kept.
+        evicted_count: Entries that this process removed to stay within the limits.
+        evicted_bytes: Disk space that these entries took.
         metadata_hit_count: Listings, stats and misses answered without a request.
-        used_bytes: What all entries take now, as far as counted.
+        used_bytes: Disk space that all entries take now, as far as it has been counted.
         bytes_max: The limit.
-        troubles: Failures of the disk by what and why: ``{"write ENOSPC": 3}``. Empty when all is well.
+        troubles: Number of failures of the disk by operation and error, e.g. ``{"write ENOSPC": 3}``; normally empty.
         inner: Statistics of the store inside.
     """
 
@@ -61,7 +75,7 @@ class CacheStatistics:
 
 @dataclass(slots=True)
 class Counts:
-    """The numbers behind ``CacheStatistics``. Threads add without a lock: lossy only under contention."""
+    """The counters behind ``CacheStatistics``. Threads add without a lock, so contention may lose a few counts."""
 
     hit_bytes: int = 0
     hit_count: int = 0
@@ -81,5 +95,69 @@ class Counts:
     metadata_hit_count: int = 0
 
     def values(self) -> dict[str, int]:
-        """All of them by name."""
+        """Return all counters by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+
+class Troubles:
+    """Counts failures of the disk, logs the first of each kind, and pauses writing after a failed write.
+
+    All threads may use it.
+
+    Args:
+        path: The cache's directory, for messages.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._counts: Counter[str] = Counter()
+        self._paused_until_s = 0.0
+        self._lock = threading.Lock()
+
+    def after_fork_in_child(self) -> None:
+        """Replace the lock, which another thread of the parent may have held."""
+        self._lock = threading.Lock()
+
+    def note(self, what: str, error: Exception) -> None:
+        """Count a failed operation, and log a warning if it is the first of its kind.
+
+        Args:
+            what: The operation: ``"write"``, ``"read"``, ``"lock"``, ``"record"`` or ``"evict"``.
+            error: Why it failed.
+        """
+        number = getattr(error, "errno", None)
+        kind = errno.errorcode.get(number, str(number)) if number is not None else type(error).__name__
+        # A directory that was removed is created again at once. A disk that became read-only also refuses to evict.
+        if (what == "write" and number != errno.ENOENT) or (what == "evict" and number == errno.EROFS):
+            self._paused_until_s = time.monotonic() + PAUSE_S
+        reason = getattr(error, "strerror", None) or str(error)
+        self._count(f"{what} {kind}", f"{what} failed: {reason}; {_CONSEQUENCES.get(what, '')}")
+
+    def note_corrupt(self, text: str) -> None:
+        """Count a corrupt entry, and log `text` as a warning if it is the first."""
+        self._count("corrupt", text)
+
+    def _count(self, kind: str, text: str) -> None:
+        with self._lock:
+            self._counts[kind] += 1
+            is_first = self._counts[kind] == 1
+        if is_first:
+            log.warning("cache %s: %s (logged once)", self._path, text)
+
+    def writable(self) -> bool:
+        """Whether a write is worth trying now."""
+        return time.monotonic() >= self._paused_until_s
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of failures by operation and error: ``{"write ENOSPC": 12}``."""
+        with self._lock:
+            return dict(self._counts)
+
+
+_CONSEQUENCES = {
+    "write": "what is read is not kept, and the job goes on",
+    "read": "the block is fetched from the store",
+    "lock": "several processes may fetch the same block",
+    "record": "reads are not recorded",
+    "evict": "the cache may grow beyond its limit",
+}

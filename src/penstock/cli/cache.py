@@ -47,7 +47,7 @@ def stats(path: Directory, *, as_json: AsJson = False) -> None:
 
         penstock cache stats /nvme/penstock
     """
-    from penstock.cache.care import survey
+    from penstock.cache.maintenance import survey
 
     with Bar("entries", as_json=as_json) as bar:
         found = survey(path, progress=bar.advance)
@@ -147,7 +147,7 @@ def verify(path: Directory, *, as_json: AsJson = False) -> None:
 
         penstock cache verify /nvme/penstock
     """
-    from penstock.cache.care import verify as check
+    from penstock.cache.maintenance import verify as check
 
     with Bar("bytes", as_json=as_json) as bar:
         entries_count, corrupt_count = check(path, progress=bar.advance)
@@ -167,7 +167,7 @@ def clear(path: Directory, *, as_json: AsJson = False) -> None:
 
         penstock cache clear /nvme/penstock
     """
-    from penstock.cache.care import clear as empty
+    from penstock.cache.maintenance import clear as empty
 
     removed_bytes = empty(path)
     print(
@@ -190,7 +190,7 @@ def trim(
 
         penstock cache trim /nvme/penstock 100GB
     """
-    from penstock.cache.care import trim as shrink
+    from penstock.cache.maintenance import trim as shrink
 
     removed_count, removed_bytes = shrink(path, parse_bytes(size, option="SIZE"))
     if as_json:

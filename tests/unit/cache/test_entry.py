@@ -29,11 +29,11 @@ from penstock.types import Buffer
 def test_a_header_says_what_it_was_made_of(fields: list[str], data: bytes, index: int) -> None:
     """Everything that was encoded is decoded, and the data is held against it."""
     identity = identity_of(*[field.encode(errors="replace").decode() for field in fields])
-    raw = encode(BLOCK, identity, data, block_index=index, object_bytes=7, block_bytes=4096, said_s=1.5)
+    raw = encode(BLOCK, identity, data, block_index=index, object_bytes=7, block_bytes=4096, sent_s=1.5)
     assert len(raw) == header_bytes_of(identity, len(data))
     header = decode(raw + data)
     assert (header.kind, header.identity, header.block_index, header.object_bytes) == (BLOCK, identity, index, 7)
-    assert (header.block_bytes, header.said_s, header.data_bytes) == (4096, 1.5, len(data))
+    assert (header.block_bytes, header.sent_s, header.data_bytes) == (4096, 1.5, len(data))
     check_data(header, data)
 
 

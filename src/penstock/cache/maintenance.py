@@ -1,6 +1,6 @@
-"""Looking after a cache directory: what is in it, is it whole, make it smaller, empty it. For the command line and for tests.
+"""Maintenance of a cache directory, for ``penstock cache``: survey, verify, trim and clear.
 
-All of it works beside processes that use the cache: entries are whole or absent, and readers keep their open files.
+All functions work while processes use the cache: entries are complete or absent, and readers keep the files they have open.
 """
 
 from __future__ import annotations
@@ -14,44 +14,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cache.config import CacheConfig
+from penstock.cache.directory import LAYOUT, TAG, TAG_NAME, CacheDirectory, folders
 from penstock.cache.entry import (
     BLOCK,
     FIXED_BYTES,
     SUFFIXES,
     CorruptEntryError,
-    Name,
+    EntryName,
     allotted_bytes,
     block_name,
     decode,
     digest_of,
     entry_name,
 )
-from penstock.cache.files import Files
-from penstock.cache.folder import LAYOUT, TAG, TAG_NAME, folders
 from penstock.cache.statistics import Counts
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.cache.entry import Header
-
+    from penstock.cache.entry import EntryHeader
 
 _LIMITLESS_BYTES = 1 << 62
 _HEADER_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What one bucket, or other store, has in a cache.
+class BucketSurvey:
+    """What a cache holds of one bucket or other store.
 
     Attributes:
-        namespace: See ``CacheConfig``.
-        endpoint: Of the store; ``aws`` for Amazon's, empty where the name says it all.
-        name: Of the bucket, or the store's URL.
-        objects_count: Versions of objects of which there are blocks.
-        blocks_count: Blocks.
-        size_bytes: That they take on the disk.
+        namespace: ``CacheConfig.namespace`` of the entries.
+        endpoint: Endpoint of the store; ``aws`` for Amazon's, empty if the name is a URL.
+        name: EntryName of the bucket, or URL of the store.
+        objects_count: Number of versions of objects that have blocks in the cache.
+        blocks_count: Number of these blocks.
+        size_bytes: Disk space that the blocks take.
     """
 
     namespace: str
@@ -64,15 +62,15 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What is in a cache.
+    """What a cache holds.
 
     Attributes:
-        entries_count: Of all kinds.
-        size_bytes: That they take on the disk.
-        counts: By kind: block, stat, missing, page; corrupt headers.
-        oldest_s: Seconds since the least recently used entry was used; 0 without entries.
-        free_bytes: Of the file system, for this user.
-        origins: By bucket, the largest first.
+        entries_count: Number of entries of all kinds.
+        size_bytes: Disk space that the entries take.
+        counts: Number of entries by kind: block, stat, missing, page; corrupt if the header is wrong.
+        oldest_s: Seconds since the last use of the least recently used entry; 0 if there are no entries.
+        free_bytes: Free space of the file system for this user.
+        origins: What the cache holds of each bucket, the largest first.
     """
 
     entries_count: int
@@ -80,7 +78,7 @@ class Survey:
     counts: dict[str, int]
     oldest_s: float
     free_bytes: int
-    origins: list[Origin]
+    origins: list[BucketSurvey]
 
 
 @dataclass(slots=True)
@@ -93,11 +91,11 @@ class _Tally:
 KINDS = {1: "block", 2: "stat", 3: "missing", 4: "page"}
 
 
-def opened(path: str | os.PathLike[str]) -> Files:
-    """The entries of a cache directory that there is.
+def open_directory(path: str | os.PathLike[str]) -> CacheDirectory:
+    """Open an existing cache directory.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: `path` is not a cache directory.
     """
     config = CacheConfig(path, _LIMITLESS_BYTES, free_ratio_min=0.0)
     tag = Path(config.path) / TAG_NAME
@@ -109,25 +107,31 @@ def opened(path: str | os.PathLike[str]) -> Files:
         raise ConfigError(
             f"{config.path} is not a penstock cache", hint=f"the directory of cache=PATH:SIZE has a {TAG_NAME}"
         )
-    files = Files(config, Counts())
-    files.prepare()
-    return files
+    directory = CacheDirectory(config, Counts())
+    directory.prepare()
+    return directory
 
 
 def survey(path: str | os.PathLike[str], *, progress: Callable[[int, int], None] = lambda *_: None) -> Survey:
-    """Look at every entry's header. Cost: three system calls for each, about 20 µs.
+    """Read the header of every entry.
+
+    Args:
+        path: The cache directory.
+        progress: Called with the number of entries and bytes read since the previous call.
 
     Raises:
-        ConfigError: there is no cache at `path`.
+        ConfigError: There is no cache at `path`.
+
+    Cost: three system calls for each entry, about 20 µs.
     """
-    files = opened(path)
+    directory = open_directory(path)
     counts: Counter[str] = Counter()
     tallies: dict[tuple[str, ...], _Tally] = {}
     oldest_s, size_bytes = time.time(), 0
-    for used_s, file_bytes, name in _all(files):
+    for used_s, file_bytes, name in _all(directory):
         oldest_s = min(oldest_s, used_s)
         size_bytes += allotted_bytes(file_bytes)
-        header = _header(files, name)
+        header = _header(directory, name)
         counts["corrupt" if header is None else KINDS.get(header.kind, "unknown")] += 1
         if header is not None and header.kind == BLOCK:
             *where, _key, _etag, _block_bytes = header.identity.decode(errors="replace").split("\0")
@@ -136,7 +140,7 @@ def survey(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
             tally.blocks_count += 1
             tally.size_bytes += allotted_bytes(file_bytes)
         progress(1, file_bytes)
-    status = os.statvfs(files.top)
+    status = os.statvfs(directory.top)
     return Survey(
         entries_count=sum(counts.values()),
         size_bytes=size_bytes,
@@ -145,7 +149,7 @@ def survey(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
         free_bytes=status.f_bavail * status.f_frsize,
         origins=sorted(
             (
-                Origin(
+                BucketSurvey(
                     namespace=where[0],
                     endpoint=where[1],
                     name=where[2],
@@ -155,26 +159,33 @@ def survey(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
                 )
                 for where, tally in tallies.items()
             ),
-            key=lambda origin: -origin.size_bytes,
+            key=lambda bucket: -bucket.size_bytes,
         ),
     )
 
 
 def verify(path: str | os.PathLike[str], *, progress: Callable[[int, int], None] = lambda *_: None) -> tuple[int, int]:
-    """Read every entry, hold it against its checksums and name, remove what is corrupt: (looked at, removed).
+    """Read every entry, compare it with its checksums and its name, and remove it if it is corrupt.
+
+    Args:
+        path: The cache directory.
+        progress: Called with the number of entries and bytes read since the previous call.
+
+    Returns:
+        The number of entries read, and the number of entries removed.
 
     Raises:
-        ConfigError: there is no cache at `path`.
+        ConfigError: There is no cache at `path`.
 
-    Cost: reads everything.
+    Cost: one read of everything.
     """
-    files = opened(path)
-    counts = files.counts
+    directory = open_directory(path)
+    counts = directory.counts
     entries_count = 0
-    for _, file_bytes, name in _all(files):
-        found = files.read_entry(name)
+    for _, file_bytes, name in _all(directory):
+        found = directory.read_entry(name)
         if found is not None and not _is_named(name, found[0]):
-            files.remove(name, file_bytes)
+            directory.remove(name, file_bytes)
             counts.corrupt_count += 1
         entries_count += 1
         progress(1, file_bytes)
@@ -182,53 +193,63 @@ def verify(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
 
 
 def trim(path: str | os.PathLike[str], bytes_max: int) -> tuple[int, int]:
-    """Remove the least recently used entries until the rest takes `bytes_max`: (entries removed, bytes they took).
+    """Remove the least recently used entries until the others take at most `bytes_max`.
+
+    Returns:
+        The number of entries removed, and the disk space that they took in bytes.
 
     Raises:
-        ConfigError: there is no cache at `path`.
+        ConfigError: There is no cache at `path`.
 
     Cost: one scan.
     """
-    files = opened(path)
-    files.remove_stale_temporaries()
-    entries = sorted(_all(files), key=lambda entry: entry[0])
+    directory = open_directory(path)
+    directory.remove_stale_temporaries()
+    entries = sorted(_all(directory), key=lambda entry: entry[0])
     used_bytes = sum(allotted_bytes(file_bytes) for _, file_bytes, _ in entries)
     removed_count = removed_bytes = 0
     for _, file_bytes, name in entries:
         if used_bytes - removed_bytes <= bytes_max:
             break
-        if files.remove(name, file_bytes):
+        if directory.remove(name, file_bytes):
             removed_count += 1
             removed_bytes += allotted_bytes(file_bytes)
     return removed_count, removed_bytes
 
 
 def clear(path: str | os.PathLike[str], *, every_layout: bool = True) -> int:
-    """Remove everything that is a cache's below `path`, other layouts' too; what else is there stays. Bytes removed.
+    """Remove all entries of a cache. Files that do not belong to the cache remain.
+
+    Args:
+        path: The cache directory.
+        every_layout: Whether to remove the entries of other versions' layouts as well.
+
+    Returns:
+        The disk space that the entries took in bytes.
 
     Raises:
-        ConfigError: there is no cache at `path`.
+        ConfigError: There is no cache at `path`.
     """
-    files = opened(path)
+    directory = open_directory(path)
     removed_bytes = 0
-    for _, file_bytes, name in _all(files):
-        removed_bytes += allotted_bytes(file_bytes) * files.remove(name, file_bytes)
-    files.remove_stale_temporaries()
+    for _, file_bytes, name in _all(directory):
+        removed_bytes += allotted_bytes(file_bytes) * directory.remove(name, file_bytes)
+    directory.remove_stale_temporaries()
     if every_layout:
-        for folder in Path(files.top).glob("v[0-9]*"):
+        for folder in Path(directory.top).glob("v[0-9]*"):
             if folder.name != LAYOUT and (folder / "entries").is_dir():
                 shutil.rmtree(folder, ignore_errors=True)
     return removed_bytes
 
 
-def _all(files: Files) -> Iterator[tuple[float, int, Name]]:
+def _all(directory: CacheDirectory) -> Iterator[tuple[float, int, EntryName]]:
     for folder in folders():
-        yield from files.scan(folder)
+        yield from directory.scan(folder)
 
 
-def _header(files: Files, name: Name) -> Header | None:
+def _header(directory: CacheDirectory, name: EntryName) -> EntryHeader | None:
     try:
-        fd = os.open(files.entries + name.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(directory.entries + name.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
@@ -240,8 +261,8 @@ def _header(files: Files, name: Name) -> Header | None:
         os.close(fd)
 
 
-def _is_named(name: Name, header: Header) -> bool:
-    """Whether an entry lies where its header says that it belongs."""
+def _is_named(name: EntryName, header: EntryHeader) -> bool:
+    """Whether the name of an entry is the one that its header implies."""
     if header.kind == BLOCK:
         return block_name(digest_of(header.identity), header.block_index) == name
     return header.kind in SUFFIXES and entry_name(header.kind, header.identity) == name

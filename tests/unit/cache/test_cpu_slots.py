@@ -1,4 +1,4 @@
-"""Reads from the page cache take turns."""
+"""Threads that read from the page cache need a slot."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache.turns import Turns
+from penstock.cache.cpu_slots import CpuSlots
 
 
 def test_as_many_at_a_time_as_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six threads on two processors: two have a turn, also when some leave theirs by an exception."""
+    """Of six threads on two processors, two have a slot at a time, even if an exception ends the use of a slot."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 7})
-    turns, lock = Turns(), threading.Lock()
+    slots, lock = CpuSlots(), threading.Lock()
     now, most = 0, 0
 
     def work() -> None:
         nonlocal now, most
         for number in range(20):
             try:
-                with turns:
+                with slots:
                     with lock:
                         now += 1
                         most = max(most, now)
@@ -43,15 +43,15 @@ def test_as_many_at_a_time_as_processors(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_file_that_is_too_short(tmp_path: Path) -> None:
-    """What the page cache does not have all of is waited for, and told as it is."""
+    """A file that ends early is read as far as it goes, after the page cache could not deliver all of the bytes."""
     (tmp_path / "f").write_bytes(b"head" + b"x" * 100)
-    turns, head, view = Turns(), bytearray(4), memoryview(bytearray(200))
+    slots, head, view = CpuSlots(), bytearray(4), memoryview(bytearray(200))
     counts: list[int] = []
     fd = os.open(tmp_path / "f", os.O_RDONLY)
     try:
-        assert not turns.read_cached(fd, head, view, 4, counts.append)
+        assert not slots.read_cached(fd, head, view, 4, counts.append)
         assert counts == []
-        assert turns.read_waiting(fd, head, view, 4, counts.append)
+        assert slots.read_waiting(fd, head, view, 4, counts.append)
     finally:
         os.close(fd)
     assert (bytes(head), counts, bytes(view[:101])) == (b"head", [100], b"x" * 100 + b"\0")

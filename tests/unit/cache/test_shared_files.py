@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache.leases import Leases
-from penstock.cache.troubles import Troubles
-from penstock.cache.usage import UNKNOWN, Usage
+from penstock.cache.shared_files import UNKNOWN, Leases, Usage
+from penstock.cache.statistics import Troubles
 
 
 def leases(folder: Path) -> Leases:

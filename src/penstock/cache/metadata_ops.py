@@ -1,4 +1,4 @@
-"""What is not a ``Get`` through the cache: stats and listings, which it may answer, and writes, which end what it knew."""
+"""Operations that read or change metadata: the cache may answer stats and listings, and writes end what it knew."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from penstock.cache.entry import block_name
+from penstock.cache.metadata import REMEMBERED_MISS
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, as_completion_error
 from penstock.fetch.requests import HeadRequest
 from penstock.types import (
@@ -23,17 +24,17 @@ from penstock.types import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.cached import Cached
+    from penstock.cache.core import CacheCore
     from penstock.types import ByteRange, Key, Landing, Operation, Sink, Transfer
 
 
-class _Passing(ABC):
-    """An operation that goes to the store inside, and whose end is taken in on the pool: transfer and sink at once."""
+class _PassedOperation(ABC):
+    """An operation that is passed on to the store inside. It is the caller's transfer and the store's sink at once."""
 
-    __slots__ = ("cache", "cancelled", "ended", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
+    __slots__ = ("cancelled", "core", "ended", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
 
-    def __init__(self, cache: Cached, operation: Operation, sink: Sink) -> None:
-        self.cache = cache
+    def __init__(self, core: CacheCore, operation: Operation, sink: Sink) -> None:
+        self.core = core
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
@@ -53,17 +54,17 @@ class _Passing(ABC):
         return self.sink.head(info, span)
 
     def send(self) -> None:
-        """Ask the store inside."""
+        """Submit the operation to the store inside."""
         self.sent_s = time.monotonic()
-        transfer = self.cache.inner.submit(self.operation, self)
-        self.transfer = None if self.ended else transfer  # no cycle is left behind: it would keep a write's body
+        transfer = self.core.inner.submit(self.operation, self)
+        self.transfer = None if self.ended else transfer  # no reference cycle remains, which would keep a write's body
         if self.cancelled:
             transfer.cancel()
 
     def done(self, completion: Completion) -> None:
         self.ended = True
         self.transfer = None
-        self.cache.step(lambda: self._end(completion), lambda _: self.sink.done(completion))
+        self.core.step(lambda: self._end(completion), lambda _: self.sink.done(completion))
 
     def _end(self, completion: Completion) -> None:
         self.learn(completion)
@@ -71,74 +72,74 @@ class _Passing(ABC):
 
     @abstractmethod
     def learn(self, completion: Completion) -> None:
-        """Take in how it ended."""
+        """Take note of the result; called on a thread of the pool."""
 
 
-class Question(_Passing):
-    """A ``Head`` or ``ListPage``: answered from what is known, or asked and kept."""
+class MetadataQuery(_PassedOperation):
+    """A ``Head`` or ``ListPage``, which the cache answers if it can, and otherwise passes on and remembers."""
 
     __slots__ = ("_generation",)
 
-    def __init__(self, cache: Cached, operation: Head | ListPage, sink: Sink) -> None:
-        super().__init__(cache, operation, sink)
+    def __init__(self, core: CacheCore, operation: Head | ListPage, sink: Sink) -> None:
+        super().__init__(core, operation, sink)
         self._generation = 0
 
-    def may_be_answered(self) -> bool:
-        """Whether a look at what is known can be worth it."""
-        return self.cache.config.metadata_ttl_s > 0 or isinstance(self.sink, HeadRequest)
+    def may_be_known(self) -> bool:
+        """Whether it is worth looking for the answer in the cache."""
+        return self.core.config.metadata_ttl_s > 0 or isinstance(self.sink, HeadRequest)
 
     def run(self) -> None:
-        """Look at what is known, else ask."""
+        """Answer from the cache, or pass the operation on."""
         operation = self.operation
         try:
             if self.cancelled:
                 raise CancelledOperationError("cancelled")
-            completion = self._answer()
+            completion = self._known_answer()
             if completion is None:
-                self._generation = self.cache.metadata.generation()
+                self._generation = self.core.metadata.generation()
                 self.send()
                 return
-            self.cache.counts.metadata_hit_count += 1
+            self.core.counts.metadata_hit_count += 1
         except PenstockError as error:
             completion = Completion(operation, error=as_completion_error(error))
         self.sink.done(completion)
 
-    def _answer(self) -> Completion | None:
-        operation, metadata = self.operation, self.cache.metadata
+    def _known_answer(self) -> Completion | None:
+        operation, metadata = self.operation, self.core.metadata
         completion = Completion(operation)
         if isinstance(operation, ListPage):
             completion.value = metadata.page(operation)
             return completion if completion.value is not None else None
         assert isinstance(operation, Head)
-        completion.info = self._of_pinned(operation.key)
+        completion.info = self._pinned_info(operation.key)
         if completion.info is None:
             known = metadata.fresh(operation.key, self.submitted_s)
             if known is None:
                 return None
             completion.info = known.info
             if known.info is None:
-                url = self.cache.describe(operation.key)
-                text = "no such object, as was found before"
-                completion.error = ObjectMissingError(text, status=404, operation="HEAD", url=url)
+                url = self.core.inner.describe(operation.key)
+                completion.error = ObjectMissingError(REMEMBERED_MISS, status=404, operation="HEAD", url=url)
         return completion
 
-    def _of_pinned(self, key: Key) -> ObjectInfo | None:
-        """For reading ahead, which asks for the checksum of a version that it pinned: needless where the blocks are here.
+    def _pinned_info(self, key: Key) -> ObjectInfo | None:
+        """Return the size of the version that read-ahead pinned, if its blocks are in the cache.
 
-        What is kept was held against the store's word when it was fetched; a version's size never changes.
+        Read-ahead sends a HEAD for the checksum of that version. It does not need it here: the blocks were compared with
+        the store's checksum when they were fetched, and the size of a version never changes.
         """
         item = self.sink.item if isinstance(self.sink, HeadRequest) else None
         etag, size_bytes = (item.etag, item.size_bytes) if item is not None else (None, None)
         if etag is None or size_bytes is None:
             return None
-        _, digest = self.cache.identity(key, etag)
-        last = max(0, size_bytes - 1) // self.cache.config.block_bytes
-        there = all(self.cache.files.exists(block_name(digest, index)) for index in (0, last))
-        return ObjectInfo(key, size_bytes, etag) if there else None
+        _, digest = self.core.identities.of_version(key, etag)
+        last = max(0, size_bytes - 1) // self.core.config.block_bytes
+        exist = all(self.core.directory.exists(block_name(digest, index)) for index in (0, last))
+        return ObjectInfo(key, size_bytes, etag) if exist else None
 
     def learn(self, completion: Completion) -> None:
-        """Keep the answer."""
-        operation, metadata = self.operation, self.cache.metadata
+        """Remember the answer."""
+        operation, metadata = self.operation, self.core.metadata
         if isinstance(operation, ListPage):
             if completion.error is None:
                 metadata.keep_page(operation, completion.value, self.sent_s, self._generation)
@@ -150,15 +151,15 @@ class Question(_Passing):
             metadata.keep(operation.key, completion.info._replace(key=operation.key), self.sent_s)
 
 
-class Writing(_Passing):
-    """An operation that makes, replaces or removes objects: what was known of them holds no longer."""
+class WriteThrough(_PassedOperation):
+    """An operation that creates, replaces or removes objects, after which earlier metadata of them is not valid."""
 
     __slots__ = ()
 
     def start(self) -> None:
-        """Send it."""
+        """Forget the objects and pass the operation on."""
         for key in self._keys():
-            self.cache.metadata.forget(key)
+            self.core.metadata.forget(key)
         self.send()
 
     def _keys(self) -> Sequence[Key]:
@@ -171,9 +172,9 @@ class Writing(_Passing):
         return (operation.key,)
 
     def learn(self, completion: Completion) -> None:
-        """Also where it failed: an answer that was lost may have written."""
+        """Invalidate the objects, even after a failure: the store may have written although its answer was lost."""
         for key in self._keys():
-            self.cache.metadata.written(key)
+            self.core.metadata.written(key)
 
 
 WRITES = (Put, CompleteMultipart, Copy, Delete)
