@@ -81,7 +81,7 @@ def test_a_field_is_never_replaced(tmp_path: Path) -> None:
         ("a.jsonl", '{"id": 1}\n', ConfigError, "no column 'key'"),
         ("a.jsonl", '{"key": 1}\n', ConfigError, "lacks 'label'"),
         ("a.jsonl", "{", DecodeError, "cannot be read"),
-        ("a.jsonl", "3", DecodeError, "and not an object"),
+        ("a.jsonl", "3", DecodeError, "is not a JSON object"),
         ("a.csv", "key,label\n1,2,3\n", DecodeError, "more or fewer columns"),
         ("a.csv", "key,label\n1\n", DecodeError, "more or fewer columns"),
         ("a.csv", "key,label,label\n1,2,3\n", DecodeError, "two columns are called 'label'"),
