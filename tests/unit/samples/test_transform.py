@@ -226,7 +226,7 @@ def test_bad_samples_are_dropped_up_to_a_bound() -> None:
     assert transform.dropped == {"decode": 2, "map[0]": 1}
     with pytest.raises(DecodeError, match="not a whole number") as caught:
         call(b"x")
-    assert caught.value.__notes__ == ["max_errors=2: decode has dropped as many samples in epoch 0 already"]
+    assert caught.value.__notes__ == ["max_errors=2: decode has already dropped this many samples in epoch 0"]
     assert call(b"x", epoch=1) is None
     assert transform.dropped == {"decode": 3, "map[0]": 1}
 
