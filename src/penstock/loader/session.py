@@ -15,16 +15,15 @@ from penstock.errors import ClosedError, ConfigError
 from penstock.loader.batches.run import RunPlan
 from penstock.loader.epoch.consensus import RankConsensus
 from penstock.loader.epoch.opening import Epoch
-from penstock.loader.epoch.out_of_order import cursor_of
 from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan, threads_count
 from penstock.loader.plan.mix import reweighted
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.sources import SourceFinder
+from penstock.loader.position import IndexPosition, OutOfOrderPosition, feed_position
 from penstock.loader.reporting import LiveLine
-from penstock.loader.state import STATE_VERSION, check_same_data, check_same_job, checked
+from penstock.loader.state import LoaderState
 from penstock.loader.statistics import LoaderStatistics, Meter, cache_sums
-from penstock.order import ORDER_VERSION
 from penstock.pipeline import Batch, BatchBySize, Pipeline, Shuffle
 from penstock.samples.transform import SampleTransform
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.options import Options
+    from penstock.loader.position import Position
     from penstock.loader.workers.children import ProcessPool
 
 _log = logging.getLogger("penstock.loader")
@@ -55,12 +55,11 @@ class Session:
         self._left_cpu_s = 0.0  # what its thread had run until then
         self._first = pipeline  # as given; `on_epoch` may replace it
         self._batches_count = 0  # handed out in this epoch
-        self._mark: Any = None  # behind the last of them
-        self._cursor: dict[str, Any] | None = None  # where in the epoch reading began
-        self._decided: dict[str, Any] | None = None  # the statistics that `on_epoch` was given for this epoch
-        self._changed: dict[str, Any] | None = None  # the epoch and statistics for which it gave the pipeline of now
+        self._position: Position | None = None  # behind the last of them
+        self._decided: Mapping[str, Any] | None = None  # the statistics that `on_epoch` was given for this epoch
+        self._changed: Mapping[str, Any] | None = None  # the epoch and statistics for which it gave the pipeline of now
         self._opened: int | None = None  # the epoch that all ranks know to be open
-        self._loaded: dict[str, Any] | None = None  # a state that iteration has yet to begin from
+        self._loaded: LoaderState | None = None  # a state that iteration has yet to begin from
         self._accepts_changed_data = False
         self._running: Epoch | None = None
         self._plan: LoaderPlan | None = None
@@ -118,7 +117,7 @@ class Session:
             return None
         self.meter.batches += 1
         self._batches_count = found.number + 1
-        self._mark = found.mark
+        self._position = found.position
         if self._line is not None:
             self._draw(self._line)
         self.left_s, self._left_cpu_s = time.perf_counter(), time.thread_time()
@@ -130,7 +129,7 @@ class Session:
         self.epoch = epoch
         self.generation += 1
         self._batches_count = 0
-        self._mark = self._cursor = self._loaded = self._decided = None
+        self._position = self._loaded = self._decided = None
         self.left_s = None
 
     def planned(self) -> LoaderPlan:
@@ -194,31 +193,29 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Loader``."""
-        if self._loaded is not None:
-            return dict(self._loaded)
+        return (self._loaded or self._state()).to_json()
+
+    def _state(self) -> LoaderState:
         plan = self._plan
-        cursor = cursor_of(plan, self._mark) if plan is not None and self._mark is not None else self._cursor
-        return {
-            "version": STATE_VERSION,
-            "order_version": ORDER_VERSION,
-            "mode": plan.read_plan.mode if plan is not None else "",
-            "epoch": self.epoch,
-            "batches": self._batches_count,
-            "job": dict(plan.facts) if plan is not None else {},
-            "data": plan.digest if plan is not None else "",
-            "cursor": cursor,
-            "on_epoch": self._decided,
-            "changed": self._changed,
-        }
+        return LoaderState(
+            epoch=self.epoch,
+            batches_count=self._batches_count,
+            mode=plan.read_plan.mode if plan is not None else "",
+            facts=plan.facts if plan is not None else {},
+            data_digest=plan.digest if plan is not None else "",
+            position=self._position,
+            epoch_statistics=self._decided,
+            pipeline_change=self._changed,
+        )
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool) -> None:
         """See ``Loader``."""
-        loaded = checked(state)
-        self.begin_at(loaded["epoch"])
-        self._batches_count = loaded["batches"]
+        loaded = LoaderState.from_json(state)
+        self.begin_at(loaded.epoch)
+        self._batches_count = loaded.batches_count
         self._loaded = loaded
         self._accepts_changed_data = accept_changed_data
-        if self._plan is not None and loaded["cursor"] is not None:
+        if self._plan is not None and loaded.position is not None:
             self._plan = None  # weights, lanes and mode are the state's
 
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
@@ -227,22 +224,22 @@ class Session:
             self._decide(None)
         plan = self.planned()
         if self._loaded is not None:
-            self._cursor, self._loaded = self._resumed(plan), None
+            self._position, self._loaded = self._resumed(plan), None
         if not isinstance(from_batch, int):
             raise ConfigError(f"set_weights(from_batch={from_batch!r}) must be a whole number")
         if from_batch < self._batches_count:
             raise ConfigError(
                 f"set_weights(from_batch={from_batch}): batch {self._batches_count - 1} was handed out already"
             )
-        cursor = self._cursor if self._mark is None else cursor_of(plan, self._mark)
-        if cursor is not None and "handed" in cursor:
+        if isinstance(self._position, OutOfOrderPosition):
             raise ConfigError("set_weights() does not go with batches handed out of order", hint="in_order=True")
-        position = 0 if cursor is None else cursor["position"]
+        place = feed_position(self._position)
+        position = place.position if isinstance(place, IndexPosition) else 0  # nothing else is the place of a mix
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
         reweighted(self.pipeline, plan, weights, epoch=self.epoch, position=from_position)
         self._close_epoch()  # what was prefetched is read again
-        if self._batches_count or cursor is not None:
-            self._cursor, self._mark = cursor or {"position": 0}, None
+        if self._batches_count and self._position is None:
+            self._position = IndexPosition(0)
 
     # ── beginning ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -283,7 +280,7 @@ class Session:
         self._agree_on_mode(agreement)
         plan = self.planned()
         if self._loaded is not None:
-            self._cursor = self._resumed(plan)
+            self._position = self._resumed(plan)
         shuffle = self.pipeline.stage(Shuffle)
         batch = self.pipeline.stage(Batch) or self.pipeline.stage(BatchBySize)
         assert batch is not None
@@ -307,7 +304,7 @@ class Session:
             plan,
             run_plan=run_plan,
             number=self.epoch,
-            cursor=self._cursor,
+            position=self._position,
             agree=agreement,
             meter=self.meter,
             processes=self.options.processes,
@@ -323,20 +320,20 @@ class Session:
     def _decide(self, agreement: RankConsensus | None) -> None:
         """Ask ``on_epoch`` what to read, as it was asked before where a state says so."""
         on_epoch = self.options.on_epoch
-        if on_epoch is None or (self._cursor is not None and self._loaded is None):
+        if on_epoch is None or (self._position is not None and self._loaded is None):
             return
-        said = self._loaded.get("on_epoch") if self._loaded is not None else None
-        if said is None:
-            said = asdict(self.statistics())
-        current = self.pipeline if self._loaded is None else self._before(self._loaded.get("changed"))
-        changed = self._asked(self.epoch, said)
+        statistics = self._loaded.epoch_statistics if self._loaded is not None else None
+        if statistics is None:
+            statistics = asdict(self.statistics())
+        current = self.pipeline if self._loaded is None else self._before(self._loaded.pipeline_change)
+        changed = self._asked(self.epoch, statistics)
         if agreement is not None:
             agreement.smallest(0)  # before ranks that could not decide are waited for elsewhere
-        self._decided = said
+        self._decided = statistics
         if changed is None:
             changed = current
         else:
-            self._changed = {"epoch": self.epoch, "statistics": said}
+            self._changed = {"epoch": self.epoch, "statistics": statistics}
         if changed != self.pipeline:
             self._close_finder()
             self._use(changed)
@@ -345,7 +342,7 @@ class Session:
 
     def _before(self, changed: Mapping[str, Any] | None) -> Pipeline:
         """What was read before the epoch of the loaded state: as given, or as `on_epoch` changed it last."""
-        self._changed = None if changed is None else dict(changed)
+        self._changed = changed
         return self._first if changed is None else self._asked(**changed) or self._first
 
     def _asked(self, epoch: int, statistics: Mapping[str, Any]) -> Pipeline | None:
@@ -360,7 +357,7 @@ class Session:
 
     def _agree_on_mode(self, agreement: RankConsensus | None) -> None:
         """Read by an index only where all ranks have one: each host may have its own, left by an earlier job."""
-        is_saved = self._loaded is not None and bool(self._loaded["mode"])
+        is_saved = self._loaded is not None and bool(self._loaded.mode)
         if self._has_agreed or agreement is None or is_saved or self.options.index != "auto":
             return
         is_indexed = self.planned().read_plan.mode == "index"
@@ -378,17 +375,16 @@ class Session:
                 hint="decide from what all ranks know",
             )
 
-    def _resumed(self, plan: LoaderPlan) -> dict[str, Any] | None:
+    def _resumed(self, plan: LoaderPlan) -> Position | None:
         """Where in the epoch the loaded state says to begin."""
         state = self._loaded
-        if state is None or not state["job"]:
+        if state is None or not state.facts:
             return None
-        if self._accepts_changed_data and state["data"] != plan.digest:
+        if self._accepts_changed_data and state.data_digest != plan.digest:
             _log.warning("the data set changed since the state was saved: epoch %d begins again", self.epoch)
             self._batches_count = 0
             return None
-        check_same_data(state, plan.digest)
-        cursor: dict[str, Any] | None = state["cursor"]
-        if cursor is not None:  # at an epoch's beginning another job may go on
-            check_same_job(state, mode=plan.read_plan.mode, job=plan.facts)
-        return cursor
+        state.check_same_data(plan.digest)
+        if state.position is not None:  # at an epoch's beginning another job may go on
+            state.check_same_job(mode=plan.read_plan.mode, facts=plan.facts)
+        return state.position

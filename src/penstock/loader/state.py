@@ -1,26 +1,39 @@
-"""A saved state: plain JSON, with everything that decides which sample comes next, and checks before it is believed."""
+"""The saved state of a loader: everything that decides which sample comes next, to and from JSON.
+
+``LoaderState.from_json`` believes nothing: a state that was cut, edited or written by another version is refused by name.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS
+from penstock.loader.position import (
+    LANE_BEGIN,
+    IndexPosition,
+    LanePosition,
+    OutOfOrderPosition,
+    RebatchedPosition,
+    RunStart,
+    StreamPosition,
+    feed_position,
+)
 from penstock.loader.statistics import LoaderStatistics
 from penstock.order import ORDER_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.loader.plan.sources import DataSource
+    from penstock.loader.position import FeedPosition, Position
 
 STATE_VERSION = 1
 _REQUIRED = {"version": int, "order_version": int, "mode": str, "epoch": int, "batches": int, "job": dict, "data": str}
-_COUNTS = ("segment", "offset_bytes", "sample", "run", "before", "emitted")  # of a lane in a cursor
+_LANE_COUNTS = ("segment", "offset_bytes", "sample", "run", "before", "emitted")
 _COUNT_MAX = (1 << 62) - 1
-_WORDS = {
+_HINT = "a state is what loader.state_dict() returned"
+_FACTS = {
     "seed": "the seed of .shuffle()",
     "window": "the window of .shuffle()",
     "shuffled": "whether the pipeline shuffles",
@@ -32,125 +45,232 @@ _WORDS = {
 }
 
 
-def data_digest(sources: Iterable[DataSource]) -> str:
-    """Identity of a data set: a digest of its shards' URLs, sizes and versions, as far as the listing tells."""
-    digest = hashlib.blake2b(digest_size=16)
-    for source in sources:
-        lines = [f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n" for shard in source.shards]
-        if source.objects is not None:
-            lines += [f"{group.key}\n" for group in source.objects.groups]
-        digest.update("".join(lines).encode(errors="surrogateescape"))  # at once: there may be millions
-    return digest.hexdigest()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderState:
+    """The place of a training loop, and the facts that its order depends on.
 
-
-def checked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `state`, where it has the form of one.
-
-    Raises:
-        ConfigError: it has not, or is of another version.
+    Attributes:
+        epoch: Epoch number, from 0.
+        batches_count: Number of batches of this epoch that have been handed out.
+        mode: ``"index"`` or ``"stream"``; empty if nothing has been read.
+        facts: The facts that the order depends on, by name; empty if nothing has been read.
+        data_digest: Identity of the data set; empty if nothing has been read.
+        position: Where reading goes on; None is the beginning of the epoch.
+        epoch_statistics: The statistics that ``on_epoch`` was given for this epoch; None if it was not called.
+        pipeline_change: The epoch and the statistics for which ``on_epoch`` gave the current pipeline; None if it never did.
     """
-    if not isinstance(state, dict):
-        raise ConfigError(f"a state is a dict, not {type(state).__name__}", hint="what loader.state_dict() gave")
-    for name, kind in _REQUIRED.items():
-        if not isinstance(state.get(name), kind):
-            raise ConfigError(f"the state has {name}={state.get(name)!r}, not {kind.__name__}")
-    if state["version"] != STATE_VERSION:
-        raise ConfigError(f"the state is of version {state['version']}, this penstock reads {STATE_VERSION}")
-    if state["order_version"] != ORDER_VERSION:
-        raise ConfigError(
-            f"the state was saved in order version {state['order_version']}, this penstock has {ORDER_VERSION}",
-            hint="go on with the penstock that saved it, or begin at an epoch",
+
+    epoch: int
+    batches_count: int
+    mode: str = ""
+    facts: Mapping[str, Any]
+    data_digest: str = ""
+    position: Position | None = None
+    epoch_statistics: Mapping[str, Any] | None = None
+    pipeline_change: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON."""
+        return {
+            "version": STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "mode": self.mode,
+            "epoch": self.epoch,
+            "batches": self.batches_count,
+            "job": dict(self.facts),
+            "data": self.data_digest,
+            "cursor": None if self.position is None else _position_to_json(self.position),
+            "on_epoch": self.epoch_statistics,
+            "changed": self.pipeline_change,
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        """The state that JSON describes.
+
+        Raises:
+            ConfigError: it is not a state, or one of another version.
+        """
+        if not isinstance(state, dict):
+            raise ConfigError(f"a state is a dict, not {type(state).__name__}", hint=_HINT)
+        for name, kind in _REQUIRED.items():
+            if not isinstance(state.get(name), kind):
+                raise ConfigError(f"the state has {name}={state.get(name)!r}, not {kind.__name__}")
+        if state["version"] != STATE_VERSION:
+            raise ConfigError(f"the state is of version {state['version']}, this penstock reads {STATE_VERSION}")
+        if state["order_version"] != ORDER_VERSION:
+            raise ConfigError(
+                f"the state was saved in order version {state['order_version']}, this penstock has {ORDER_VERSION}",
+                hint="go on with the penstock that saved it, or begin at an epoch",
+            )
+        if state["epoch"] < 0 or state["batches"] < 0:
+            raise ConfigError(
+                f"the state has epoch={state['epoch']}, batches={state['batches']}: neither can be negative"
+            )
+        change = state.get("changed")
+        _check_statistics(state.get("on_epoch"))
+        if change is not None:
+            _check_statistics(_checked_dict(change, "changed", ("epoch", "statistics"))["statistics"])
+        cursor = state.get("cursor", {})
+        if (cursor is None and state["batches"]) or (cursor is not None and not state["job"]):
+            raise ConfigError(
+                f"the state has batches={state['batches']}, cursor={cursor!r:.80}, job={state['job']!r:.80}: "
+                "a part of it is missing"
+            )
+        return cls(
+            epoch=state["epoch"],
+            batches_count=state["batches"],
+            mode=state["mode"],
+            facts=state["job"],
+            data_digest=state["data"],
+            position=None if cursor is None else _position_from_json(cursor, mode=state["mode"]),
+            epoch_statistics=state.get("on_epoch"),
+            pipeline_change=change,
         )
-    if state["epoch"] < 0 or state["batches"] < 0:
-        raise ConfigError(f"the state has epoch={state['epoch']}, batches={state['batches']}: neither can be negative")
-    _check_statistics(state.get("on_epoch"))
-    if state.get("changed") is not None:
-        _check_statistics(_entries(state["changed"], "changed", ("epoch", "statistics"))["statistics"])
-    cursor = state.get("cursor", {})
-    if (cursor is None and state["batches"]) or (cursor is not None and not state["job"]):
-        raise ConfigError(
-            f"the state has batches={state['batches']}, cursor={cursor!r:.80}, job={state['job']!r:.80}: a part of it is gone"
-        )
-    _check_cursor(cursor, mode=state["mode"])
-    return dict(state)
+
+    def check_same_job(self, *, mode: str, facts: Mapping[str, Any]) -> None:
+        """Refuse a state that another order made.
+
+        Args:
+            mode: How this loader reads, ``"index"`` or ``"stream"``.
+            facts: What its order depends on.
+
+        Raises:
+            ConfigError: the message says what differs; for ranks and world sizes, that an index would allow it.
+        """
+        if self.mode != mode:
+            raise ConfigError(
+                f"the state was saved in mode {self.mode!r}, this loader reads in mode {mode!r}",
+                hint=f"Loader(index={'stream' if self.mode == 'stream' else 'require'!r}): "
+                "a run keeps the mode it began with",
+            )
+        saved = self.facts
+        for name, value in facts.items():
+            if saved.get(name) == value or (name == "stop" and name not in saved):  # older states have no stop
+                continue
+            hint = None
+            if name in ("rank", "world_size"):
+                hint = "without an index each rank resumes its own state, at the same world size: run `penstock index`"
+            raise ConfigError(
+                f"the state has {name}={saved.get(name)!r}, this loader {name}={value!r}: {_FACTS.get(name, name)}",
+                hint=hint,
+            )
+
+    def check_same_data(self, digest: str) -> None:
+        """Refuse a state of another data set.
+
+        Raises:
+            ConfigError: shards were added, removed, renamed or rewritten since the state was saved.
+        """
+        if self.data_digest != digest:
+            raise ConfigError(
+                f"the data set changed since the state was saved: {self.data_digest} was the digest of its shards, "
+                f"now {digest}",
+                hint="load_state_dict(state, accept_changed_data=True) begins the state's epoch again with the new data",
+            )
 
 
-def _check_statistics(said: Any) -> None:
+# ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _position_to_json(position: Position) -> dict[str, Any]:
+    base = feed_position(position)
+    assert base is not None
+    if isinstance(base, IndexPosition):
+        found: dict[str, Any] = {"position": base.position}
+    else:
+        lanes = {str(number): _lane_to_json(lane) for number, lane in base.lanes.items()}
+        found = {"round": base.round_count, "turn": base.turn, "left": base.left_count, "lanes": lanes}
+    if isinstance(position, RebatchedPosition):
+        found["skip"] = position.skip_count
+    elif isinstance(position, OutOfOrderPosition):
+        found.update(handed=list(position.handed_out), handed_size=position.global_size)
+    return found
+
+
+def _lane_to_json(lane: LanePosition) -> dict[str, Any] | None:
+    start = lane.start
+    if start.segment_index is None:
+        return None  # nothing of the lane has been read
+    return {
+        "segment": start.segment_index,
+        "format": start.format,
+        "etag": start.etag,
+        "offset_bytes": start.offset_bytes,
+        "sample": start.sample,
+        "run": start.run_index,
+        "before": start.before_count,
+        "emitted": lane.emitted_count,
+    }
+
+
+def _position_from_json(cursor: Any, *, mode: str) -> Position:
+    """The position that JSON describes, in a state of this mode."""
+    base: FeedPosition
+    if mode == "index":
+        _checked_dict(cursor, "cursor", ("position",))
+        base = IndexPosition(_checked_count(cursor["position"], "cursor['position']"))
+    else:
+        _checked_dict(cursor, "cursor", ("round", "turn", "left", "lanes"))
+        lanes = {
+            _lane_number(name): _lane_from_json(entry, f"cursor['lanes'][{name!r}]")
+            for name, entry in _checked_dict(cursor["lanes"], "cursor['lanes']").items()
+        }
+        left = cursor["left"]
+        base = StreamPosition(
+            round_count=_checked_count(cursor["round"], "cursor['round']"),
+            turn=_checked_count(cursor["turn"], "cursor['turn']"),
+            left_count=None if left is None else _checked_count(left, "cursor['left']"),
+            lanes=lanes,
+        )
+        if base.turn >= max(1, len(lanes)):
+            raise ConfigError(f"the state has turn={base.turn} of {len(lanes)} lanes")
+    if "skip" in cursor:
+        return RebatchedPosition(base, _checked_count(cursor["skip"], "cursor['skip']"))
+    if "handed" in cursor:
+        handed = cursor["handed"]
+        if not isinstance(handed, list | tuple):
+            raise ConfigError(f"the state has cursor['handed']={handed!r:.40}, not a list", hint=_HINT)
+        size = _checked_count(cursor.get("handed_size"), "cursor['handed_size']")
+        return OutOfOrderPosition(base, tuple(_checked_count(each, "cursor['handed']") for each in handed), size)
+    return base
+
+
+def _lane_number(name: str) -> int:
+    if not name.isdecimal():
+        raise ConfigError(f"the state has a lane {name!r}, which is no number")
+    return int(name)
+
+
+def _lane_from_json(entry: Any, where: str) -> LanePosition:
+    if entry is None:
+        return LANE_BEGIN
+    _checked_dict(entry, where, (*_LANE_COUNTS, "format", "etag"))
+    segment, offset_bytes, sample, run, before, emitted = (
+        _checked_count(entry[name], f"{where}[{name!r}]") for name in _LANE_COUNTS
+    )
+    if not isinstance(entry["format"], str) or entry["format"] not in FORMATS:
+        raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is no format")
+    return LanePosition(RunStart(run, segment, offset_bytes, sample, before, entry["format"], entry["etag"]), emitted)
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_statistics(values: Any) -> None:
     names = {each.name for each in fields(LoaderStatistics)}
-    if said is not None and not (isinstance(said, dict) and said.keys() == names):
-        raise ConfigError(f"the state has {said!r:.80}, which are no statistics of a loader")
+    if values is not None and not (isinstance(values, dict) and values.keys() == names):
+        raise ConfigError(f"the state has {values!r:.80}, which are not the statistics of a loader")
 
 
-def _check_cursor(cursor: Any, *, mode: str) -> None:
-    """Refuse what no loader of this mode left: a state that was cut or edited."""
-    if cursor is None:
-        return
-    names = ("position",) if mode == "index" else ("round", "turn", "left", "lanes")
-    _entries(cursor, "cursor", names)
-    for name in ("position", "round", "turn", "left", "skip", "handed_size"):
-        if name in cursor and not (cursor[name] is None and name == "left"):
-            _check_count(f"cursor[{name!r}]", cursor[name])
-    handed = cursor.get("handed", [])
-    for number in handed if isinstance(handed, list | tuple) else [handed]:
-        _check_count("cursor['handed']", number)
-    for lane, entry in _entries(cursor.get("lanes", {}), "cursor['lanes']", ()).items():
-        if not lane.isdecimal():
-            raise ConfigError(f"the state has a lane {lane!r}, which is no number")
-        if entry is not None:
-            where = f"cursor['lanes'][{lane!r}]"
-            _entries(entry, where, (*_COUNTS, "format", "etag"))
-            for name in _COUNTS:
-                _check_count(f"{where}[{name!r}]", entry[name])
-            if not isinstance(entry["format"], str) or entry["format"] not in FORMATS:
-                raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is none")
-    if "lanes" in cursor and cursor["turn"] >= max(1, len(cursor["lanes"])):
-        raise ConfigError(f"the state has turn={cursor['turn']} of {len(cursor['lanes'])} lanes")
-
-
-def _entries(value: Any, where: str, names: Iterable[str]) -> dict[str, Any]:
+def _checked_dict(value: Any, where: str, names: Iterable[str] = ()) -> dict[str, Any]:
     if not isinstance(value, dict) or (missing := [name for name in names if name not in value]):
         lacks = f", without {missing[0]!r}" if isinstance(value, dict) else ""
-        raise ConfigError(f"the state has {where}={value!r:.80}{lacks}", hint="what loader.state_dict() gave")
+        raise ConfigError(f"the state has {where}={value!r:.80}{lacks}", hint=_HINT)
     return value
 
 
-def _check_count(where: str, value: Any) -> None:
+def _checked_count(value: Any, where: str) -> int:
     if type(value) is not int or not 0 <= value <= _COUNT_MAX:
         raise ConfigError(f"the state has {where}={value!r:.40}, not a number in [0, {_COUNT_MAX}]")
-
-
-def check_same_job(state: Mapping[str, Any], *, mode: str, job: Mapping[str, Any]) -> None:
-    """Refuse a state that another order made.
-
-    Raises:
-        ConfigError: says what differs; at another world size, that an index would allow it.
-    """
-    if state["mode"] != mode:
-        raise ConfigError(
-            f"the state was saved in mode {state['mode']!r}, this loader reads in mode {mode!r}",
-            hint=f"Loader(index={'stream' if state['mode'] == 'stream' else 'require'!r}): a run keeps the mode it began with",
-        )
-    saved = state["job"]
-    for name, value in job.items():
-        if saved.get(name) == value or (name == "stop" and name not in saved):  # which older states do not have
-            continue
-        hint = None
-        if name in ("rank", "world_size"):
-            hint = "without an index each rank resumes its own state, at the same world size: run `penstock index`"
-        raise ConfigError(
-            f"the state has {name}={saved.get(name)!r}, this loader {name}={value!r}: {_WORDS.get(name, name)}",
-            hint=hint,
-        )
-
-
-def check_same_data(state: Mapping[str, Any], digest: str) -> None:
-    """Refuse a state of another data set.
-
-    Raises:
-        ConfigError: shards were added, removed, renamed or rewritten since it was saved.
-    """
-    if state["data"] != digest:
-        raise ConfigError(
-            f"the data set changed since the state was saved: {state['data']} was the digest of its shards, now {digest}",
-            hint="load_state_dict(state, accept_changed_data=True) begins the state's epoch again with the new data",
-        )
+    return value

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import DecodeError
 from penstock.loader.batches.run import OpenBatch
+from penstock.loader.position import RebatchedPosition
 from penstock.pipeline import BatchBySize
 from penstock.samples.columns import Layout
 from penstock.samples.context import SampleRandom
@@ -25,22 +26,11 @@ if TYPE_CHECKING:
 
     from penstock.loader.batches.run import EpochRun
     from penstock.loader.lanes.feed import SampleBlock
+    from penstock.loader.position import FeedPosition
     from penstock.pipeline.batching import SizeBudget
 
 TASK_SAMPLES_MAX = 16
 TASKS_PER_THREAD = 3
-
-
-class CarryMark(NamedTuple):
-    """A place between two samples that came out.
-
-    Attributes:
-        mark: Of the feed.
-        skip_count: Samples that came out of what follows it, and were handed out.
-    """
-
-    mark: Any
-    skip_count: int
 
 
 class TransformOutput(NamedTuple):
@@ -50,7 +40,7 @@ class TransformOutput(NamedTuple):
     key: str
     url: str
     position: int
-    after: CarryMark
+    after: RebatchedPosition
 
 
 class _Task:
@@ -58,7 +48,7 @@ class _Task:
 
     __slots__ = ("block", "done", "error", "found", "mark")
 
-    def __init__(self, block: SampleBlock, mark: Any) -> None:
+    def __init__(self, block: SampleBlock, mark: FeedPosition) -> None:
         self.block = block
         self.mark = mark
         self.found: list[tuple[Mapping[str, Any], int]] = []  # values, and which sample of the block they are of
@@ -88,7 +78,7 @@ class Rebatcher:
         held: list[TransformOutput] = []
         size = self._run.plan.batch_size
         budget = self._by_size.budget() if self._by_size is not None else None
-        before: CarryMark | None = None
+        before: RebatchedPosition | None = None
         for out in self._outputs():
             if self._run.stopping:
                 return
@@ -160,7 +150,7 @@ class Rebatcher:
                     self._skip_count -= 1
                     continue
                 sample, segment = block.samples[index], block.segments[index]
-                after = CarryMark(task.mark, count)
+                after = RebatchedPosition(task.mark, count)
                 yield TransformOutput(values, sample.key, segment.url, int(block.positions[index]), after)
             if task.error is not None:
                 raise task.error
@@ -175,7 +165,7 @@ class Rebatcher:
                 raise failed(self._by_size.size, error, **where) from error
             raise DecodeError(f"no batch can take it: {type(error).__name__}: {error}", **where) from error
 
-    def _close(self, held: list[TransformOutput], mark: CarryMark) -> None:
+    def _close(self, held: list[TransformOutput], mark: RebatchedPosition) -> None:
         """Make a batch of samples, and deliver it."""
         if self._layout is None:
             self._layout = Layout(held[0].values, self._run.plan.batch)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.loader.lanes.feed import Feed
+    from penstock.loader.position import Position
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Batch, BatchBySize
     from penstock.samples.columns import Layout
@@ -76,7 +77,7 @@ class OpenBatch:
         self.dropped: list[int] = []
         self.error: BaseException | None = None
         self.error_row = -1
-        self.mark: Any = None
+        self.mark: Position | None = None
         self.number = -1
         self.charged_bytes = 0
 
@@ -110,7 +111,7 @@ class Delivery(NamedTuple):
     values: dict[str, Any]
     rows: int
     dropped: list[int]
-    mark: Any
+    mark: Position | None
     layout: Layout | None
     number: int = -1
 

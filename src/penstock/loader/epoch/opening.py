@@ -10,16 +10,16 @@ from penstock.loader.batches.run import BatchBuilder, EpochRun
 from penstock.loader.epoch.out_of_order import OutOfOrderTracker
 from penstock.loader.epoch.padding import delivered, masked, padding, row_to_repeat
 from penstock.loader.lanes.feed import SelectedBatchesFeed
+from penstock.loader.position import IndexPosition, RebatchedPosition, StreamPosition, feed_position, skip_count
 from penstock.loader.statistics import Meter
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.loader.batches.run import Delivery, RunPlan
     from penstock.loader.epoch.consensus import RankConsensus
     from penstock.loader.lanes.feed import EpochFeed
     from penstock.loader.plan.loader_plan import LoaderPlan
+    from penstock.loader.position import Position
     from penstock.loader.workers.children import ProcessPool
     from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class NumberedBatch(NamedTuple):
-    """A batch for the training loop, where the feed is behind it, and its number in the epoch."""
+    """A batch for the training loop, the position behind it, and its number in the epoch."""
 
     batch: Any
-    mark: Any
+    position: Position
     number: int
 
 
@@ -41,12 +41,12 @@ class Epoch:
         plan: What to read.
         run_plan: How to make batches of it.
         number: Of the epoch.
-        cursor: Where in it to begin; None is its beginning.
+        position: Where in it to begin; None is its beginning.
         agree: With the other ranks; None: there are none, or nobody has to.
         processes: See ``Loader``.
         restarts: See there.
         workers: Where worker processes wait between epochs.
-        first_batch: Batches of the epoch before `cursor`.
+        first_batch: Batches of the epoch before `position`.
         stride: ``(j, n)``: only batches k with k mod n = j are given.
         meter: Told of samples, bytes and seconds.
     """
@@ -57,7 +57,7 @@ class Epoch:
         *,
         run_plan: RunPlan,
         number: int,
-        cursor: Mapping[str, Any] | None,
+        position: Position | None,
         agree: RankConsensus | None,
         meter: Meter,
         processes: int = 0,
@@ -76,21 +76,22 @@ class Epoch:
         self._stride = stride
         self._batch_number = first_batch - 1  # of the last one that came
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
-        self._skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
+        self._skip_count = skip_count(position)
         self._layout: Layout | None = None
         self._batching = plan.read_batching
         self._is_by_size = isinstance(run_plan.batch, BatchBySize)
         self._batches: Batches | None
+        self._position: Position  # behind the last batch
         self._run: EpochRun | ProcessRun
         if processes:
             from penstock.loader.workers.dividing import divided
 
             assert workers is not None
 
-            self._batches, self._run, self._mark = divided(
+            self._batches, self._run, self._position = divided(
                 plan,
                 run_plan,
-                cursor,
+                position,
                 epoch=number,
                 batching=self._batching,
                 processes=processes,
@@ -106,24 +107,25 @@ class Epoch:
             from penstock.loader.plan.strided import begin_strided
 
             begun = begin_strided(
-                plan.read_plan, number, cursor, batching=self._batching, first_batch=first_batch, stride=stride
+                plan.read_plan,
+                number,
+                feed_position(position),
+                batching=self._batching,
+                first_batch=first_batch,
+                stride=stride,
             )
         self._is_chosen = begun is not None  # the feed gives the stride's batches alone
-        begun = begun or plan.read_plan.begin(number, cursor, batching=self._batching)
+        begun = begun or plan.read_plan.begin(number, feed_position(position), batching=self._batching)
         self._batches = begun.batches if not plan.carries else None
         self._agree = agree if plan.world_size > 1 and self._batches is None else None
         # where batches are counted, the feed ends where the last of them does
         self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
-        self._mark = mark = begun.feed.mark()
-        if plan.carries:
-            from penstock.loader.batches.rebatching import CarryMark
-
-            self._mark = CarryMark(mark, self._skip_count)
+        first = begun.feed.mark()
+        self._position = RebatchedPosition(first, self._skip_count) if plan.carries else first
         if stride[1] > 1 and self._agree is not None:
             raise ConfigError(f"stride={stride} with ranks that have to agree", hint="run `penstock index`")
         if not run_plan.in_order and not plan.carries and self._agree is None:
-            base = mark.position if self._batches is not None else mark
-            self._tracker = OutOfOrderTracker(cursor, mark=base, plan=plan)
+            self._tracker = OutOfOrderTracker(position, feed_position=first, global_size=plan.batching.global_size)
         else:
             self._run_plan = self._run_plan._replace(in_order=True)
         self._run = self._started(begun)
@@ -145,6 +147,7 @@ class Epoch:
                 if self._plan.carries and not self._is_ours(self._batch_number):
                     continue
                 if self._plan.is_masked or not delivery.is_empty:
+                    assert delivery.mark is not None
                     return self._found(delivery, self._plan.rows_count, delivery.mark)
             return None
         return self._next_agreed()
@@ -159,8 +162,9 @@ class Epoch:
         with self._agree.told():
             delivery = self._run.next_batch()
             self._batch_number += 1
-            self._mark = delivery.mark if delivery is not None else self._mark
-            found = self._found(delivery, self._plan.rows_count, self._mark)
+            if delivery is not None and delivery.mark is not None:
+                self._position = delivery.mark
+            found = self._found(delivery, self._plan.rows_count, self._position)
         self._goes_on = None  # unless all say so
         self._goes_on = self._asked()
         return found
@@ -180,16 +184,15 @@ class Epoch:
         while (delivery := self._run.next_batch()) is not None or (batches is not None and self._lacks_one(batches)):
             number = tracker.number_of(self._came_count if delivery is None else delivery.number)
             self._came_count += 1
-            rows_count, mark = self._plan.rows_count, delivery.mark if delivery is not None else None
+            rows_count, behind = self._plan.rows_count, delivery.mark if delivery is not None else None
             if batches is not None:
-                rows_count, mark = (
-                    -(-len(batches.span(number)) // self._plan.world_size),
-                    batches.position_after(number),
-                )
+                rows_count = -(-len(batches.span(number)) // self._plan.world_size)
+                behind = IndexPosition(batches.position_after(number))
+            assert isinstance(behind, IndexPosition | StreamPosition)
             self._batch_number += 1
-            mark = tracker.take(number, mark)
+            position = tracker.take(number, behind)
             if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
-                return self._found(delivery, rows_count, mark)
+                return self._found(delivery, rows_count, position)
         return None
 
     def _lacks_one(self, batches: Batches) -> bool:
@@ -205,7 +208,7 @@ class Epoch:
             delivery = self._run.next_batch()
             self._batch_number = number
             if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
-                return self._found(delivery, rows_count, batches.position_after(index))
+                return self._found(delivery, rows_count, IndexPosition(batches.position_after(index)))
         return None
 
     def _is_ours(self, number: int) -> bool:
@@ -245,22 +248,24 @@ class Epoch:
         agreed = self._agree.smallest(int(has_next if not self._plan.ends_with_last else not has_next))
         return agreed == 0 if self._plan.ends_with_last else agreed > 0
 
-    def _found(self, delivery: Delivery | None, rows_count: int, mark: Any) -> NumberedBatch:
+    def _found(self, delivery: Delivery | None, rows_count: int, position: Position) -> NumberedBatch:
         if delivery is not None:
             self._layout = delivery.layout
             rows_count = delivery.rows if self._is_by_size else rows_count  # which are as long as they come out
         if not self._plan.is_masked:
             assert delivery is not None
             return NumberedBatch(
-                self._finished(delivered(delivery, size=self._plan.rows_count)), mark, self._batch_number
+                self._finished(delivered(delivery, size=self._plan.rows_count)), position, self._batch_number
             )
         if self._last is None and (delivery is None or delivery.is_empty):
             self._last = self._any_row()
         if delivery is None:
-            return NumberedBatch(self._finished(padding(self._last, rows_count=rows_count)), mark, self._batch_number)
+            return NumberedBatch(
+                self._finished(padding(self._last, rows_count=rows_count)), position, self._batch_number
+            )
         batch = masked(delivery, rows_count=rows_count, last=self._last)
         self._last = row_to_repeat(batch)
-        return NumberedBatch(self._finished(batch), mark, self._batch_number)
+        return NumberedBatch(self._finished(batch), position, self._batch_number)
 
     def _finished(self, batch: dict[str, Any]) -> Any:
         return batch if self._layout is None else self._layout.finish(batch)

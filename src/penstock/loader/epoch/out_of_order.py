@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+from penstock.loader.position import OutOfOrderPosition
 from penstock.order import HandedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from penstock.loader.plan.loader_plan import LoaderPlan
-
-
-class OutOfOrderMark(NamedTuple):
-    """Where a loader is that hands out batches as they come.
-
-    Attributes:
-        mark: In front of the lowest batch that was not handed out.
-        handed: Batches behind that one that were, counted from it.
-    """
-
-    mark: Any
-    handed: tuple[int, ...]
-
-
-def cursor_of(plan: LoaderPlan, mark: Any) -> dict[str, Any]:
-    """Any mark as JSON."""
-    if isinstance(mark, OutOfOrderMark):
-        size = plan.batching.global_size
-        return {**plan.cursor(mark.mark), "handed": list(mark.handed), "handed_size": size}
-    return plan.cursor(mark)
+    from penstock.loader.position import FeedPosition, Position
 
 
 class OutOfOrderTracker:
     """Keeps account of one run.
 
     Args:
-        cursor: Where the run begins.
-        mark: The same, as the feed says it.
-        plan: Whose batches.
+        position: Where the run begins; None is the beginning of the epoch.
+        feed_position: The same, as the feed says it.
+        global_size: Number of samples in a batch of all ranks.
 
     Raises:
         ConfigError: batches of another size were handed out.
     """
 
-    def __init__(self, cursor: Mapping[str, Any] | None, *, mark: Any, plan: LoaderPlan) -> None:
-        self._before = tuple(cursor.get("handed", ())) if cursor is not None else ()
-        if self._before and cursor is not None and cursor["handed_size"] != plan.batching.global_size:
-            raise ConfigError(
-                f"the state has handed out single batches of {cursor['handed_size']} samples out of order, "
-                f"this loader makes batches of {plan.batching.global_size}",
-                hint="resume with the same global batch size",
-            )
+    def __init__(self, position: Position | None, *, feed_position: FeedPosition, global_size: int) -> None:
+        self._before: tuple[int, ...] = ()
+        self._global_size = global_size
+        if isinstance(position, OutOfOrderPosition):
+            self._before = position.handed_out
+            if self._before and position.global_size != global_size:
+                raise ConfigError(
+                    f"the state has handed out single batches of {position.global_size} samples out of order, "
+                    f"this loader makes batches of {global_size}",
+                    hint="resume with the same global batch size",
+                )
         self._handed = HandedOut(0, self._before)
-        self._marks = {-1: mark}  # behind each batch, from the one before the lowest that was not handed out
+        # behind each batch, from the last one on behind which reading can go on: those of `_before` are not read again
+        self._positions: dict[int, FeedPosition] = {-1: feed_position}
 
     def is_left(self, number: int) -> bool:
         """Whether a batch, counted from where the run begins, is to be given by it."""
@@ -67,13 +50,24 @@ class OutOfOrderTracker:
             number += handed <= number
         return number
 
-    def take(self, number: int, mark: Any) -> Any:
-        """A batch is handed out, behind which the feed is at `mark`; what to remember of the run now."""
+    def take(self, number: int, position: FeedPosition) -> Position:
+        """Note that a batch is handed out.
+
+        Args:
+            number: Number of the batch, counted from where the run begins.
+            position: Where the feed is behind this batch.
+
+        Returns:
+            The position to go on from.
+        """
         self._handed.add(number)
-        self._marks[number] = mark
+        self._positions[number] = position
         lowest = self._handed.lowest
-        for done in [each for each in self._marks if each < lowest - 1]:
-            del self._marks[done]
-        base = self._marks.get(lowest - 1)
-        higher = tuple(each - lowest for each in self._handed.higher)
-        return OutOfOrderMark(base, higher) if higher else base
+        last = max(each for each in self._positions if each < lowest)
+        for done in [each for each in self._positions if each < last]:
+            del self._positions[done]
+        handed = (*range(last + 1, lowest), *self._handed.higher)
+        base = self._positions[last]
+        if not handed:
+            return base
+        return OutOfOrderPosition(base, tuple(each - last - 1 for each in handed), self._global_size)

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.fetch import process_budget
 from penstock.formats import interleaved
+from penstock.loader.position import IndexPosition, StreamPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.lanes.lane import SampleLane
-    from penstock.loader.lanes.segments import RunStart, SampleSource
+    from penstock.loader.lanes.segments import SampleSource
+    from penstock.loader.position import FeedPosition
     from penstock.order import Batches
 
 
@@ -36,32 +38,14 @@ class SampleBlock(NamedTuple):
     positions: NDArray[np.int64]
 
 
-class Mark(NamedTuple):
-    """Where a feed is.
-
-    Attributes:
-        round_count: Rounds over the lanes that are over.
-        turn: Lanes of this round that had their turn.
-        lanes: By lane that is not empty: its run, and how many of it have left. Empty where arithmetic can tell.
-        left_count: Samples that the feed may still give; None: as many as there are.
-        position: Of the next sample; past all others where there is none.
-    """
-
-    round_count: int
-    turn: int
-    lanes: dict[int, tuple[RunStart, int]]
-    left_count: int | None
-    position: int
-
-
 class Feed(Protocol):
     """Gives a rank's samples. One thread calls it; ``close`` may come from another."""
 
     def take(self, count: int) -> SampleBlock | None:
         """Up to `count` samples, fewer only at the end; None when there are none. Blocks for bytes."""
 
-    def mark(self) -> Any:
-        """Where it is now; cheap."""
+    def mark(self) -> FeedPosition:
+        """The position behind the samples that were taken. Cost: below 1 µs per lane."""
 
     def close(self) -> None:
         """Cancel what is being read; idempotent."""
@@ -178,12 +162,13 @@ class LanesFeed:
         self._round_count += rounds
         return SampleBlock(interleaved(parts, count), segments, positions)
 
-    def mark(self) -> Mark:
+    def mark(self) -> FeedPosition:
         """See ``Feed``. Cost: 0.3 µs per lane where marks are kept."""
-        lanes = {lane.number: lane.mark() for lane in self._lanes} if self._keeps_marks else {}
+        if self._keeps_marks:
+            lanes = {lane.number: lane.mark() for lane in self._lanes}
+            return StreamPosition(self._round_count, self._turn, self._left_count, lanes)
         number = self._lanes[self._turn].number if self._lanes else 0
-        position = self._round_count * self._lanes_count + number
-        return Mark(self._round_count, self._turn, lanes, self._left_count, position)
+        return IndexPosition(self._round_count * self._lanes_count + number)
 
     def close(self) -> None:
         """See ``Feed``."""
@@ -254,7 +239,7 @@ class SelectedBatchesFeed:
             self._left_count -= len(block.samples)
         return block
 
-    def mark(self) -> Any:
+    def mark(self) -> FeedPosition:
         """See ``Feed``."""
         return self._feed.mark()
 

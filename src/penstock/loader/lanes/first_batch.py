@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.index import ShardIndex
     from penstock.loader.lanes.lane import Lane
-    from penstock.loader.lanes.segments import RunStart, SampleSource, SourcedSamples
+    from penstock.loader.lanes.segments import SampleSource, SourcedSamples
+    from penstock.loader.position import LanePosition
     from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
@@ -179,7 +180,7 @@ class PrefetchedLane:
             return joined(samples, more), segments + more_from
         return samples, segments
 
-    def mark(self) -> tuple[RunStart, int]:
+    def mark(self) -> LanePosition:
         """As ``Lane.mark``."""
         return self._rest().mark()
 

@@ -16,7 +16,7 @@ from penstock.buffers import is_typed
 from penstock.errors import ConfigError
 from penstock.formats import LOST, Sample, joined, reordered
 from penstock.formats.typed import view_of_array
-from penstock.loader.lanes.segments import RunStart
+from penstock.loader.position import LANE_BEGIN, LanePosition, RunStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ class SampleLane(Protocol):
     def take(self, count: int) -> SourcedSamples:
         """The next ones."""
 
-    def mark(self) -> tuple[RunStart, int]:
+    def mark(self) -> LanePosition:
         """Where it is."""
 
     @property
@@ -127,7 +127,7 @@ class Lane:
         self._filling_from: list[SampleSource] = []
         self._filling_bytes = 0
         self._wanted_count = 0  # of the run being filled, by what was taken of the one before
-        self._start = start or RunStart(0, None, 0, 0, 0)  # of the run being filled
+        self._start = start or LANE_BEGIN.start  # of the run being filled
         self._run_length = runs.run_length(number, self._start.run_index)
         self._settled_count = self.taken_count = self._start.before_count
 
@@ -155,15 +155,15 @@ class Lane:
                 self._fill(wanted)
         return items
 
-    def mark(self) -> tuple[RunStart, int]:
-        """Where the lane is: a run, and how many of its samples have left."""
+    def mark(self) -> LanePosition:
+        """The position behind the samples that were taken."""
         for leaving in self._leaving:
             if self.taken_count < leaving.end_count:
-                return leaving.start, self.taken_count - leaving.start.before_count
-        if self._start.segment is None and self._leaving:  # nothing read of the next run: the last one, all of it left
+                return LanePosition(leaving.start, self.taken_count - leaving.start.before_count)
+        if self._start.segment_index is None and self._leaving:  # nothing was read of the next run
             start = self._leaving[-1].start
-            return start, self.taken_count - start.before_count
-        return self._start, self._skip_count
+            return LanePosition(start, self.taken_count - start.before_count)
+        return LanePosition(self._start, self._skip_count)
 
     def first(self, count: int) -> Sequence[Sample]:
         """Some samples of the run being filled."""
@@ -231,9 +231,14 @@ class Lane:
             piece = self._pieces[0]
             begin = self._piece_at
             samples = piece.samples[begin : begin + (length if piece.sample_bytes else self._run_length) - filled]
-            if self._start.segment is None:
-                offset_bytes, number = samples[0].offset_bytes, piece.first_sample + begin
-                self._start = self._start._replace(segment=piece.segment, offset_bytes=offset_bytes, sample=number)
+            if self._start.segment_index is None:
+                self._start = self._start._replace(
+                    segment_index=piece.segment.index,
+                    offset_bytes=samples[0].offset_bytes,
+                    sample=piece.first_sample + begin,
+                    format=piece.segment.format,
+                    etag=piece.segment.shard.etag,
+                )
             self._piece_at += len(samples)
             if self._piece_at == len(piece.samples):
                 self._pieces.popleft()
@@ -316,7 +321,7 @@ class MixedLane:
         self._row += count
         return [next(taken[source][0]) for source in turns], [next(taken[source][1]) for source in turns]
 
-    def mark(self) -> tuple[RunStart, int]:
+    def mark(self) -> LanePosition:
         """Refused: where a mix is follows from the position alone."""
         raise ConfigError("a mix is read with an index, where positions say it all")
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.formats import FORMATS, without_content
 from penstock.loader.lanes.first_batch import SampleAddress
-from penstock.loader.lanes.segments import RunStart, ShardSegment
+from penstock.loader.lanes.segments import ShardSegment
+from penstock.loader.position import RunStart
 from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
 
 if TYPE_CHECKING:

@@ -20,14 +20,16 @@ import numpy as np
 from penstock.errors import ClosedError
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
-from penstock.loader.lanes.feed import Mark, SampleBlock
+from penstock.loader.lanes.feed import SampleBlock
+from penstock.loader.position import IndexPosition
 from penstock.store.multi import MultiStore
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.loader.lanes.segments import RunStart, SampleSource, SourcedSamples
+    from penstock.loader.lanes.segments import SampleSource, SourcedSamples
+    from penstock.loader.position import LanePosition
     from penstock.loader.statistics import Meter
     from penstock.order import IndexedOrder
     from penstock.pipeline import Objects
@@ -292,11 +294,10 @@ class ObjectsFeed:
         positions = np.array(self._positions[begin : self._given_count], dtype=np.int64)
         return SampleBlock(samples, origins, positions)
 
-    def mark(self) -> Mark:
+    def mark(self) -> IndexPosition:
         """See ``Feed``."""
         left = len(self._positions) - self._given_count
-        position = self._positions[self._given_count] if left else self._positions.stop
-        return Mark(0, 0, {}, left, position)
+        return IndexPosition(self._positions[self._given_count] if left else self._positions.stop)
 
     def close(self) -> None:
         """See ``Feed``."""
@@ -350,7 +351,7 @@ class ObjectLane:
         items = [self._ready.popleft() for _ in range(count)]
         return [sample for sample, _ in items], [origin for _, origin in items]
 
-    def mark(self) -> tuple[RunStart, int]:
+    def mark(self) -> LanePosition:
         """Not asked: where it is follows from the position."""
         raise ClosedError("a lane of objects keeps no marks")
 

@@ -175,24 +175,6 @@ class ParsedRun(NamedTuple):
     size_bytes: int
 
 
-class RunStart(NamedTuple):
-    """Where a run begins: what a lane needs to read it again.
-
-    Attributes:
-        run_index: From 0, in this lane and epoch.
-        segment: In which its first sample lies; None where nothing was left for it.
-        offset_bytes: Of that sample in the shard.
-        sample: Its number in the shard.
-        before_count: Samples of this lane that leave before it.
-    """
-
-    run_index: int
-    segment: ShardSegment | None
-    offset_bytes: int
-    sample: int
-    before_count: int
-
-
 class ReadOptions(NamedTuple):
     """What all lanes of a loader read with.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from penstock.errors import DataError
-from penstock.loader.lanes.feed import EpochFeed, LanesFeed, Mark
+from penstock.loader.lanes.feed import EpochFeed, LanesFeed
 from penstock.loader.lanes.first_batch import (
     RUNS_BYTES_MIN,
     RUNS_PER_LED_MIN,
@@ -34,6 +34,7 @@ from penstock.loader.lanes.lane_parts import (
 )
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
+from penstock.loader.position import StreamPosition
 from penstock.order import Batches, Mix
 from penstock.sources.selecting import may_pay
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.segments import ReadOptions, SampleSource, ShardSegment
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
+    from penstock.loader.position import FeedPosition
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
     from penstock.sources.shards import Shard
@@ -112,11 +114,12 @@ class IndexedReadPlan:
         self.reading = reading
         self._offsets: dict[tuple[int, int], ShardIndex] = {}  # by source and shard: of those entered or left inside
 
-    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> EpochFeed:
+    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
         """See ``ReadPlan``."""
-        position = 0 if cursor is None else cursor["position"]
-        batches = self.batches(epoch, batching=batching, origin=position)
-        return EpochFeed(self.feed_between(epoch, position, batches.stop), batches)
+        assert not isinstance(position, StreamPosition)  # a state of another mode has been refused
+        origin = 0 if position is None else position.position
+        batches = self.batches(epoch, batching=batching, origin=origin)
+        return EpochFeed(self.feed_between(epoch, origin, batches.stop), batches)
 
     def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
         """The rank's samples of an epoch with positions in [position, stop)."""
@@ -202,10 +205,6 @@ class IndexedReadPlan:
                 rows = self.sources[part.source].rows
                 ends_inside = last.first + last.samples_count < rows[last.shard % len(rows)].samples_count
                 asking.add_lane(self._segments(part), needed_count=needed, ends_inside=ends_inside)
-
-    def cursor(self, mark: Any) -> dict[str, Any]:
-        """See ``ReadPlan``; the mark is a position of the job, or this rank's feed's."""
-        return {"position": mark.position if isinstance(mark, Mark) else mark}
 
     def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed:
         """The rank's samples of an epoch with positions in [position, stop).

@@ -17,23 +17,24 @@ from penstock.loader.lanes.segments import ReadOptions, read_ahead
 from penstock.loader.plan.indexed import IndexedReadPlan, IndexedSource
 from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.ranks import rank_and_world_size
+from penstock.loader.plan.sources import data_digest
 from penstock.loader.plan.streaming import StreamReadPlan
-from penstock.loader.state import data_digest
 from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take
 from penstock.samples.transform import SampleTransform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.index import ShardRow
-    from penstock.loader.batches.rebatching import CarryMark
     from penstock.loader.lanes.feed import EpochFeed
     from penstock.loader.lanes.segments import ReadAheadSizes
     from penstock.loader.options import Options
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.loader.plan.sources import DataSource, DataSources, SourceFinder
+    from penstock.loader.position import FeedPosition
+    from penstock.loader.state import LoaderState
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
     from penstock.sources.shards import Shard
@@ -58,11 +59,11 @@ class ReadPlan(Protocol):
     sources: Sequence[IndexedSource]
     memory: MemoryPlan | None
 
-    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> EpochFeed:
-        """The samples of an epoch, from `cursor` on; None is its beginning.
+    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
+        """The samples of an epoch from a position on; None is its beginning.
 
         Raises:
-            ConfigError: the cursor is none of this job's.
+            ConfigError: there is no such position in this rank's part of the data.
         """
 
     def batches(self, epoch: int, *, batching: Batching) -> Batches | None:
@@ -75,9 +76,6 @@ class ReadPlan(Protocol):
             StoreError, DataError: an index or a table of contents cannot be read.
             ConfigError: a unit that is read at once does not fit the memory budget.
         """
-
-    def cursor(self, mark: Any) -> dict[str, Any]:
-        """A mark as JSON."""
 
     def divided(self, rank: int, world_size: int) -> ReadPlan:
         """The same data, in the same order, as another rank of another world reads it."""
@@ -122,14 +120,6 @@ class LoaderPlan(NamedTuple):
         return f", weights {self.facts['weights']}" if "weights" in self.facts else ""
 
     @property
-    def cursor(self) -> Callable[[Any], dict[str, Any]]:
-        """A mark as JSON."""
-        return self._carried if self.carries else self.read_plan.cursor
-
-    def _carried(self, mark: CarryMark) -> dict[str, Any]:
-        return {**self.read_plan.cursor(mark.mark), "skip": mark.skip_count}
-
-    @property
     def read_batching(self) -> Batching:
         """How much at a time is read: where stages carry samples on, what comes out fills batches, not what goes in."""
         return self.batching._replace(drop_last=self.batching.drop_last and not self.carries)
@@ -166,7 +156,7 @@ class _Order(NamedTuple):
 
 
 def make_plan(
-    pipeline: Pipeline, *, options: Options, finder: SourceFinder, meter: Meter, state: Mapping[str, Any] | None = None
+    pipeline: Pipeline, *, options: Options, finder: SourceFinder, meter: Meter, state: LoaderState | None = None
 ) -> LoaderPlan:
     """Look at the data and the job.
 
@@ -185,8 +175,8 @@ def make_plan(
     rank, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
     shuffle, take = pipeline.stage(Shuffle), pipeline.stage(Take)
     batching = _batching(pipeline, world_size, take.count if take is not None else None)
-    saved = {} if state is None or state["cursor"] is None else state["job"]
-    mode = options.index if state is None else state["mode"] or options.index
+    saved = {} if state is None or state.position is None else state.facts
+    mode = options.index if state is None else state.mode or options.index
     lanes = saved.get("lanes") if options.lanes is None else options.lanes
     asked = _Order(
         seed=shuffle.seed if shuffle else 0,

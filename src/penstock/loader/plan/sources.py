@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +13,7 @@ from penstock.sources.shards import ShardFinder
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
@@ -62,6 +63,17 @@ class DataSources(NamedTuple):
     sources: list[DataSource]
     is_indexed: bool
     said: str
+
+
+def data_digest(sources: Iterable[DataSource]) -> str:
+    """Identity of a data set: a digest of its shards' URLs, sizes and versions, as far as the listing tells."""
+    digest = hashlib.blake2b(digest_size=16)
+    for source in sources:
+        lines = [f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n" for shard in source.shards]
+        if source.objects is not None:
+            lines += [f"{group.key}\n" for group in source.objects.groups]
+        digest.update("".join(lines).encode(errors="surrogateescape"))  # at once: there may be millions
+    return digest.hexdigest()
 
 
 class SourceFinder:

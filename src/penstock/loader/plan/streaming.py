@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
-from penstock.loader.lanes.feed import EpochFeed, LanesFeed, Mark
+from penstock.loader.lanes.feed import EpochFeed, LanesFeed
 from penstock.loader.lanes.lane import Lane, PinnedBytes
 from penstock.loader.lanes.reading import LaneReader
-from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, RunStart, ShardSegment
+from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, ShardSegment
 from penstock.loader.plan.indexed import IndexedSource
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
+from penstock.loader.position import LANE_BEGIN, IndexPosition
 from penstock.types import strong_etag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from penstock.loader.lanes.feed import Batching
     from penstock.loader.lanes.segments import ReadOptions
     from penstock.loader.plan.memory import MemoryNeeds, MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
+    from penstock.loader.position import FeedPosition, LanePosition, RunStart, StreamPosition
     from penstock.order import StreamOrder
     from penstock.sources.shards import Shard
 
@@ -52,25 +54,20 @@ class StreamReadPlan:
         self.sources: Sequence[IndexedSource] = [IndexedSource(shards, [], None, None)]
         self.reading = reading
 
-    def begin(self, epoch: int, cursor: Mapping[str, Any] | None, *, batching: Batching) -> EpochFeed:
-        """See ``ReadPlan``.
-
-        Raises:
-            ConfigError: the cursor is none of this job's.
-        """
+    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
+        """See ``ReadPlan``."""
+        assert not isinstance(position, IndexPosition)  # a state of another mode has been refused
         order = self.order.at_epoch(epoch)
         read: list[ShardSegment] = []
-        lanes = self._lanes(order, cursor, read)
+        lanes = self._lanes(order, position, read)
         if self.reading.recording is not None:
             self.reading.recording.begin(segment.shard for segment in read)
-        round_count, turn = (cursor["round"], cursor["turn"]) if cursor is not None else (0, 0)
-        left_count = cursor["left"] if cursor is not None else batching.take
         feed = LanesFeed(
             lanes,
             lanes_count=order.lanes_count,
-            round_count=round_count,
-            turn=turn,
-            count=left_count,
+            round_count=0 if position is None else position.round_count,
+            turn=0 if position is None else position.turn,
+            count=batching.take if position is None else position.left_count,
             window_bytes=lambda: self._checked(lanes),
         )
         return EpochFeed(feed, None)
@@ -130,20 +127,15 @@ class StreamReadPlan:
     def batches(self, epoch: int, *, batching: Batching) -> None:
         """See ``ReadPlan``; nobody knows."""
 
-    def cursor(self, mark: Mark) -> dict[str, Any]:
-        """`mark` as JSON: by lane that is not empty, where its run begins and how many samples of it have left."""
-        lanes = {str(number): _entry(start, emitted) for number, (start, emitted) in mark.lanes.items()}
-        return {"round": mark.round_count, "turn": mark.turn, "left": mark.left_count, "lanes": lanes}
-
-    def _lanes(self, order: StreamOrder, cursor: Mapping[str, Any] | None, read: list[ShardSegment]) -> list[Lane]:
+    def _lanes(self, order: StreamOrder, position: StreamPosition | None, read: list[ShardSegment]) -> list[Lane]:
         """The rank's lanes that have something left; `read` grows by what they read."""
         pins = PinnedBytes(self.reading.pinned_bytes_max)
         lanes: list[Lane] = []
         try:
             for number in order.lanes_owned:
-                if cursor is None or str(number) in cursor["lanes"]:
-                    entry = cursor["lanes"][str(number)] if cursor is not None else None
-                    lanes.append(self._lane(number, order, pins, entry, read))
+                if position is None or number in position.lanes:
+                    begin = LANE_BEGIN if position is None else position.lanes[number]
+                    lanes.append(self._lane(number, order, pins, begin, read))
         except BaseException:
             for lane in lanes:
                 lane.close()
@@ -151,24 +143,18 @@ class StreamReadPlan:
         return lanes
 
     def _lane(
-        self,
-        number: int,
-        order: StreamOrder,
-        pins: PinnedBytes,
-        entry: Mapping[str, Any] | None,
-        read: list[ShardSegment],
+        self, number: int, order: StreamOrder, pins: PinnedBytes, position: LanePosition, read: list[ShardSegment]
     ) -> Lane:
         """A lane; `read` grows by what it reads."""
         segments = [ShardSegment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
-        start, emitted = None, 0
-        if entry is not None:
-            first = _segment(segments, entry)
+        start = position.start
+        if start.segment_index is not None:
+            first = _first_segment(segments, start)
             segments = [first, *segments[first.index + 1 :]]
-            start = RunStart(entry["run"], first, entry["offset_bytes"], entry["sample"], entry["before"])
-            emitted = entry["emitted"]
+            start = start._replace(etag=first.shard.etag)
         read += segments
         reader = LaneReader(segments, reading=self.reading)
-        return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=emitted)
+        return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=position.emitted_count)
 
 
 def _mean_bytes(lanes: Sequence[Lane]) -> float:
@@ -177,37 +163,23 @@ def _mean_bytes(lanes: Sequence[Lane]) -> float:
     return sum(value.nbytes for sample in samples for value in sample.fields.values()) / max(1, len(samples))
 
 
-def _entry(start: RunStart, emitted: int) -> dict[str, Any] | None:
-    segment = start.segment
-    if segment is None:
-        return None  # nothing of the lane was read yet
-    return {
-        "segment": segment.index,
-        "format": segment.format,
-        "etag": segment.shard.etag,
-        "offset_bytes": start.offset_bytes,
-        "sample": start.sample,
-        "run": start.run_index,
-        "before": start.before_count,
-        "emitted": emitted,
-    }
-
-
-def _segment(segments: Sequence[ShardSegment], entry: Mapping[str, Any]) -> ShardSegment:
+def _first_segment(segments: Sequence[ShardSegment], start: RunStart) -> ShardSegment:
     """The rest of the shard in which a run begins."""
-    index = entry["segment"]
+    index, format_name = start.segment_index, start.format
+    assert index is not None
+    assert format_name is not None
     if not 0 <= index < len(segments):
         raise ConfigError(f"the state names shard {index} of a lane that has {len(segments)}")
     shard = segments[index].shard
-    shard.etag = shard.etag or strong_etag(entry["etag"])  # older states hold it as the store wrote it
-    form = FORMATS[entry["format"]]
+    shard.etag = shard.etag or strong_etag(start.etag)  # older states hold the ETag as the store wrote it
+    form = FORMATS[format_name]
     if form.unit == "sample" and form.ranged is None:
         return ShardSegment(
             shard,
             index,
-            offset_bytes=entry["offset_bytes"],
-            first_sample=entry["sample"],
-            format_name=entry["format"],
+            offset_bytes=start.offset_bytes,
+            first_sample=start.sample,
+            format_name=format_name,
         )
-    # its table of contents tells where the run begins; where there is none, the shard is read from its head again
-    return ShardSegment(shard, index, skip_count=entry["sample"], format_name=entry["format"])
+    # the shard's table of contents tells where the run begins; a shard without one is read from its beginning again
+    return ShardSegment(shard, index, skip_count=start.sample, format_name=format_name)

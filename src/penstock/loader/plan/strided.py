@@ -15,15 +15,16 @@ import numpy as np
 from penstock.config import FetchConfig
 from penstock.fetch import PlanItem
 from penstock.index import Verifier
-from penstock.loader.lanes.feed import EpochFeed, Mark, SampleBlock
+from penstock.loader.lanes.feed import EpochFeed, SampleBlock
 from penstock.loader.lanes.first_batch import SampleAddress, SampleRange, is_enterable, parsed
 from penstock.loader.lanes.lane import copied
 from penstock.loader.lanes.objects import ObjectsFeed
 from penstock.loader.plan.indexed import IndexedReadPlan
+from penstock.loader.position import IndexPosition
 from penstock.order import IndexedOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.feed import Batching, Feed
     from penstock.loader.lanes.segments import SampleSource
     from penstock.loader.plan.indexed import IndexedSource
+    from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
 
@@ -188,9 +190,9 @@ class StridedFeed:
         self._next_position = int(positions[-1]) + 1
         return SampleBlock(samples, origins, positions)
 
-    def mark(self) -> Mark:
+    def mark(self) -> IndexPosition:
         """See ``Feed``."""
-        return Mark(0, 0, {}, None, self._next_position)
+        return IndexPosition(self._next_position)
 
     def close(self) -> None:
         """See ``Feed``."""
@@ -265,7 +267,7 @@ class StridedFeed:
 def begin_strided(
     job: Any,
     epoch: int,
-    cursor: Mapping[str, Any] | None,
+    position: FeedPosition | None,
     *,
     batching: Batching,
     first_batch: int,
@@ -276,15 +278,17 @@ def begin_strided(
     Args:
         job: The rank's.
         epoch: See ``ReadPlan``.
-        cursor: See there.
+        position: See ``ReadPlan``.
         batching: See there.
-        first_batch: Number of the batch at `cursor`.
+        first_batch: Number of the batch at `position`.
         stride: ``(j, n)``: batches k with k mod n = j.
     """
     if not isinstance(job, IndexedReadPlan) or not isinstance(job.order, IndexedOrder):
         return None
     order, source = job.order.at_epoch(epoch), job.sources[0]
-    batches = job.batches(epoch, batching=batching, origin=0 if cursor is None else cursor["position"])
+    batches = job.batches(
+        epoch, batching=batching, origin=position.position if isinstance(position, IndexPosition) else 0
+    )
     strides = Strides(batches, first=first_batch, stride=stride)
     meter = job.reading.meter
     feed: Feed

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Mapping
 
+    from penstock.loader.position import FeedPosition
     from penstock.loader.workers.worker_job import WorkerJob
 
 EXIT_S_MAX = 2.0
@@ -30,7 +31,7 @@ class WorkerProcess:
 
     Attributes:
         done_count: Batches whose rows it has written, or whose rows another process wrote in its place.
-        cursor: Where its lanes are behind these.
+        position: Where its lanes are behind these.
         failure: What ended it.
         sums: What it counted.
         slots: Which it has mapped.
@@ -51,7 +52,7 @@ class WorkerProcess:
     def _is_told(self, told: WorkerJob) -> None:
         self.number = told.number
         self.done_count = told.first_batch
-        self.cursor: Mapping[str, Any] = told.cursor
+        self.position: FeedPosition = told.position
         self.failure: BaseException | None = None
         self.deaths_count = 0
         self.heaps: dict[int, mmap.mmap] = {}
@@ -105,7 +106,7 @@ class WorkerProcess:
         self.wire.close()
         self.process.wait()
         deaths_count = self.deaths_count + 1
-        self._is_told(self._told.behind(self.done_count, self.cursor))
+        self._is_told(self._told.behind(self.done_count, self.position))
         self.deaths_count = deaths_count
         self._start()
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.fetch import process_budget
-from penstock.loader.batches.rebatching import CarryMark
 from penstock.loader.plan.indexed import IndexedReadPlan
+from penstock.loader.position import IndexPosition, RebatchedPosition, feed_position, skip_count
 from penstock.loader.workers.processes import ProcessRun
 from penstock.loader.workers.remote_rebatching import Blocks, block_plan, carried
-from penstock.loader.workers.row_assignment import IndexedRowAssigner, StreamRowAssigner, part_of_cursor
+from penstock.loader.workers.row_assignment import IndexedRowAssigner, StreamRowAssigner, worker_position
 from penstock.loader.workers.worker_job import WorkerJob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from penstock.loader.batches.run import EpochRun, RunPlan
     from penstock.loader.lanes.feed import Batching
     from penstock.loader.plan.loader_plan import LoaderPlan
+    from penstock.loader.position import FeedPosition, Position
     from penstock.loader.statistics import Meter
     from penstock.loader.workers.children import ProcessPool
     from penstock.loader.workers.row_assignment import RowAssigner
@@ -30,7 +31,7 @@ _log = logging.getLogger("penstock.loader")
 def divided(
     plan: LoaderPlan,
     run_plan: RunPlan,
-    cursor: Mapping[str, Any] | None,
+    position: Position | None,
     *,
     epoch: int,
     batching: Batching,
@@ -38,13 +39,13 @@ def divided(
     restarts: bool,
     workers: ProcessPool,
     meter: Meter,
-) -> tuple[Batches | None, EpochRun | ProcessRun, Any]:
+) -> tuple[Batches | None, EpochRun | ProcessRun, Position]:
     """Start workers for an epoch.
 
     Args:
         plan: What to read.
         run_plan: How to make batches of it; the threads are divided.
-        cursor: Where in the epoch to begin; None is its beginning.
+        position: Where in the epoch to begin; None is its beginning.
         epoch: Number.
         batching: How much at a time.
         processes: ProcessPool; fewer where the rank has fewer lanes.
@@ -53,28 +54,32 @@ def divided(
         meter: Told of samples, bytes and seconds.
 
     Returns:
-        The rank's batches, where an index tells and nothing is carried; the run; and the mark of where it begins.
+        The rank's batches, where an index tells and nothing is carried; the run; and the position where it begins.
     """
     order = plan.read_plan.order.at_epoch(epoch)
     count = usable_count(len(order.lanes_owned), processes, evenly=isinstance(plan.read_plan, IndexedReadPlan))
     made = block_plan(run_plan) if plan.carries else run_plan
     batches: Batches | None = None
     assigner: RowAssigner
+    begin: FeedPosition
+    positions: Sequence[FeedPosition]
     if isinstance(plan.read_plan, IndexedReadPlan):
-        cursor = {"position": 0} if cursor is None else cursor
+        begin = feed_position(position) or IndexPosition(0)
+        assert isinstance(begin, IndexPosition)
         if plan.carries:
             batching = batching._replace(global_size=made.batch_size * plan.world_size)
-        batches = plan.read_plan.batches(epoch, batching=batching, origin=cursor["position"])
+        batches = plan.read_plan.batches(epoch, batching=batching, origin=begin.position)
         made = made._replace(drop_last=False)  # the last batch is the last that counts
         assigner = IndexedRowAssigner(batches, workers_count=count)
-        cursors = [cursor] * count
-        begin = cursor["position"]
+        positions = [begin] * count
     else:
+        read_from = feed_position(position)
+        assert not isinstance(read_from, IndexPosition)
         assigner = StreamRowAssigner(
-            order, cursor, take=batching.take, size=made.batch_size, drop_last=made.drop_last, workers_count=count
+            order, read_from, take=batching.take, size=made.batch_size, drop_last=made.drop_last, workers_count=count
         )
-        cursors = [part_of_cursor(cursor, order.lanes_owned, number, count) for number in range(count)]
-        begin = assigner.begin_mark(dict(enumerate(cursors)))
+        positions = [worker_position(read_from, order.lanes_owned, number, count) for number in range(count)]
+        begin = assigner.begin
     job = WorkerJob(
         job=plan.read_plan,
         pipeline=plan.pipeline,
@@ -87,7 +92,7 @@ def divided(
         ),
         epoch=epoch,
         first_batch=0,
-        cursor={},
+        position=begin,
         global_size=0 if batches is None else batching.global_size,
         stop=0 if batches is None else batches.stop,
         number=0,
@@ -96,16 +101,16 @@ def divided(
         meter=meter,
         carries=plan.carries,
     )
-    told = [job._replace(number=number, cursor=each) for number, each in enumerate(cursors)]
+    told = [job._replace(number=number, position=each) for number, each in enumerate(positions)]
     run = ProcessRun(
         made, assigner=assigner, told=told, workers=workers, restarts=restarts, meter=meter, counts=not plan.carries
     )
     if not plan.carries:
         return batches, run, begin
-    skip_count = int(cursor.get("skip", 0)) if cursor is not None else 0
+    skipped = skip_count(position)
     blocks = Blocks(run, batches=batches, mark=begin)
-    run_of_all = carried(run_plan, blocks, epoch=epoch, skip_count=skip_count, meter=meter)
-    return None, run_of_all, CarryMark(begin, skip_count)
+    run_of_all = carried(run_plan, blocks, epoch=epoch, skip_count=skipped, meter=meter)
+    return None, run_of_all, RebatchedPosition(begin, skipped)
 
 
 def usable_count(lanes_count: int, processes: int, *, evenly: bool) -> int:

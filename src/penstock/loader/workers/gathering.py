@@ -11,6 +11,7 @@ from penstock.loader.workers.shared import unpacked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from penstock.loader.position import FeedPosition
     from penstock.loader.workers.children import WorkerProcess
     from penstock.loader.workers.row_assignment import Assignment
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 class WorkerResult:
     """What one worker made of its rows, besides what is in the slot."""
 
-    __slots__ = ("about", "cursor", "dropped", "packed")
+    __slots__ = ("about", "dropped", "packed", "position")
 
-    def __init__(self, about: Mapping[str, list[str]], packed: Any, dropped: list[int], cursor: Any) -> None:
+    def __init__(
+        self, about: Mapping[str, list[str]], packed: Any, dropped: list[int], position: FeedPosition | None
+    ) -> None:
         self.about = about
         self.packed = packed
         self.dropped = dropped
-        self.cursor = cursor
+        self.position = position
 
 
 class PendingBatch:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.batches.run import RunPlan
+    from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.loader.workers.children import ProcessPool, WorkerProcess
     from penstock.loader.workers.row_assignment import RowAssigner
@@ -302,7 +303,7 @@ class ProcessRun:
         about: Mapping[str, list[str]],
         packed: Any,
         dropped: list[int],
-        cursor: Any,
+        position: FeedPosition | None,
         counted: tuple[Any, ...],
         heap_bytes: int | None,
         *,
@@ -310,7 +311,7 @@ class ProcessRun:
     ) -> None:
         sums, events = counted
         worker.done_count = index + 1
-        worker.cursor = cursor if cursor is not None else worker.cursor
+        worker.position = position if position is not None else worker.position
         worker.deaths_count = 0
         self._meter.add(sums, worker.sums)
         worker.sums = sums
@@ -318,7 +319,7 @@ class ProcessRun:
         if descriptor is not None and heap_bytes is not None:
             assert pending.slot is not None
             worker.add_heap(pending.slot, descriptor, heap_bytes)
-        pending.parts[worker.number] = WorkerResult(about, packed, dropped, cursor)
+        pending.parts[worker.number] = WorkerResult(about, packed, dropped, position)
         try:
             for source, error, stage, max_errors, epoch in events:
                 tolerance = self.plan.transforms[source].tolerance
@@ -377,7 +378,9 @@ class ProcessRun:
         ]
         if self._counts:
             self._meter.samples += assignment.rows_count - len(dropped)
-        mark = self._assigner.mark_of(assignment.mark, {number: part.cursor for number, part in pending.parts.items()})
+        mark = self._assigner.position_of(
+            assignment.mark, {number: part.position for number, part in pending.parts.items()}
+        )
         return Delivery(values, assignment.rows_count, sorted(dropped), mark, self._layout)
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.loader.batches.rebatching import CarryMark, Rebatcher, TransformOutput
+from penstock.loader.batches.rebatching import Rebatcher, TransformOutput
 from penstock.loader.batches.run import EpochRun
+from penstock.loader.position import IndexPosition, RebatchedPosition, StreamPosition
 from penstock.loader.workers.worker_job import RemoteError
 from penstock.pipeline import Batch
 from penstock.pipeline.fields import OBJECT
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.batches.run import RunPlan
+    from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
@@ -97,14 +99,14 @@ class Blocks:
         mark: In front of the first one.
     """
 
-    def __init__(self, run: ProcessRun, *, batches: Batches | None, mark: Any) -> None:
+    def __init__(self, run: ProcessRun, *, batches: Batches | None, mark: FeedPosition) -> None:
         self._run = run
         self._batches = batches
         self._mark = mark
         self._count = 0
         self._closing = threading.Lock()  # the reader thread closes as it ends, and whoever closes the loader
 
-    def next(self) -> tuple[Any, Mapping[str, Any], int] | None:
+    def next(self) -> tuple[FeedPosition, Mapping[str, Any], int] | None:
         """The mark in front of a block, its columns, and its rows; None at the end. Blocks.
 
         Raises:
@@ -114,14 +116,18 @@ class Blocks:
         if delivery is None:
             return None
         before = self._mark
-        self._mark = delivery.mark if self._batches is None else self._batches.position_after(self._count)
+        if self._batches is not None:
+            self._mark = IndexPosition(self._batches.position_after(self._count))
+        else:
+            assert isinstance(delivery.mark, StreamPosition)
+            self._mark = delivery.mark
         self._count += 1
         return before, delivery.values, delivery.rows
 
     def take(self, count: int) -> None:
         """See ``Feed``: never asked, ``RemoteRebatcher`` takes blocks."""
 
-    def mark(self) -> Any:
+    def mark(self) -> FeedPosition:
         """See ``Feed``."""
         return self._mark
 
@@ -151,7 +157,7 @@ class RemoteRebatcher(Rebatcher):
                     if self._skip_count:
                         self._skip_count -= 1
                         continue
-                    after = CarryMark(mark, count)
+                    after = RebatchedPosition(mark, count)
                     yield TransformOutput(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
 
 

@@ -7,13 +7,13 @@ to be there. The turns are those of ``LanesFeed``, over lanes that are elsewhere
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.loader.lanes.feed import LanesFeed, Mark
-from penstock.loader.lanes.segments import RunStart
+from penstock.loader.lanes.feed import LanesFeed
+from penstock.loader.position import LANE_BEGIN, StreamPosition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.loader.lanes.lane import SampleLane
+    from penstock.loader.position import FeedPosition, LanePosition
     from penstock.order import Batches, StreamOrder
 
 BATCHES_AHEAD = 2
@@ -40,7 +41,7 @@ class Assignment(NamedTuple):
     positions: NDArray[np.int64]
     rows_count: int
     rows: list[NDArray[np.int64]]
-    mark: Any
+    mark: FeedPosition | None
 
 
 class RowAssigner(Protocol):
@@ -66,8 +67,10 @@ class RowAssigner(Protocol):
     def forget_asked(self, worker: int) -> None:
         """It is another process by now: ask again for what it has not answered."""
 
-    def mark_of(self, mark: Any, cursors: Mapping[int, Mapping[str, Any]]) -> Any:
-        """A batch's mark, from what its workers said of their lanes behind it."""
+    def position_of(
+        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
+    ) -> FeedPosition | None:
+        """The position behind a batch, from what its workers said of their lanes behind it."""
 
 
 class LaneProgress(NamedTuple):
@@ -123,9 +126,11 @@ class IndexedRowAssigner:
     def forget_asked(self, worker: int) -> None:
         """See ``RowAssigner``."""
 
-    def mark_of(self, mark: Any, cursors: Mapping[int, Mapping[str, Any]]) -> Any:
-        """See ``RowAssigner``: positions say it all."""
-        del cursors
+    def position_of(
+        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
+    ) -> FeedPosition | None:
+        """See ``RowAssigner``: the numbers of the batches say it all."""
+        del positions
         return mark
 
 
@@ -154,9 +159,9 @@ class RemoteLane:
         self.taken += count
         return [self] * count, [None] * count
 
-    def mark(self) -> tuple[RunStart, int]:
-        """Only its worker knows: ``StreamRowAssigner.mark_of``."""
-        return RunStart(0, None, 0, 0, 0), 0
+    def mark(self) -> LanePosition:
+        """Only its worker knows: ``StreamRowAssigner.position_of``."""
+        return LANE_BEGIN
 
     @property
     def is_waiting(self) -> bool:
@@ -175,7 +180,7 @@ class StreamRowAssigner:
 
     Args:
         order: Of the epoch.
-        cursor: Where it begins; None is its beginning.
+        position: Where it begins; None is its beginning.
         take: Samples at most; None: all.
         size: Of a batch.
         drop_last: Whether what does not fill one is left out.
@@ -185,7 +190,7 @@ class StreamRowAssigner:
     def __init__(
         self,
         order: StreamOrder,
-        cursor: Mapping[str, Any] | None,
+        position: StreamPosition | None,
         *,
         take: int | None,
         size: int,
@@ -195,23 +200,24 @@ class StreamRowAssigner:
         self._size = size
         self._drop_last = drop_last
         self._workers_count = workers_count
-        self._left = take if cursor is None else cursor["left"]
+        self._left = take if position is None else position.left_count
         self._lanes: dict[int, RemoteLane] = {}
         for index, number in enumerate(order.lanes_owned):
-            if cursor is None or str(number) in cursor["lanes"]:
-                entry = cursor["lanes"][str(number)] if cursor is not None else None
-                taken = 0 if entry is None else entry["before"] + entry["emitted"]
+            if position is None or number in position.lanes:
+                start, emitted_count = LANE_BEGIN if position is None else position.lanes[number]
+                taken = start.before_count + emitted_count
                 self._lanes[number] = RemoteLane(number, worker=index % workers_count, taken=taken)
         lanes: Sequence[SampleLane] = list(self._lanes.values())
-        round_count, turn = (0, 0) if cursor is None else (cursor["round"], cursor["turn"])
         self._feed = LanesFeed(
-            lanes, lanes_count=order.lanes_count, round_count=round_count, turn=turn, count=self._left
+            lanes,
+            lanes_count=order.lanes_count,
+            round_count=0 if position is None else position.round_count,
+            turn=0 if position is None else position.turn,
+            count=self._left,
         )
+        self.begin: FeedPosition = position or self._feed.mark()
+        """The position in front of the first batch."""
         self._ended = False
-
-    def begin_mark(self, cursors: Mapping[int, Mapping[str, Any]]) -> Mark:
-        """In front of the first batch, where the workers begin at these cursors."""
-        return self.mark_of(self._feed.mark(), cursors)
 
     @property
     def is_ended(self) -> bool:
@@ -264,13 +270,17 @@ class StreamRowAssigner:
             if lane.worker == worker:
                 lane.asked = 0
 
-    def mark_of(self, mark: Mark, cursors: Mapping[int, Mapping[str, Any]]) -> Mark:
+    def position_of(
+        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
+    ) -> FeedPosition | None:
         """See ``RowAssigner``."""
+        assert isinstance(mark, StreamPosition)
         lanes = {}
         for number in mark.lanes:
-            entry = cursors[self._lanes[number].worker]["lanes"][str(number)]
-            lanes[number] = (_run_start(entry), 0 if entry is None else entry["emitted"])
-        return mark._replace(lanes=lanes)
+            own = positions[self._lanes[number].worker]
+            assert isinstance(own, StreamPosition)
+            lanes[number] = own.lanes[number]
+        return replace(mark, lanes=lanes)
 
     def _each(self, count: int) -> int:
         """How many samples at most a lane gives to the next `count`: more, where others are at their ends."""
@@ -284,32 +294,23 @@ class StreamRowAssigner:
         return -(-rest // live_count) if live_count else 0
 
 
-def part_of_cursor(cursor: Mapping[str, Any] | None, lanes: Sequence[int], worker: int, workers_count: int) -> Any:
-    """Where one worker begins to read, as a cursor of its lanes alone.
+def worker_position(
+    position: StreamPosition | None, lanes: Sequence[int], worker: int, workers_count: int
+) -> StreamPosition:
+    """The position of one worker, in its own lanes alone.
 
     Args:
-        cursor: The rank's; None is the epoch's beginning.
-        lanes: The rank's.
-        worker: Number.
-        workers_count: Of the rank.
+        position: Position of the rank; None is the beginning of the epoch.
+        lanes: Numbers of the rank's lanes, ascending.
+        worker: Number of the worker, from 0.
+        workers_count: Number of workers of the rank.
     """
-    own = [str(number) for number in lanes[worker::workers_count]]
-    if cursor is None:
-        return {"round": 0, "turn": 0, "left": None, "lanes": dict.fromkeys(own)}
-    alive = sorted(map(int, cursor["lanes"]))
-    before = {str(number) for number in alive[: cursor["turn"]]}
-    entries = {number: cursor["lanes"][number] for number in own if number in cursor["lanes"]}
-    turn, round_count = sum(number in before for number in entries), cursor["round"]
+    own = lanes[worker::workers_count]
+    if position is None:
+        return StreamPosition(0, 0, None, dict.fromkeys(own, LANE_BEGIN))
+    before = set(sorted(position.lanes)[: position.turn])
+    entries = {number: position.lanes[number] for number in own if number in position.lanes}
+    turn, round_count = sum(number in before for number in entries), position.round_count
     if entries and turn == len(entries):
         turn, round_count = 0, round_count + 1
-    return {"round": round_count, "turn": turn, "left": None, "lanes": entries}
-
-
-def _run_start(entry: Mapping[str, Any] | None) -> RunStart:
-    """A run's start as a state describes it; its segment is only a description, too."""
-    if entry is None:
-        return RunStart(0, None, 0, 0, 0)
-    segment: Any = SimpleNamespace(
-        index=entry["segment"], format=entry["format"], shard=SimpleNamespace(etag=entry["etag"])
-    )
-    return RunStart(entry["run"], segment, entry["offset_bytes"], entry["sample"], entry["before"])
+    return StreamPosition(round_count, turn, None, entries)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.errors import DataError
     from penstock.loader.lanes.feed import SampleBlock
+    from penstock.loader.position import Position
 PR_SET_PDEATHSIG = 1
 
 NICENESS = 10
@@ -319,8 +320,8 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
         events = [dropped.popleft() for _ in range(len(dropped))]
         sums = {name: value - begun[name] for name, value in told.meter.sums().items()}
         sums |= {name: value - cached[name] for name, value in cache_sums(stores).items()}
-        cursor = told.job.cursor(delivery.mark) if not told.global_size else None
-        _send_done(inbox, heaps, next(numbers), delivery, cursor, (sums, events))
+        position = delivery.mark if not told.global_size else None
+        _send_done(inbox, heaps, next(numbers), delivery, position, (sums, events))
 
     run = EpochRun(
         told.plan._replace(transforms=tuple(transforms)),
@@ -334,7 +335,7 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
 
 
 def _send_done(
-    inbox: Inbox, heaps: Heaps, index: int, delivery: Delivery, cursor: Any, counted: tuple[Any, ...]
+    inbox: Inbox, heaps: Heaps, index: int, delivery: Delivery, position: Position | None, counted: tuple[Any, ...]
 ) -> None:
     """Say that a batch's rows are written; what are no arrays goes with it."""
     dropped = set(delivery.dropped)
@@ -353,7 +354,7 @@ def _send_done(
     inline = b"".join(bytes(part) for part in buffers) if size_bytes <= INLINE_BYTES_MAX else None
     slot = inbox.slots.pop(index, -1)
     heap = heaps.write(slot, buffers, size_bytes) if inline is None else None
-    message = ("done", index, about, (names, columns, inline), delivery.dropped, cursor, counted, heap and heap[1])
+    message = ("done", index, about, (names, columns, inline), delivery.dropped, position, counted, heap and heap[1])
     inbox.wire.send(message, descriptor=heap[0] if heap is not None else None)
     if heap is not None:
         os.close(heap[0])

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.loader.lanes.feed import Batching
 from penstock.loader.plan.indexed import IndexedReadPlan
+from penstock.loader.position import IndexPosition
 from penstock.tracebacks import is_full
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.loader.batches.run import RunPlan
     from penstock.loader.lanes.feed import Feed
     from penstock.loader.plan.loader_plan import ReadPlan
+    from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
 
@@ -32,7 +32,7 @@ class WorkerJob(NamedTuple):
         plan: How to decode, without the transforms; ``batch_size`` is the whole rank's.
         epoch: Number.
         first_batch: The first that it fills.
-        cursor: Where it begins to read; without an index, of its own lanes.
+        position: Where it begins to read; without an index, of its own lanes.
         global_size: Positions of a batch, where an index tells; else 0, and the worker says where its lanes are.
         stop: Position that ends the epoch, where an index tells.
         number: Of the worker, from 0.
@@ -47,7 +47,7 @@ class WorkerJob(NamedTuple):
     plan: RunPlan
     epoch: int
     first_batch: int
-    cursor: Mapping[str, Any]
+    position: FeedPosition
     global_size: int
     stop: int
     number: int
@@ -56,29 +56,29 @@ class WorkerJob(NamedTuple):
     meter: Meter
     carries: bool
 
-    def behind(self, done_count: int, cursor: Mapping[str, Any]) -> WorkerJob:
+    def behind(self, done_count: int, position: FeedPosition) -> WorkerJob:
         """What is left to do.
 
         Args:
             done_count: Batches of the epoch's run that are done.
-            cursor: What the worker said last of its lanes.
+            position: What the worker said last of its lanes.
         """
-        if self.global_size:
-            position = self.cursor["position"] + (done_count - self.first_batch) * self.global_size
-            cursor = {"position": position}
-        return self._replace(first_batch=done_count, cursor=cursor)
+        if isinstance(self.position, IndexPosition):
+            done = (done_count - self.first_batch) * self.global_size
+            position = IndexPosition(self.position.position + done)
+        return self._replace(first_batch=done_count, position=position)
 
     def feed(self) -> Feed:
         """The worker's samples: those of its lanes, in their order."""
         job = self.job
         bytes_max = job.reading.pinned_bytes_max // self.workers_count  # of the smaller budget, the same share
         job.reading = job.reading._replace(pinned_bytes_max=bytes_max)
-        if not isinstance(job, IndexedReadPlan):
-            return job.begin(self.epoch, self.cursor, batching=Batching(1, drop_last=False, take=None)).feed
+        if not isinstance(job, IndexedReadPlan) or not isinstance(self.position, IndexPosition):
+            return job.begin(self.epoch, self.position, batching=Batching(1, drop_last=False, take=None)).feed
         # to the order a worker is a rank of a larger world
         world_size = job.order.world_size
         own = job.divided(job.order.rank + world_size * self.number, world_size * self.workers_count)
-        return own.feed_between(self.epoch, self.cursor["position"], self.stop)
+        return own.feed_between(self.epoch, self.position.position, self.stop)
 
 
 class RemoteError(NamedTuple):

@@ -12,6 +12,8 @@ import pytest
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ConfigError, DecodeError
+from penstock.loader.epoch.out_of_order import OutOfOrderTracker
+from penstock.loader.position import IndexPosition, OutOfOrderPosition
 from resuming import assert_same
 
 SIZES = (20, 3, 0, 31, 12, 1, 25)
@@ -93,3 +95,13 @@ def test_an_error_does_not_hide_good_batches(folder: Path) -> None:
         list(loader)
     with pytest.raises(ConfigError, match="in_order"):
         ps.Loader(made, in_order=False, stride=(0, 2))
+
+
+def test_a_state_counts_batches_that_were_handed_out_before_it() -> None:
+    """A run that begins behind single batches goes on from a place that it read, and no batch comes again or is lost."""
+    begin = OutOfOrderPosition(IndexPosition(0), handed_out=(1, 3), global_size=4)
+    tracker = OutOfOrderTracker(begin, feed_position=IndexPosition(0), global_size=4)
+    assert [tracker.number_of(delivered) for delivered in range(3)] == [0, 2, 4]
+    assert tracker.take(0, IndexPosition(4)) == OutOfOrderPosition(IndexPosition(4), (0, 2), 4)
+    assert tracker.take(4, IndexPosition(20)) == OutOfOrderPosition(IndexPosition(4), (0, 2, 3), 4)
+    assert tracker.take(2, IndexPosition(12)) == IndexPosition(20)

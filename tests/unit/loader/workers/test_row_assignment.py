@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.loader.position import LANE_BEGIN, LanePosition, RunStart, StreamPosition
 from penstock.loader.workers.row_assignment import (
     Assignment,
     IndexedRowAssigner,
     LaneProgress,
     StreamRowAssigner,
-    part_of_cursor,
+    worker_position,
 )
 from penstock.order import Batches, RoundRobin, StreamOrder
 
@@ -131,14 +132,10 @@ def test_with_an_index_rows_go_by_lane(world_size: int) -> None:
         assert count == len(range(rank, 101, world_size))
 
 
-def test_a_cursor_is_cut_by_lanes() -> None:
+def test_a_position_is_cut_by_lanes() -> None:
     """Each worker gets its lanes that are left; one whose lanes all had their turn begins with the next round."""
-    cursor = {"round": 5, "turn": 2, "left": 9, "lanes": {"0": {"a": 0}, "2": {"a": 2}, "3": {"a": 3}}}
-    assert part_of_cursor(cursor, range(4), 0, 2) == {
-        "round": 6,
-        "turn": 0,
-        "left": None,
-        "lanes": {"0": {"a": 0}, "2": {"a": 2}},
-    }
-    assert part_of_cursor(cursor, range(4), 1, 2) == {"round": 5, "turn": 0, "left": None, "lanes": {"3": {"a": 3}}}
-    assert part_of_cursor(None, range(4), 1, 2)["lanes"] == {"1": None, "3": None}
+    lanes = {number: LanePosition(RunStart(number, 0, 0, 0, 0), number) for number in (0, 2, 3)}
+    position = StreamPosition(round_count=5, turn=2, left_count=9, lanes=lanes)
+    assert worker_position(position, range(4), 0, 2) == StreamPosition(6, 0, None, {0: lanes[0], 2: lanes[2]})
+    assert worker_position(position, range(4), 1, 2) == StreamPosition(5, 0, None, {3: lanes[3]})
+    assert worker_position(None, range(4), 1, 2).lanes == {1: LANE_BEGIN, 3: LANE_BEGIN}

@@ -1,0 +1,123 @@
+"""Positions in an epoch: where reading goes on, and which batches behind that place were handed out already.
+
+These are plain values. Feeds and lanes make them, worker processes send them, and ``state.py`` writes them as JSON. Those
+that are made for each lane or each sample are named tuples, which cost less to make and to pickle than dataclasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPosition:
+    """A place in the order of an index.
+
+    Attributes:
+        position: Position of the next sample in the order of the job; the end of the epoch if there is none.
+    """
+
+    position: int
+
+
+class RunStart(NamedTuple):
+    """The place where a run of a lane begins: what a lane needs to read the run again.
+
+    Attributes:
+        run_index: Number of the run in this lane and epoch, from 0.
+        segment_index: Number, in this lane and epoch, of the segment that holds the run's first sample; None if nothing of
+            the run has been read.
+        offset_bytes: Offset of that sample in its shard.
+        sample: Number of that sample in its shard.
+        before_count: Number of samples of this lane that leave before the run.
+        format: Format of that shard, a name in ``formats``.
+        etag: ETag of that shard; None if the store gave none.
+    """
+
+    run_index: int
+    segment_index: int | None
+    offset_bytes: int
+    sample: int
+    before_count: int
+    format: str | None = None
+    etag: str | None = None
+
+
+class LanePosition(NamedTuple):
+    """A place in a lane.
+
+    Attributes:
+        start: The run that is being handed out.
+        emitted_count: Number of samples of this run that have left.
+    """
+
+    start: RunStart
+    emitted_count: int
+
+
+LANE_BEGIN = LanePosition(RunStart(0, None, 0, 0, 0), 0)
+"""A lane of which nothing has been read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """A place in the order of whole shards, which no index describes.
+
+    Attributes:
+        round_count: Number of complete rounds over the lanes.
+        turn: Number of lanes that have had their turn in the current round.
+        left_count: Number of samples that may still be given; None if all are.
+        lanes: Positions of the lanes that are not empty, by lane number.
+    """
+
+    round_count: int
+    turn: int
+    left_count: int | None
+    lanes: Mapping[int, LanePosition]
+
+
+FeedPosition: TypeAlias = IndexPosition | StreamPosition
+
+
+class RebatchedPosition(NamedTuple):
+    """A place between two samples that stages made, where stages change the number of samples.
+
+    Attributes:
+        base: Position of the feed, in front of the samples that the stages were given.
+        skip_count: Number of samples that stages made of those behind `base`, and that have been handed out.
+    """
+
+    base: FeedPosition
+    skip_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfOrderPosition:
+    """A place in an epoch whose batches are handed out in any order.
+
+    Attributes:
+        base: Position in front of the first batch that has not been handed out.
+        handed_out: Numbers of the batches behind `base` that have been handed out, counted from `base`, ascending.
+        global_size: Number of samples in a batch of all ranks.
+    """
+
+    base: FeedPosition
+    handed_out: tuple[int, ...]
+    global_size: int
+
+
+Position: TypeAlias = FeedPosition | RebatchedPosition | OutOfOrderPosition
+
+
+def feed_position(position: Position | None) -> FeedPosition | None:
+    """The position at which the feed goes on; None is the beginning of the epoch."""
+    return position.base if isinstance(position, RebatchedPosition | OutOfOrderPosition) else position
+
+
+def skip_count(position: Position | None) -> int:
+    """Number of samples behind ``feed_position(position)`` that stages made and that have been handed out."""
+    return position.skip_count if isinstance(position, RebatchedPosition) else 0
