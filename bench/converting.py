@@ -60,7 +60,7 @@ def run_curl(endpoint_url: str, bucket: str) -> dict[str, Any]:
 
 def run_raw(endpoint_url: str, bucket: str) -> dict[str, Any]:
     import penstock as ps
-    from penstock.pack.rewriting import READ_PART_BYTES, READ_REQUESTS_MAX
+    from penstock.pack.recipes import READ_PART_BYTES, READ_REQUESTS_MAX
 
     def copy(key: str) -> None:
         with target.writer(key) as out:

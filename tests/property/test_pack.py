@@ -10,9 +10,9 @@ from hypothesis import given
 
 from penstock.errors import DataError
 from penstock.formats import TarWriter
-from penstock.pack.entries import Entry, Member, split_of
+from penstock.pack.entries import PlanEntry, PlanMember, split_of
 from penstock.pack.options import PackOptions, number_in
-from penstock.pack.plan import Plan, cut, decode
+from penstock.pack.plan import PackPlan, cut, decode
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="./\x7f", exclude_categories=("Cc", "Cs")), min_size=1)
 KEYS = st.lists(
@@ -25,13 +25,13 @@ FIELDS = st.dictionaries(st.sampled_from(["jpg", "json", "cls", "a.b", "txt"]), 
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> list[Entry]:
+def entries(draw: st.DrawFn) -> list[PlanEntry]:
     """Samples of files of any sizes, some with a label."""
     made = []
     for key in draw(KEYS):
         sizes = draw(FIELDS)
-        members = tuple(Member(name, 0, f"{key}.{name}", size, '"e"') for name, size in sizes.items())
-        made.append(Entry(key, members, draw(st.just({}) | st.integers(0, 10**6).map(lambda n: {"label": n}))))
+        members = tuple(PlanMember(name, 0, f"{key}.{name}", size, '"e"') for name, size in sizes.items())
+        made.append(PlanEntry(key, members, draw(st.just({}) | st.integers(0, 10**6).map(lambda n: {"label": n}))))
     return made
 
 
@@ -46,7 +46,7 @@ def options(draw: st.DrawFn) -> PackOptions:
 
 
 @given(entries(), st.data())
-def test_shards_are_a_partition_with_the_sizes_that_were_said(samples: list[Entry], data: st.DataObject) -> None:
+def test_shards_are_a_partition_with_the_sizes_that_were_said(samples: list[PlanEntry], data: st.DataObject) -> None:
     """Every sample is in one shard, shards keep both limits, and a tar has exactly the planned bytes."""
     chosen = options(data.draw)
     shards = cut(samples, chosen, dict.fromkeys(chosen.patterns, 3))
@@ -68,13 +68,15 @@ def test_shards_are_a_partition_with_the_sizes_that_were_said(samples: list[Entr
 
 
 @given(entries(), st.data())
-def test_a_plan_is_a_function_and_reads_back(samples: list[Entry], data: st.DataObject) -> None:
+def test_a_plan_is_a_function_and_reads_back(samples: list[PlanEntry], data: st.DataObject) -> None:
     """Cut again it is the same, byte for byte; decoded it is equal; damaged it is a DataError."""
     chosen = options(data.draw)
     plans = []
     for _ in range(2):
         roots = ["file:///source/"]
-        plan = Plan(identity="0" * 16, kind="entries", format="tar", patterns=chosen.patterns, starts={}, roots=roots)
+        plan = PackPlan(
+            identity="0" * 16, kind="entries", format="tar", patterns=chosen.patterns, starts={}, roots=roots
+        )
         plan.shards = cut(list(samples), chosen, dict.fromkeys(chosen.patterns, 0))
         plans.append(plan)
     stored = plans[0].encode()

@@ -29,9 +29,9 @@ from penstock.sizes import parse_bytes
 
 def _print_table(wanted: bool) -> None:
     if wanted:
-        from penstock.pack.keeping import table
+        from penstock.pack.sample_conversion import loss_table
 
-        print(table())
+        print(loss_table())
         raise typer.Exit
 
 
@@ -88,7 +88,7 @@ def convert(
     """
     from penstock.pack.converting import Conversion, ConvertOptions
     from penstock.pack.options import advice
-    from penstock.pack.progress import OneAtATime
+    from penstock.pack.progress import LockedListener
     from penstock.pipeline import shards
     from penstock.pipeline.sources import ConnectionOptions
 
@@ -114,5 +114,5 @@ def convert(
             return
         conversion.save()
         with PackReport(as_json=as_json) as report:
-            packed = conversion.run(how, OneAtATime(report))
+            packed = conversion.run(how, LockedListener(report))
     report.end(packed)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.index import ShardRow
-    from penstock.pack.plan import Plan
+    from penstock.pack.plan import PackPlan
     from penstock.pack.progress import Packed
-    from penstock.pack.running import How
+    from penstock.pack.workers import ExecutionOptions
 
 ShardBytes = Annotated[
     str | None, typer.Option("--bytes-max", "--shard-size", metavar="BYTES", help="Of a shard, e.g. 256MB, 1GiB.")
@@ -132,7 +132,7 @@ def pack(
     from penstock.pack.destination import split_destination
     from penstock.pack.options import PackOptions, advice
     from penstock.pack.packing import Packing
-    from penstock.pack.progress import OneAtATime
+    from penstock.pack.progress import LockedListener
     from penstock.pipeline.sources import ConnectionOptions
 
     shard_bytes = parse_bytes(bytes_max or "256MB", option="--bytes-max")
@@ -168,19 +168,21 @@ def pack(
             return
         packing.save()
         with PackReport(as_json=as_json) as report:
-            packed = packing.run(how, OneAtATime(report))
+            packed = packing.run(how, LockedListener(report))
     report.end(packed)
 
 
-def how_of(jobs: int | None, memory: str | None, executor: str, address: str | None, *, verify: bool) -> How:
+def how_of(
+    jobs: int | None, memory: str | None, executor: str, address: str | None, *, verify: bool
+) -> ExecutionOptions:
     """The options that say how a plan is carried out.
 
     Raises:
         ConfigError: one is out of bounds.
     """
-    from penstock.pack.running import How
+    from penstock.pack.workers import ExecutionOptions
 
-    return How(
+    return ExecutionOptions(
         executor=executor,  # type: ignore[arg-type]
         address=address,
         jobs=jobs,
@@ -218,7 +220,7 @@ def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
     return function
 
 
-def print_plan(plan: Plan, url: str, *, as_json: bool) -> None:
+def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
     """What would be done: each shard, then all together. How many samples lie in shards, nobody knows beforehand."""
     counted = plan.kind == "entries"
     for shard in plan.shards:
@@ -262,7 +264,7 @@ class PackReport(Report):
 
         return [TextColumn("{task.fields[rate]}"), TimeRemainingColumn()]
 
-    # ── penstock.pack.Listener ──────────────────────────────────────────────────────────────────────────────────────
+    # ── penstock.pack.PackListener ──────────────────────────────────────────────────────────────────────────────────────
 
     def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
         """So much is left to do."""

@@ -42,7 +42,7 @@ def verify(
         penstock verify --json ./shards/ | jq 'select(.error)'
     """
     from penstock.errors import UncheckedError
-    from penstock.pack.audit import verify as verify_url
+    from penstock.pack.verification import verify as verify_url
 
     start_s = time.monotonic()
 

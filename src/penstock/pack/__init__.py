@@ -1,7 +1,7 @@
-"""Packing: files, tables and Python data sets into shards, with an index and a manifest. See README.md in this folder.
+"""Packing files, tables and Python data sets into shards, with an index and a manifest. See README.md in this folder.
 
-``penstock.pack`` is called (``ps.pack(source, destination)``), and holds what belongs to it: ``ps.pack.writer(url)``,
-``ps.pack.verify(url)``.
+``penstock.pack`` can be called (``ps.pack(source, destination)``), and has further functions: ``ps.pack.writer(url)``,
+``ps.pack.convert(source, destination)``, ``ps.pack.verify(url)``.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from penstock.pack.audit import verify
 from penstock.pack.converting import convert
 from penstock.pack.options import ADVISED_BYTES, BYTES_MAX, PackOptions, advice
 from penstock.pack.packing import Packing, pack
-from penstock.pack.progress import Listener, Packed
+from penstock.pack.progress import Packed, PackListener
 from penstock.pack.sequence import SequenceWriter, writer
-from penstock.pack.verifying import Verified
+from penstock.pack.verification import Verified, verify
 
 __all__ = [
     "ADVISED_BYTES",
     "BYTES_MAX",
-    "Listener",
+    "PackListener",
     "PackOptions",
     "Packed",
     "Packing",
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
     from penstock.pack import options as _options
     from penstock.pack import progress as _progress
     from penstock.pack import sequence as _sequence
-    from penstock.pack import verifying as _verifying
+    from penstock.pack import verification as _verification
 
     class PackModule:
-        """What a type checker finds on ``ps.pack``; a ``ModuleType`` would accept every name."""
+        """The type of ``ps.pack`` for type checkers; a ``ModuleType`` would accept every name."""
 
         __call__ = pack = staticmethod(pack)
         convert = staticmethod(convert)
@@ -51,12 +50,12 @@ if TYPE_CHECKING:
         PackOptions = _options.PackOptions
         Packed = _progress.Packed
         SequenceWriter = _sequence.SequenceWriter
-        Verified = _verifying.Verified
+        Verified = _verification.Verified
 
 else:
 
     class PackModule(ModuleType):
-        """This module, so that it can be called: ``ps.pack(...)`` and ``ps.pack.writer(...)`` are both what users expect."""
+        """A callable module: users expect both ``ps.pack(...)`` and ``ps.pack.writer(...)``."""
 
         __call__ = staticmethod(pack)
 

@@ -1,12 +1,12 @@
-"""``penstock.pack.convert``: shards into shards of another format or size, sample for sample.
+"""``penstock.pack.convert``: rewrites shards in another format or size, sample for sample.
 
-The same machinery and guarantees as packing: a plan that names every source shard in its version, a shard that is
-finished when its index says so, several at a time, memory within one budget.
+Converting uses the code of packing and gives the same guarantees: a plan names every source shard and its version, a
+shard is finished when its index describes it, several shards are written at a time, and memory stays within one budget.
 
-Without a size one shard becomes one. With one, the sources are laid end to end, and cut by their sizes alone: a new
-shard has the samples that begin in its piece, so the plan needs no look into the sources. Shards that begin in one
-source are written one after the other, from one reading of it; of what the last of them takes from the next source,
-that one's first shard reads over. Compressed sources are in one piece.
+Without `bytes_max`, each shard becomes one shard. With it, the sources are treated as one sequence of bytes that is cut by
+sizes alone: a new shard has the samples that begin in its piece, so the plan needs no look inside the sources. Shards
+that begin in the same source are written one after the other, while it is read once; the part of the next source that the
+last of them needs is read again for that source's own shards. Compressed sources are not cut.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Literal, cast
 from penstock import compose
 from penstock.errors import ConfigError, DataError
 from penstock.formats import FORMATS, HEAD_BYTES, detect, format_of_name
-from penstock.pack import keeping
 from penstock.pack.destination import Destination, refuse_inside, split_destination
-from penstock.pack.entries import Entry, Member, relative_names, resolve_sizes
+from penstock.pack.entries import PlanEntry, PlanMember, relative_names, resolve_sizes
 from penstock.pack.fields import parse_fields
 from penstock.pack.identity import job_identity, source_digest
-from penstock.pack.job import Job
+from penstock.pack.job import PackJob, root_url
 from penstock.pack.options import check_format, check_key_field, check_pattern
-from penstock.pack.packing import root_url
-from penstock.pack.plan import Plan, ShardPlan
-from penstock.pack.progress import Listener, OneAtATime, Packed, Silence
-from penstock.pack.rewriting import ShardsRecipe
-from penstock.pack.running import Crew, How, carry_out
-from penstock.pack.shard_file import FORMATS_WRITTEN
+from penstock.pack.plan import PackPlan, ShardPlan
+from penstock.pack.progress import LockedListener, NullListener
+from penstock.pack.recipes import ShardsRecipe
+from penstock.pack.sample_conversion import base_format, losses
+from penstock.pack.workers import ExecutionOptions
+from penstock.pack.written_formats import FORMATS_WRITTEN
 from penstock.pipeline import Pipeline, Shards, shards
 from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
@@ -40,7 +39,8 @@ from penstock.types import ByteRange
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from penstock.pack.running import Unit
+    from penstock.pack.progress import Packed, PackListener
+    from penstock.pack.recipes import ShardGroup
     from penstock.pipeline.sources import ConnectionOptions
     from penstock.sources.shards import Shard
 
@@ -62,52 +62,54 @@ def convert(
     memory_bytes_max: int | None = None,
     executor: Literal["threads", "ray"] = "threads",
     address: str | None = None,
-    listener: Listener | None = None,
+    listener: PackListener | None = None,
     **connection: Unpack[ConnectionOptions],
 ) -> Packed:
-    """Write shards anew in another format, or of another size.
+    """Rewrite shards in another format or size.
 
     Args:
-        source: Shards, as for ``penstock.shards``, or what that gives (with ``format=`` and ``on_corrupt=``).
-        destination: A folder; with `bytes_max` also a pattern of names in one.
-        to: As ``format`` of ``pack``.
-        bytes_max: About how large the new shards are, in bytes of the old ones; None: each becomes one of the same name
-            with another suffix.
-        key_field: A field that takes the samples' keys, for formats that keep none. ``"__key__"``: TFRecord keeps them
-            so that penstock reads them back as the samples' keys.
-        fields: ``"image/encoded=jpg,image/class/label=cls"``: which are taken, under which names; default all.
-        allow_loss: Convert though the format cannot hold all: see ``penstock.pack.keeping``.
-        append: Add to shards that are there.
-        overwrite: Replace what penstock wrote there.
-        verify: Read every shard back.
-        jobs: As ``How.jobs``.
-        memory_bytes_max: As ``How.memory_bytes_max``.
-        executor: As for ``pack``.
-        address: The same.
-        listener: Told how it goes.
-        **connection: As for ``penstock.connect``.
+        source: Shards, as in ``penstock.shards``, or a pipeline from it (with ``format=`` and ``on_corrupt=``).
+        destination: A folder; with `bytes_max` also a pattern of names in a folder.
+        to: Format of the new shards, see ``format`` in ``pack``.
+        bytes_max: Approximate size of the new shards, in bytes of the old ones. None makes each shard one shard of the
+            same name with another suffix.
+        key_field: Name of a field that takes the samples' keys, for formats that store none. With ``"__key__"``, TFRecord
+            stores them so that penstock reads them back as the samples' keys.
+        fields: Fields that are taken, and their names: ``"image/encoded=jpg,image/class/label=cls"``; None takes all.
+        allow_loss: Whether to convert although the format cannot hold everything, see ``penstock.pack.sample_conversion``.
+        append: Whether to add shards to those that exist.
+        overwrite: Whether to replace the shards that penstock wrote there.
+        verify: Whether to read every shard back and compare it with its index.
+        jobs: Number of shards at a time, see ``ExecutionOptions.jobs``.
+        memory_bytes_max: Bytes that reading and writing may hold, see ``ExecutionOptions.memory_bytes_max``.
+        executor: ``threads`` of this process, or ``ray``, see ``pack``.
+        address: Address of the Ray cluster.
+        listener: Receives progress.
+        **connection: Connection options of source and destination, as in ``penstock.connect``.
 
     Raises:
-        ConfigError: something would be lost; the destination lies in the source, or is not empty.
-        DataError: a source shard is corrupt, or a sample cannot be held.
-        StoreError: something cannot be read or written; run again, it goes on.
+        ConfigError: Something would be lost, or the destination lies in the source or is not empty.
+        DataError: A source shard is corrupt, or the format cannot hold a sample.
+        StoreError: Something cannot be read or written. The same call continues.
 
-    Cost: reads and writes every byte once; with `bytes_max` some sources twice, in part.
+    Cost: reads and writes every byte once; with `bytes_max`, parts of some sources are read twice.
     """
-    how = How(executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify)
+    execution = ExecutionOptions(
+        executor=executor, address=address, jobs=jobs, memory_bytes_max=memory_bytes_max, verify=verify
+    )
     options = ConvertOptions(to=to, bytes_max=bytes_max, key_field=key_field, fields=fields, allow_loss=allow_loss)
     with Conversion(source, destination, options, connection=connection) as conversion:
         conversion.plan(append=append, overwrite=overwrite)
         conversion.save()
-        return conversion.run(how, OneAtATime(listener or Silence()))
+        return conversion.run(execution, LockedListener(listener or NullListener()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertOptions:
-    """What a conversion is asked to do; each as in ``convert``.
+    """The options of a conversion, as in ``convert``.
 
     Raises:
-        ConfigError: one is out of bounds.
+        ConfigError: An option is invalid.
     """
 
     to: str
@@ -124,14 +126,14 @@ class ConvertOptions:
             raise ConfigError(f"bytes_max={self.bytes_max!r} must be at least 1")
 
 
-class Conversion(Job):
+class Conversion(PackJob):
     """One conversion.
 
     Args:
-        source: As for ``convert``.
-        destination: The same.
-        options: How.
-        connection: To both.
+        source: A source that ``convert`` takes.
+        destination: A destination that ``convert`` takes.
+        options: What the new shards are.
+        connection: Connection options of source and destination.
     """
 
     def __init__(
@@ -144,16 +146,16 @@ class Conversion(Job):
     ) -> None:
         pipeline = source if isinstance(source, Pipeline) else shards(source, **connection)
         if not isinstance(pipeline.source, Shards) or pipeline.stages:
-            raise ConfigError(f"{source!r} is not one set of shards")
+            raise ConfigError(f"{source!r} is not a plain set of shards")
         folder, self._name = split_destination(os.fspath(destination))
         if self._name is not None:
             self._check_name(self._name, options)
-        super().__init__(connection)
+        super().__init__(connection, cast("ConnectionOptions", pipeline.source.connection.given()))
         self._source = pipeline.source
         self._options = options
         self._job = {
             "kind": "convert",
-            "source": source_digest(pipeline, pipeline.source.connection.given()),
+            "source": source_digest(pipeline, self._source_connection),
             "name": self._name,
             "to": options.to,
             "bytes_max": options.bytes_max,
@@ -171,49 +173,51 @@ class Conversion(Job):
     def _check_name(name: str, options: ConvertOptions) -> None:
         if options.bytes_max is None:
             raise ConfigError(
-                f"the destination has names ({name!r}), and each shard keeps its own",
-                hint="with bytes_max= they are new",
+                f"the destination has the names {name!r}, but each shard keeps its own name",
+                hint="bytes_max= gives the shards new names",
             )
         if "{split}" in name:
-            raise ConfigError(f"the destination's names ({name!r}) have {{split}}, and a conversion has no splits")
+            raise ConfigError(f"the destination's names {name!r} have {{split}}, but a conversion has no splits")
         if format_of_name(name) != FORMATS_WRITTEN[options.to].read_as:
-            raise ConfigError(f"the destination's names ({name!r}) are not those of {options.to}")
+            raise ConfigError(f"the destination's names {name!r} do not have the suffix of {options.to}")
 
-    def plan(self, *, append: bool, overwrite: bool) -> Plan:
-        """What is to be done: the plan that lies at the destination, where this conversion began before, else a new one.
+    def plan(self, *, append: bool, overwrite: bool) -> PackPlan:
+        """Return the plan that an earlier run of this conversion stored, or a new one. Nothing changes before ``save``.
 
-        Nothing is written or removed before ``save``.
+        Args:
+            append: Whether to add shards to those that exist.
+            overwrite: Whether to replace the shards that penstock wrote there.
 
         Raises:
-            As ``convert``.
+            ConfigError, DataError, StoreError: See ``convert``.
         """
         target, options = self.destination, self._options
         plan = None if overwrite else target.plan(job_identity(self._job))
         if plan is not None:
             if target.is_done(plan) or plan.is_of_urls:
-                now = self._planned(self._found(), plan.starts)
+                now = self._new_plan(self._find(), plan.starts)
                 if target.is_done(plan):
                     plan.check_source(now)
                 plan.complete(now)
-            given = self._source.connection.given()
+            given = self._source_connection
             self._stores = [self._stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
-            self.made = plan
+            self._plan = plan
             return plan
-        found = self._found()
+        found = self._find()
         for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:
             refuse_inside(folder, target.url)
         _refuse_losses(found, self._source, options)
-        plan = self._planned(found, target.begin(self._job, self._patterns(), append=append, overwrite=overwrite))
+        plan = self._new_plan(found, target.begin(self._job, self._patterns(), append=append, overwrite=overwrite))
         names = [shard.name for shard in plan.shards]
         taken = [name for name in names if name in target.present]
         if taken:
-            raise ConfigError(f"{target.store.describe(taken[0])} is there", hint="choose another destination")
+            raise ConfigError(f"{target.store.describe(taken[0])} exists", hint="choose another destination")
         if FORMATS_WRITTEN[options.to].read_as.startswith("mds"):
             target.refuse_index_json(names)
-        self.made = plan
+        self._plan = plan
         return plan
 
-    def _found(self) -> list[Shard]:
+    def _find(self) -> list[Shard]:
         finder = ShardFinder(self._source, fetch=None)
         self._stack.callback(finder.close)
         found = finder.find()
@@ -221,14 +225,14 @@ class Conversion(Job):
         return found
 
     def _patterns(self) -> dict[str, str]:
-        """Of the new shards' names; none where each keeps its own."""
+        """Return the pattern of the new shards' names; empty if each shard keeps its own name."""
         if self._options.bytes_max is None:
             return {}
         return {"": check_pattern(self._name or f"shard-%06d{FORMATS_WRITTEN[self._options.to].suffix}")}
 
-    def _planned(self, found: list[Shard], starts: dict[str, int]) -> Plan:
+    def _new_plan(self, found: list[Shard], starts: dict[str, int]) -> PackPlan:
         options, patterns = self._options, self._patterns()
-        plan = Plan(
+        plan = PackPlan(
             identity=job_identity(self._job),
             kind="shards",
             format=options.to,
@@ -243,29 +247,32 @@ class Conversion(Job):
             plan.shards = _recut(sources, self._source, patterns[""], options.bytes_max, starts[""])
         return plan
 
-    def _sources(self, found: list[Shard], plan: Plan) -> list[Entry]:
-        """The source shards as entries of the plan, whose roots they fill."""
+    def _sources(self, found: list[Shard], plan: PackPlan) -> list[PlanEntry]:
+        """Return the source shards as entries of `plan`, and set its roots."""
         roots: dict[int, int] = {}
         entries = []
         for shard in found:
             if id(shard.store) not in roots:
                 roots[id(shard.store)] = len(roots)
                 self._stores.append(shard.store)
-            member = Member("", roots[id(shard.store)], shard.key, shard.size_bytes or 0, shard.etag)
-            entries.append(Entry(shard.url, (member,), {}))
+            member = PlanMember("", roots[id(shard.store)], shard.key, shard.size_bytes or 0, shard.etag)
+            entries.append(PlanEntry(shard.url, (member,), {}))
         plan.roots = [root_url(store) for store in self._stores]
         return entries
 
-    def run(self, how: How, listener: Listener) -> Packed:
-        """Carry the plan out, but for what is finished; then the index and the manifest.
+    def run(self, execution: ExecutionOptions, listener: PackListener) -> Packed:
+        """Write the shards that are not finished, then the index and the manifest.
+
+        Args:
+            execution: How the plan is carried out.
+            listener: Receives progress.
 
         Raises:
-            As ``convert``.
+            ConfigError, DataError, StoreError: See ``convert``.
         """
-        assert self.made is not None
-        plan, options, source = self.made, self._options, self._source
+        options, source = self._options, self._source
         recipe = ShardsRecipe(
-            format=plan.format,
+            format=self.planned.format,
             source_format=source.format,
             on_corrupt=source.on_corrupt,
             specs=parse_fields(options.fields),
@@ -273,31 +280,21 @@ class Conversion(Job):
             bytes_max=options.bytes_max,
             allow_loss=options.allow_loss,
         )
-        to_source = cast("ConnectionOptions", source.connection.given())
-        url, run = root_url(self.destination.store), self.destination.run
-        return carry_out(
-            plan,
-            _units,
-            destination=self.destination,
-            stores=self._stores,
-            crew=Crew(recipe, url, self._connection, tuple(plan.roots), to_source, run),
-            how=how,
-            listener=listener,
-        )
+        return self._execute(recipe, _grouped, options=execution, listener=listener)
 
 
-# ── what becomes of which shard ─────────────────────────────────────────────────────────────────────────────────────
+# ── which sources become which shards ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _one_from_one(sources: list[Entry], names: list[str], to: str) -> list[ShardPlan]:
-    """Each under its name with the new suffix."""
-    made: dict[str, ShardPlan] = {}
+def _one_from_one(sources: list[PlanEntry], names: list[str], to: str) -> list[ShardPlan]:
+    """Return one shard for each source, of the same name with the new suffix."""
+    plans: dict[str, ShardPlan] = {}
     for name, entry in zip(names, sources, strict=True):
         new = _renamed(name, to)
-        if new in made:
+        if new in plans:
             raise DataError(f"two shards would become {new!r}", shard=entry.key)
-        made[new] = ShardPlan(new, (entry,), 0)
-    return list(made.values())
+        plans[new] = ShardPlan(new, (entry,), 0)
+    return list(plans.values())
 
 
 def _renamed(name: str, to: str) -> str:
@@ -307,12 +304,13 @@ def _renamed(name: str, to: str) -> str:
     return name[: len(name) - len(suffix)] + FORMATS_WRITTEN[to].suffix
 
 
-def _recut(sources: list[Entry], source: Shards, pattern: str, bytes_max: int, first: int) -> list[ShardPlan]:
-    """Pieces of the sources: ``{"from": start, "to": end}``, in bytes of the source.
+def _recut(sources: list[PlanEntry], source: Shards, pattern: str, bytes_max: int, first: int) -> list[ShardPlan]:
+    """Cut the sources into pieces; the values of an entry, ``{"from": start, "to": end}``, are bytes of the source.
 
-    Equal shards, as few as `bytes_max` allows; where there are sources that cannot be divided, each is filled to it.
+    The shards are of equal size, and as few as `bytes_max` allows. If a source cannot be cut, shards are filled up to
+    `bytes_max` instead.
     """
-    made: list[list[Entry]] = [[]]
+    made: list[list[PlanEntry]] = [[]]
     filled = 0
     wholes = [FORMATS[source.format or format_of_name(entry.key) or "tar"].unit == "shard" for entry in sources]
     if not any(wholes):
@@ -336,19 +334,19 @@ def _recut(sources: list[Entry], source: Shards, pattern: str, bytes_max: int, f
     ]
 
 
-def _units(todo: list[ShardPlan]) -> list[Unit]:
-    """New shards that begin in the same source together."""
-    return [tuple(unit) for _, unit in groupby(todo, key=lambda shard: shard.entries[0].members)]
+def _grouped(todo: list[ShardPlan]) -> list[ShardGroup]:
+    """Group the new shards that begin in the same source."""
+    return [tuple(group) for _, group in groupby(todo, key=lambda shard: shard.entries[0].members)]
 
 
 def _refuse_losses(found: list[Shard], source: Shards, options: ConvertOptions) -> None:
     if options.allow_loss:
         return
     for name in sorted({_format_of(shard, source) for shard in found}):
-        if lost := keeping.losses(name, options.to, key_field=options.key_field):
+        if lost := losses(name, options.to, key_field=options.key_field):
             raise ConfigError(
-                f"from {keeping.plain(name)} to {keeping.plain(options.to)} would be lost: {'; '.join(lost)}",
-                hint="--allow-loss (allow_loss=True) accepts it",
+                f"converting {base_format(name)} to {base_format(options.to)} would lose {'; '.join(lost)}",
+                hint="--allow-loss (allow_loss=True) accepts this",
             )
 
 

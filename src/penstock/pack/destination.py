@@ -1,10 +1,11 @@
-"""Where shards go: what lies there already, whose it is, and what is written beside them.
+"""The destination of a packing: what is already stored there, who wrote it, and what is written beside the shards.
 
-Under ``.penstock/`` beside the shards lie the index (``penstock.index``), ``packed.manifest`` (which shards there are,
-with which versions they were made), and ``pack/ID.plan`` of each packing, with ``pack/ID.done`` when it is finished;
-while parts of a shard are going up, ``pack/uploads/`` says which, and the next run drops what a killed one left. Beside
-MDS shards lies the ``index.json`` that MosaicML reads, made of what ``mds/`` has of each. A shard is *ours* when a plan
-gives its name and its own index describes the version that lies there; nothing else is ever deleted or replaced.
+The following objects lie under ``.penstock/`` beside the shards: the index (``penstock.index``); ``packed.manifest``,
+which lists the shards and the software versions that made them; ``pack/ID.plan`` for each packing, and ``pack/ID.done``
+when it is finished; and ``pack/uploads/``, which lists the multipart uploads in progress, so that the next run can drop
+those that a killed run left. MDS shards also have an ``index.json``, which MosaicML reads; it is assembled from one entry
+per shard under ``mds/``. Packing owns a shard if a plan gives its name and the shard's own index describes the stored
+version. Nothing else is ever deleted or replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock.index.place import DATASET_KEY, SHARDS_PREFIX, SUFFIX
 from penstock.pack import plan as plans
 from penstock.pack.identity import differences, job_identity
 from penstock.pack.options import check_pattern, number_in
-from penstock.pack.shelf import ENTRIES, KEPT, UPLOADS, Shelf
+from penstock.pack.shard_file import MDS_ENTRIES_PREFIX, STATE_PREFIX, UPLOADS_PREFIX, ShardFolder
 from penstock.store.waiting import perform
 from penstock.types import AbortMultipart
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.index import ShardRow
-    from penstock.pack.plan import Plan
+    from penstock.pack.plan import PackPlan
     from penstock.store import Store
     from penstock.types import ObjectInfo
 
@@ -41,12 +42,12 @@ MANIFEST_KEY = f"{FOLDER}packed.manifest"
 
 
 def split_destination(url: str) -> tuple[str, str | None]:
-    """The folder of a destination, with a slash at its end, and the pattern of names where it has one.
+    """Return the folder of a destination, which ends with a slash, and the pattern of names; None if there is none.
 
-    A folder called by ``{split}`` is part of the names.
+    A folder named with ``{split}`` is part of the pattern.
 
     Raises:
-        ConfigError: it is neither a folder nor a pattern of names, or it is an HTTP URL.
+        ConfigError: The URL is neither a folder nor a pattern of names, or it is an HTTP URL.
     """
     if url.startswith(("http://", "https://")):
         raise ConfigError(
@@ -57,7 +58,7 @@ def split_destination(url: str) -> tuple[str, str | None]:
         start = url.rfind("/", 0, url.find("{split}")) if "{split}" in url else url.rfind("/")
         return (url[:start] if start > 0 else "." if start < 0 else "") + "/", check_pattern(url[start + 1 :])
     if "{split}" in url:
-        raise ConfigError(f"the destination {url!r} has {{split}} and no number", hint="{split}/shard-%06d.tar")
+        raise ConfigError(f"the destination {url!r} has {{split}} but no number", hint="{split}/shard-%06d.tar")
     return url.rstrip("/") + "/", None
 
 
@@ -65,52 +66,52 @@ def refuse_inside(source_url: str, destination_url: str) -> None:
     """Refuse a destination that would become part of its own source.
 
     Raises:
-        ConfigError: it lies in the source.
+        ConfigError: The destination lies inside the source.
     """
     if destination_url.startswith(source_url.rstrip("/") + "/"):
         raise ConfigError(
             f"the destination {destination_url} lies inside the source {source_url}",
-            hint="the next run would pack the shards; choose a folder beside it",
+            hint="the next run would pack the shards themselves; choose a folder outside of the source",
         )
 
 
-class Destination(Shelf):
-    """A folder that shards are written to, and what lies there.
+class Destination(ShardFolder):
+    """A folder that shards are written to, and what is stored there.
 
     Args:
-        store: Rooted at the folder.
+        store: Store rooted at the folder.
 
     Raises:
-        StoreError: it cannot be listed.
+        StoreError: The folder cannot be listed.
 
-    Cost: a listing, and a read of each plan that lies there.
+    Cost: a listing, and one read for each plan stored there.
     """
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.present: dict[str, ObjectInfo] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, PackPlan] = {}
         self._done: set[str] = set()
-        self._notes: list[str] = []  # of uploads that a killed run had begun
-        self._has_entries = False  # of MDS shards: packings wrote some, and so the index.json beside them
-        self._obsolete: list[str] = []  # keys of what the packing that begins replaces
-        self._replaced: set[str] = set()  # shards among them
-        self._look()
+        self._upload_notes: list[str] = []  # keys of notes about uploads that a killed run had started
+        self._has_mds_entries = False  # whether packings wrote MDS shards here, and so the index.json
+        self._obsolete: list[str] = []  # keys that the new packing replaces
+        self._replaced: set[str] = set()  # shards among these
+        self._scan()
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         try:
             infos = list(self.store.list())
         except BucketMissingError:
             if not self.url.startswith("file:"):
                 raise
-            infos = []  # a directory that the first shard makes
+            infos = []  # the first shard makes the directory
         for info in infos:
-            if info.key.startswith(ENTRIES):
-                self._has_entries = True
-            elif info.key.startswith(UPLOADS):
-                self._notes.append(info.key)
-            elif info.key.startswith(KEPT):
-                name, _, kind = info.key[len(KEPT) :].rpartition(".")
+            if info.key.startswith(MDS_ENTRIES_PREFIX):
+                self._has_mds_entries = True
+            elif info.key.startswith(UPLOADS_PREFIX):
+                self._upload_notes.append(info.key)
+            elif info.key.startswith(STATE_PREFIX):
+                name, _, kind = info.key[len(STATE_PREFIX) :].rpartition(".")
                 if kind == "done":
                     self._done.add(name)
                 elif kind == "plan":
@@ -118,33 +119,33 @@ class Destination(Shelf):
             elif not info.key.startswith(FOLDER):
                 self.present[info.key] = info
 
-    def plan(self, identity: str) -> Plan | None:
-        """The plan of this packing, where one lies here."""
+    def plan(self, identity: str) -> PackPlan | None:
+        """Return the stored plan of a packing; None if there is none."""
         return self._plans.get(identity)
 
-    def is_done(self, plan: Plan) -> bool:
-        """Whether all shards of a plan that lies here were written."""
+    def is_done(self, plan: PackPlan) -> bool:
+        """Return whether all shards of a stored plan were written."""
         return plan.identity in self._done
 
     def begin(
         self, job: Mapping[str, Any], patterns: dict[str, str], *, append: bool, overwrite: bool
     ) -> dict[str, int]:
-        """The first number of each split's names of a new packing; nothing is written before ``save``.
+        """Return the first number in the shards' names of a new packing, by split. Nothing is written before ``save``.
 
         Args:
-            job: What the packing does.
-            patterns: Of the shards' names, by split.
-            append: Number on from the shards that are there.
-            overwrite: Replace those that packings wrote.
+            job: What the packing does, see ``PackOptions.job``.
+            patterns: Pattern of the shards' names, by split.
+            append: Whether to continue the numbers of the shards that are stored here.
+            overwrite: Whether to replace the shards that packings wrote here.
 
         Raises:
-            ConfigError: there are objects here and neither flag was given; another packing is unfinished; a name of the
-                new shards is taken by what no packing wrote.
+            ConfigError: The folder is not empty and neither flag was given; another packing is unfinished; or an object
+                that no packing wrote has a name of the new shards.
         """
         if append and overwrite:
-            raise ConfigError("append=True excludes overwrite=True")
+            raise ConfigError("append=True and overwrite=True exclude each other")
         if overwrite:
-            self._give_up_ours()
+            self._plan_to_replace()
         elif self.present and not append:
             first = min(self.present)
             raise ConfigError(
@@ -155,46 +156,49 @@ class Destination(Shelf):
         unfinished = sorted(set(self._plans) - self._done - {job_identity(job)})
         if append and unfinished:
             raise ConfigError(
-                f"an unfinished packing ({unfinished[0]}) lies in {self.url}{self._what_differs(job, unfinished)}",
-                hint="finish it by its own command, or begin anew with --overwrite",
+                f"there is an unfinished packing ({unfinished[0]}) in {self.url}{self._what_differs(job, unfinished)}",
+                hint="finish it with its own command, or start again with --overwrite",
             )
         if not append:
-            self._obsolete += [f"{KEPT}{name}.{kind}" for name in self._plans for kind in ("plan", "done")]
+            self._obsolete += [f"{STATE_PREFIX}{name}.{kind}" for name in self._plans for kind in ("plan", "done")]
             self._plans, self._done = {}, set()
         starts = {}
         for split, pattern in patterns.items():
             numbers = [number for name in self.present if (number := number_in(pattern, name)) is not None]
             if numbers and not append:
                 raise ConfigError(
-                    f"{self.store.describe(pattern % min(numbers))} is there, and penstock did not pack it",
-                    hint="move it away, or choose other names by --name",
+                    f"{self.store.describe(pattern % min(numbers))} exists, and penstock did not pack it",
+                    hint="move it away, or choose other names with --name",
                 )
             starts[split] = max(numbers, default=-1) + 1
         return starts
 
     def _what_differs(self, job: Mapping[str, Any], names: Iterable[str]) -> str:
-        """How this job differs from the one that is most like it of those that left the plans `names`."""
+        """Describe how this job differs from the most similar one among those that stored the plans `names`."""
         given = [self._plans[name].job for name in names]
         known = sorted((differences(job, other) for other in given if other is not None), key=len)
         if known:
             return f": what was packed here has {', '.join(known[0])}"
-        return ": an earlier version of penstock began it, and did not write down what it was" if given else ""
+        return ": an earlier version of penstock began it, and did not record its options" if given else ""
 
     def refuse_index_json(self, names: Iterable[str]) -> None:
-        """Refuse to replace an ``index.json`` beside MDS shards of these names that no packing wrote.
+        """Refuse to replace an ``index.json`` that no packing wrote.
+
+        Args:
+            names: Names of MDS shards, or patterns of names, in the folders to be checked.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: There is such an ``index.json``.
         """
         for folder in {name[: name.rfind("/") + 1] for name in names}:
-            if folder + INDEX_JSON in self.present and not self._has_entries:
+            if folder + INDEX_JSON in self.present and not self._has_mds_entries:
                 raise ConfigError(
-                    f"{self.store.describe(folder + INDEX_JSON)} is there, and penstock did not write it",
+                    f"{self.store.describe(folder + INDEX_JSON)} exists, and penstock did not write it",
                     hint="choose another destination: one index.json describes all MDS shards of a folder",
                 )
 
-    def _give_up_ours(self) -> None:
-        """Count the shards that packings wrote here as gone; ``save`` deletes them."""
+    def _plan_to_replace(self) -> None:
+        """Treat the shards that packings wrote here as deleted; ``save`` deletes them."""
         patterns = [pattern for plan in self._plans.values() for pattern in plan.patterns.values()]
         names = {shard.name for plan in self._plans.values() for shard in plan.shards}
         ours = self._committed()
@@ -202,15 +206,15 @@ class Destination(Shelf):
             if row.key in names or any(number_in(pattern, row.key) is not None for pattern in patterns):
                 ours.add(row.key)
         self._replaced = set(ours)
-        if self._has_entries:
-            self._obsolete += [f"{ENTRIES}{name}.json" for name in sorted(ours)]
+        if self._has_mds_entries:
+            self._obsolete += [f"{MDS_ENTRIES_PREFIX}{name}.json" for name in sorted(ours)]
             ours |= {name for name in self.present if name.rpartition("/")[2] == INDEX_JSON}
         for name in ours:
             del self.present[name]
         self._obsolete += [*sorted(ours), *(f"{FOLDER}{SHARDS_PREFIX}{name}{SUFFIX}" for name in sorted(ours))]
 
     def _committed(self) -> set[str]:
-        """Shards of exactly the planned size of runs that were killed before they wrote the shard's index."""
+        """Return shards with exactly the planned size, of runs that were killed before they wrote the shard's index."""
         return {
             shard.name
             for name, plan in self._plans.items()
@@ -219,13 +223,13 @@ class Destination(Shelf):
             if shard.name in self.present and self.present[shard.name].size_bytes == shard.size_bytes
         }
 
-    def save(self, plan: Plan) -> None:
-        """Drop what a killed run was sending; of a new plan, delete what it replaces and write it down, before any shard.
+    def save(self, plan: PackPlan) -> None:
+        """Drop the uploads that a killed run left. If the plan is new, delete what it replaces, then store the plan.
 
-        From now on other runs that are still writing here stop, see ``penstock.pack.shelf``.
+        Any other run that is still writing here stops, see ``penstock.pack.shard_file``.
         """
         self.begin_run()
-        self._drop_uploads(self._notes)
+        self._drop_uploads(self._upload_notes)
         if plan.identity in self._plans:
             return
         if self._replaced:
@@ -235,11 +239,11 @@ class Destination(Shelf):
             self.store.write(FOLDER + DATASET_KEY, index.encode())
         self.store.delete(self._obsolete)
         self._obsolete, self._replaced = [], set()
-        self.store.write(f"{KEPT}{plan.identity}.plan", plan.encode())
+        self.store.write(f"{STATE_PREFIX}{plan.identity}.plan", plan.encode())
         self._plans[plan.identity] = plan
 
     def _drop_uploads(self, notes: list[str]) -> None:
-        """Have the store drop parts of shards that were not committed; what it has not, or keeps, is left to its rules."""
+        """Abort uploads that were not committed, as far as the store knows them and allows it."""
         for blob in self.store.read_many(notes):
             name, upload_id = json.loads(bytes(blob.data))
             with suppress(StoreError):
@@ -247,27 +251,27 @@ class Destination(Shelf):
         self.store.delete(notes)
 
     def rows(self, names: Iterable[str]) -> list[ShardRow]:
-        """What is finished of `names`: shards whose index describes the version that lies here, in the order given."""
+        """Return the rows of finished shards among `names`, in their order: those whose index describes the stored version."""
         names = [name for name in names if name in self.present]
         known = dict(self.place.load().rows)
-        missing = {name for name in names if name not in known or not self._is_here(known[name])}
+        missing = {name for name in names if name not in known or not self._is_current(known[name])}
         if missing:
             known.update({row.key: row for row in self.place.saved_rows(missing)})
-        return [known[name] for name in names if name in known and self._is_here(known[name])]
+        return [known[name] for name in names if name in known and self._is_current(known[name])]
 
-    def _is_here(self, row: ShardRow) -> bool:
+    def _is_current(self, row: ShardRow) -> bool:
         info = self.present.get(row.key)
         if info is None:
             return False
         etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
         return row.is_of(info.size_bytes, etag)
 
-    def finish(self, plan: Plan, rows: list[ShardRow]) -> None:
+    def finish(self, plan: PackPlan, rows: list[ShardRow]) -> None:
         """Write the data set's index and the manifest, and mark the packing as finished.
 
         Raises:
-            ConfigError: another run writes here now.
-            DataError: not what this run wrote, and found, lies here.
+            ConfigError: Another run writes here now.
+            DataError: The stored shards are not those that this run wrote or found.
         """
         self.check_run()
         self._check_undisturbed(plan, rows)
@@ -275,29 +279,29 @@ class Destination(Shelf):
         everything = self.place.load()
         if plan.format.startswith("mds"):
             self._write_index_json(everything)
-        self._drop_uploads([info.key for info in self.store.list(UPLOADS)])  # of machines that were lost meanwhile
+        self._drop_uploads([info.key for info in self.store.list(UPLOADS_PREFIX)])  # left by machines that were lost
         self.store.write(MANIFEST_KEY, self._manifest(plan, everything))
-        self.store.write(f"{KEPT}{plan.identity}.done", b"")
+        self.store.write(f"{STATE_PREFIX}{plan.identity}.done", b"")
         self.end_run()
 
-    def _check_undisturbed(self, plan: Plan, rows: list[ShardRow]) -> None:
-        """Refuse shards that somebody replaced, or put among them, since this run began: nobody's count would be right."""
+    def _check_undisturbed(self, plan: PackPlan, rows: list[ShardRow]) -> None:
+        """Refuse to finish if another program replaced or added shards since this run began: the counts would be wrong."""
         known = {row.key: row for row in rows}
         for info in self.store.list():
             row = known.get(info.key)
             if row is not None:
                 self.present[info.key] = info
-                wrong = None if self._is_here(row) else "is not what this run wrote there"
+                wrong = None if self._is_current(row) else "is not what this run wrote"
             else:
-                wrong = "is there, and this run did not write it" if self._is_of(plan, info.key) else None
+                wrong = "exists, and this run did not write it" if self._is_named_by(plan, info.key) else None
             if wrong is not None:
                 raise DataError(
                     f"{self.store.describe(info.key)} {wrong}",
-                    hint="something else writes here; when it has ended, run this again, or with --overwrite",
+                    hint="another program writes here; when it has ended, run this again, perhaps with --overwrite",
                 )
 
-    def _is_of(self, plan: Plan, key: str) -> bool:
-        """Whether `key` is a name that only shards of `plan` have, and none that was appended behind them."""
+    def _is_named_by(self, plan: PackPlan, key: str) -> bool:
+        """Return whether `key` is a name of `plan`'s shards, and not of shards that were appended after them."""
         for split, pattern in plan.patterns.items():
             number, start = number_in(pattern, key), plan.starts[split]
             if number is not None and number >= start:
@@ -309,12 +313,12 @@ class Destination(Shelf):
         folders: dict[str, list[str]] = {}
         for name, row in sorted(index.rows.items()):
             if row.format.startswith("mds"):
-                folders.setdefault(name[: name.rfind("/") + 1], []).append(f"{ENTRIES}{name}.json")
+                folders.setdefault(name[: name.rfind("/") + 1], []).append(f"{MDS_ENTRIES_PREFIX}{name}.json")
         for folder, keys in folders.items():
             entries = [json.loads(bytes(blob.data)) for blob in self.store.read_many(keys)]
             self.store.write(folder + INDEX_JSON, index_json(entries))
 
-    def _manifest(self, plan: Plan, index: DatasetIndex) -> bytes:
+    def _manifest(self, plan: PackPlan, index: DatasetIndex) -> bytes:
         head = {
             "penstock_manifest": 1,
             "base_url": self.url,
@@ -334,12 +338,12 @@ class Destination(Shelf):
 
 
 def _versions(format_name: str) -> dict[str, str]:
-    """Of all that decides which bytes a shard of this format has."""
+    """Return the versions of all software that decides which bytes a shard of this format has."""
     versions = {"penstock": penstock.__version__, "python": platform.python_version()}
     if format_name.endswith(".gz"):
         versions["zlib"] = zlib.ZLIB_RUNTIME_VERSION
     library = "pyarrow" if format_name.startswith("parquet") else "zstandard" if format_name.endswith(".zst") else None
-    for name in (library, "pillow"):  # which encodes pixels
+    for name in (library, "pillow"):  # Pillow encodes pixels
         if name is not None:
             with suppress(metadata.PackageNotFoundError):
                 versions[name] = metadata.version(name)

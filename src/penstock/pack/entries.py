@@ -1,7 +1,7 @@
-"""From what is to be packed to a list of samples: which objects each is made of, and their sizes and versions.
+"""Plan entries: a source as a list of samples, with the objects that each consists of, their sizes and versions.
 
-Nothing is read here but listings, manifests and tables. The list is what a plan is cut from, so its order follows from
-the source alone: listings in key order, tables and manifests as they are written.
+Only listings, manifests and tables are read here. A plan is cut from the list, so the order of the list depends on the
+source alone: listings are in key order, tables and manifests in their own order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from penstock.formats.grouping import NO_EXTENSION, likeness
 from penstock.formats.sample import check_key, split_name
 from penstock.index import resolve
 from penstock.pack import tables
-from penstock.pack.fields import cast
+from penstock.pack.fields import cast_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.pack.fields import Spec
+    from penstock.pack.fields import FieldSpec
     from penstock.pack.options import PackOptions
     from penstock.sources.shards import Shard
     from penstock.store import Store
@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 _SHARDS = {"tar", "tfrecord", "recordio", "mds"}
 
 
-class Member(NamedTuple):
-    """One object that is a field of a sample: its root is a number in ``Listing.roots``."""
+class PlanMember(NamedTuple):
+    """One object that is a field of a sample.
+
+    Attributes:
+        field: Name of the field.
+        root: Number of the object's store in ``SourceListing.roots``.
+        key: Key of the object in that store.
+        size_bytes: Size of the object in bytes.
+        etag: ETag of the object; None if it has none.
+    """
 
     field: str
     root: int
@@ -38,39 +46,45 @@ class Member(NamedTuple):
     etag: str | None
 
 
-class Entry(NamedTuple):
-    """One sample: its key, the objects it is made of, and values that need no reading."""
+class PlanEntry(NamedTuple):
+    """One sample of the source; in a conversion, one source shard or a piece of it.
+
+    Attributes:
+        key: Key of the sample; in a conversion, URL of the source shard.
+        members: Objects that the sample consists of.
+        values: Fields whose values are known without reading; in a conversion, the bounds of the piece.
+    """
 
     key: str
-    members: tuple[Member, ...]
+    members: tuple[PlanMember, ...]
     values: dict[str, Any]
 
     @property
     def size_bytes(self) -> int:
-        """Of its objects."""
+        """Size of all its objects in bytes."""
         return sum(member.size_bytes for member in self.members)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each field, as they will be about."""
+        """Return the approximate size of each stored field in bytes, by name."""
         sizes = {member.field: member.size_bytes for member in self.members}
         for name, value in self.values.items():
             sizes[name] = len(value) if isinstance(value, bytes) else len(str(value).encode())
         return sizes
 
 
-class Listing(NamedTuple):
+class SourceListing(NamedTuple):
     """What a source holds.
 
     Attributes:
-        roots: Stores that the members lie in.
-        entries: Samples, in the source's order.
-        passed_over: Files that are no part of any sample, left out.
-        classes: Of labels that are words: the words, in the order of their numbers.
-        are_keys_counted: Whether the samples' keys are their numbers, and say nothing else.
+        roots: Stores of the members.
+        entries: Samples in the source's order.
+        passed_over: Number of files that belong to no sample and are left out.
+        classes: Labels as words, in the order of their numbers; None if labels are numbers or there are none.
+        are_keys_counted: Whether the keys are only the numbers of the samples, so that losing them loses nothing.
     """
 
     roots: list[Store]
-    entries: list[Entry]
+    entries: list[PlanEntry]
     passed_over: int
     classes: list[str] | None
     are_keys_counted: bool = False
@@ -79,20 +93,20 @@ class Listing(NamedTuple):
 # ── objects ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: bool) -> Listing:
-    """Samples of listed objects, grouped, renamed and labelled as `options` say; labels of tables come later.
+def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: bool) -> SourceListing:
+    """Return the samples of listed objects, grouped and renamed as `options` require. Labels are added later.
 
     Args:
-        shards: The objects, as a ``ShardFinder`` gives them.
-        options: Of the packing.
-        relative: Their keys are relative to one folder that was listed; else they are made relative to the folder that
-            holds them all.
+        shards: Objects, as a ``ShardFinder`` lists them.
+        options: Options of the packing.
+        relative: Whether the objects' keys are relative to one listed folder; otherwise they are made relative to the
+            folder that contains all of them.
 
     Raises:
-        DataError: a name that is no sample key, two files for one field, a label or a field missing.
-        ConfigError: the files are shards already.
+        DataError: A name is not a sample key, two files are one field, or a field is missing.
+        ConfigError: The files are already shards.
 
-    Cost: one request per object whose size the listing did not say.
+    Cost: one request for each object whose size or ETag the listing did not give.
     """
     _refuse_shards(shards)
     names = [shard.key for shard in shards] if relative else relative_names([shard.url for shard in shards])
@@ -115,22 +129,22 @@ def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: b
         members = []
         for field, name in _chosen(group.key, group.members, options.specs).items():
             shard = by_name[name]
-            members.append(Member(field, roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag))
-        entries.append(Entry(_checked(group.key), tuple(members), {}))
+            members.append(PlanMember(field, roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag))
+        entries.append(PlanEntry(_checked(group.key), tuple(members), {}))
     if not entries:
-        raise ObjectMissingError(f"there is no file to pack ({passed_over} passed over)", operation="LIST")
-    return Listing([store for _, store in roots.values()], entries, passed_over, None)
+        raise ObjectMissingError(f"there is no file to pack ({passed_over} files were passed over)", operation="LIST")
+    return SourceListing([store for _, store in roots.values()], entries, passed_over, None)
 
 
-class _Group(NamedTuple):
+class _FileGroup(NamedTuple):
     key: str
     members: dict[str, str]
 
 
-def _grouped(names: list[str], options: PackOptions) -> Iterable[_Group]:
+def _grouped(names: list[str], options: PackOptions) -> Iterable[_FileGroup]:
     if options.group_by == "stem":
-        return [_Group(group.key, group.members) for group in group_objects(names, group_by="stem")]
-    groups: dict[str, _Group] = {}
+        return [_FileGroup(group.key, group.members) for group in group_objects(names, group_by="stem")]
+    groups: dict[str, _FileGroup] = {}
     for name in names:
         folder, slash, base = name.rpartition("/")
         stem, dot, extension = base.rpartition(".")
@@ -138,15 +152,15 @@ def _grouped(names: list[str], options: PackOptions) -> Iterable[_Group]:
         if key in groups:
             first = next(iter(groups[key].members.values()))
             raise DataError(f"files {first!r} and {name!r} are both sample {key!r}", hint="group_by='stem' joins them")
-        groups[key] = _Group(key, {(extension if dot else NO_EXTENSION).lower(): name})
+        groups[key] = _FileGroup(key, {(extension if dot else NO_EXTENSION).lower(): name})
     return groups.values()
 
 
 def _is_named(name: str, shard: Shard, options: PackOptions) -> bool:
-    """Whether the file belongs to a sample; hidden ones never do.
+    """Return whether the file belongs to a sample; hidden files never do.
 
     Raises:
-        DataError: its name has no extension, so that it is no field of any sample.
+        DataError: The name has no extension, so the file cannot be a field.
     """
     base = name.rpartition("/")[2]
     if base.startswith(".") or not base:
@@ -156,8 +170,8 @@ def _is_named(name: str, shard: Shard, options: PackOptions) -> bool:
     if options.skip_unnamed:
         return False
     raise DataError(
-        f"the name {name!r} is no sample key and extension, as in 000017.jpg",
-        hint="--skip-unnamed passes such files over, --group-by file takes each as a sample",
+        f"the name {name!r} is not a sample key and an extension, such as 000017.jpg",
+        hint="--skip-unnamed passes over such files, --group-by file makes each file a sample",
         shard=shard.url,
     )
 
@@ -175,16 +189,18 @@ def _checked(key: str) -> str:
     try:
         return check_key(key)
     except ConfigError as error:
-        raise DataError(f"a file's name gives no sample key: {error.what}", hint=error.hint, sample_key=key) from error
+        raise DataError(
+            f"the name of a file is not a valid sample key: {error.what}", hint=error.hint, sample_key=key
+        ) from error
 
 
-def _chosen(key: str, members: dict[str, str], specs: tuple[Spec, ...] | None) -> dict[str, str]:
+def _chosen(key: str, members: dict[str, str], specs: tuple[FieldSpec, ...] | None) -> dict[str, str]:
     if specs is None:
         return members
     chosen = {}
     for spec in specs:
         if spec.type not in (None, "file", "bytes"):
-            raise ConfigError(f"a file is taken as it is: {spec.source}={spec.field}:{spec.type} cannot be")
+            raise ConfigError(f"a file cannot be converted: {spec.source}={spec.field}:{spec.type}")
         if spec.source not in members:
             raise DataError(
                 f"there is no file {spec.source!r}, only {sorted(members)}", sample_key=key, field=spec.source
@@ -194,7 +210,7 @@ def _chosen(key: str, members: dict[str, str], specs: tuple[Spec, ...] | None) -
 
 
 def relative_names(urls: list[str]) -> list[str]:
-    """`urls` below the folder that holds them all."""
+    """Return `urls` relative to the folder that contains all of them."""
     low, high = min(urls, default=""), max(urls, default="")
     equal = 0
     while equal < min(len(low), len(high)) and low[equal] == high[equal]:
@@ -204,7 +220,7 @@ def relative_names(urls: list[str]) -> list[str]:
 
 
 def resolve_sizes(shards: Iterable[Shard]) -> None:
-    """Ask for the sizes and versions that no listing said."""
+    """Look up the sizes and ETags that the listing did not give, and set them."""
     unknown = [shard for shard in shards if shard.size_bytes is None or shard.etag is None]
     for found, shard in zip(resolve(unknown, ""), unknown, strict=True):
         shard.size_bytes = found.size_bytes
@@ -214,45 +230,51 @@ def resolve_sizes(shards: Iterable[Shard]) -> None:
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Row(NamedTuple):
-    """One row of a table: its key, the files that it names, by field, and its values."""
+class TableRow(NamedTuple):
+    """One row of a table.
+
+    Attributes:
+        key: Key of the sample.
+        files: Paths or URLs of the files that the row names, by field.
+        values: All other values, by field.
+    """
 
     key: str
     files: dict[str, str]
     values: dict[str, Any]
 
 
-def rows_of_table(rows: list[dict[str, Any]], specs: tuple[Spec, ...] | None, *, url: str) -> list[Row]:
-    """The samples that a table's rows are; their keys are their numbers, nine digits, or the column ``__key__``.
+def rows_of_table(rows: list[dict[str, Any]], specs: tuple[FieldSpec, ...] | None, *, url: str) -> list[TableRow]:
+    """Return the samples that a table describes. The key is the column ``__key__``, or the row's number in nine digits.
 
     Raises:
-        DataError: no rows, a column missing, a value that is not of its type, two rows with one key.
+        DataError: The table has no rows, a value is missing or not of its type, or two rows have the same key.
     """
     if not rows:
         raise DataError("the table has no rows", shard=url)
     if specs is None:
-        specs = tables.guessed(rows[0], url=url)
+        specs = tables.guess_specs(rows[0], url=url)
     found, keys = [], set()
     for number, row in enumerate(rows):
         key = _checked(str(row.get("__key__") or f"{number:09d}"))
         if key in keys:
-            raise DataError(f"row {number} has the key of another row", sample_key=key, shard=url)
+            raise DataError(f"row {number} has the same key as another row", sample_key=key, shard=url)
         keys.add(key)
         files, values = {}, {}
         for spec in specs:
             value = row.get(spec.source)
             if value is None or value == "":
-                raise DataError(f"row {number} has nothing in column {spec.source!r}", sample_key=key, shard=url)
+                raise DataError(f"row {number} has no value in column {spec.source!r}", sample_key=key, shard=url)
             if spec.type == "file":
                 files[spec.field] = str(value)
             else:
-                values[spec.field] = cast(value, spec, key)
-        found.append(Row(key, files, values))
+                values[spec.field] = cast_value(value, spec, key)
+        found.append(TableRow(key, files, values))
     return found
 
 
-def entries_of_rows(rows: list[Row], shards: list[Shard]) -> Listing:
-    """Samples of a table's rows, and the objects of their files in the order in which they are named."""
+def entries_of_rows(rows: list[TableRow], shards: list[Shard]) -> SourceListing:
+    """Return the samples of a table. `shards` are the objects of the rows' files, in the order of the rows."""
     resolve_sizes(shards)
     roots: dict[int, tuple[int, Store]] = {}
     for shard in shards:
@@ -263,51 +285,53 @@ def entries_of_rows(rows: list[Row], shards: list[Shard]) -> Listing:
         members = []
         for field in row.files:
             shard = next(waiting)
-            members.append(Member(field, roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag))
-        entries.append(Entry(row.key, tuple(members), row.values))
-    return Listing([store for _, store in roots.values()], entries, 0, None)
+            members.append(PlanMember(field, roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag))
+        entries.append(PlanEntry(row.key, tuple(members), row.values))
+    return SourceListing([store for _, store in roots.values()], entries, 0, None)
 
 
 # ── labels, splits ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def labelled_by_folders(listing: Listing, field: str) -> Listing:
-    """Each sample with the number of its topmost folder among all of them, in the order of their names.
+def labelled_by_folders(listing: SourceListing, field: str) -> SourceListing:
+    """Label each sample with the number of its topmost folder; folders are numbered in the order of their names.
 
     Raises:
-        DataError: a sample lies in no folder.
+        DataError: A sample lies in no folder.
     """
     labels = {}
     for entry in listing.entries:
         folder, slash, _ = entry.key.partition("/")
         if not slash:
-            raise DataError("it lies in no folder that could be its label", sample_key=entry.key, field=field)
+            raise DataError("the sample is not in a folder that could be its label", sample_key=entry.key, field=field)
         labels[entry.key] = folder
     return _labelled(listing, field, labels)
 
 
-def labelled_by_table(listing: Listing, field: str, rows: list[dict[str, Any]], *, url: str) -> Listing:
-    """Each sample with what a table says: its first column names the sample or its file, its second one the label.
+def labelled_by_table(listing: SourceListing, field: str, rows: list[dict[str, Any]], *, url: str) -> SourceListing:
+    """Label each sample from a table whose first column names the sample or its file, and whose second is the label.
 
     Raises:
-        DataError: the table has one column, or says nothing of a sample.
+        DataError: The table has only one column, or no label for a sample.
     """
     labels: dict[str, Any] = {}
     for row in rows:
         name, *rest = row.values()
         if not rest:
-            raise DataError("a table of labels has two columns: a name, and its label", shard=url)
+            raise DataError("a table of labels needs two columns: a name and a label", shard=url)
         split = split_name(str(name))
         labels[split[0] if split is not None else str(name)] = rest[0]
     for entry in listing.entries:
         if labels.get(entry.key) in (None, ""):
             raise DataError(
-                f"the table {url} has no label for it; {likeness(entry.key, labels)}", sample_key=entry.key, field=field
+                f"the table {url} has no label for the sample; {likeness(entry.key, labels)}",
+                sample_key=entry.key,
+                field=field,
             )
     return _labelled(listing, field, labels)
 
 
-def _labelled(listing: Listing, field: str, labels: dict[str, Any]) -> Listing:
+def _labelled(listing: SourceListing, field: str, labels: dict[str, Any]) -> SourceListing:
     used = [labels[entry.key] for entry in listing.entries]
     try:
         numbers = {label: int(label) for label in used}
@@ -319,14 +343,14 @@ def _labelled(listing: Listing, field: str, labels: dict[str, Any]) -> Listing:
     for entry in listing.entries:
         if any(member.field == field for member in entry.members) or field in entry.values:
             raise DataError(
-                f"it has a field {field!r} of its own", hint="--label-field", sample_key=entry.key, field=field
+                f"the sample already has a field {field!r}", hint="--label-field", sample_key=entry.key, field=field
             )
         entries.append(entry._replace(values={**entry.values, field: numbers[labels[entry.key]]}))
     return listing._replace(entries=entries, classes=classes)
 
 
 def split_of(key: str, shares: dict[str, float], seed: int) -> str:
-    """Of which split the sample called `key` is: its key decides, whatever else is packed."""
+    """Return the split of a sample. Only its key decides, not what else is packed."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8, salt=seed.to_bytes(8, "little"))
     point = int.from_bytes(digest.digest(), "little") / 2**64
     for name, share in shares.items():

@@ -1,16 +1,16 @@
-"""Fields by one spelling: ``image=png:pixels,label=cls:int`` takes ``image`` as ``png`` and ``label`` as ``cls``.
+"""Which fields are packed: ``image=png:pixels,label=cls:int`` takes ``image`` as ``png`` and ``label`` as ``cls``.
 
-Left of ``=`` stands what the source calls it (a file's extension, a column, a key of a dict, a number in a tuple), right
-of it the field as it is stored; without ``=`` the two are the same. After ``:`` stands its type:
+The name to the left of ``=`` is the field's name in the source (a file's extension, a column, a key of a dict, a position
+in a tuple). The name to the right is the stored field's; without ``=`` the two are the same. A type may follow after ``:``
 
 ====== ===========================================================================================================
-file   the value is the path or URL of a file, whose bytes are taken (tables; in folders everything is one)
-bytes  bytes as they are
-text   anything, as text
+file   the value is the path or URL of a file, whose bytes are taken (for tables; in folders every field is a file)
+bytes  bytes, unchanged
+text   any value, as text
 int    a whole number: an Int64List in TFRecord, decimal digits in tar
 float  a number: a FloatList in TFRecord, its shortest decimal digits in tar
-json   anything that JSON can say, as JSON
-pixels an array uint8[H, W, 3], uint8[H, W], or a PIL image, written in the field's own format (png, jpg, webp, ...)
+json   any value that JSON can express, as JSON
+pixels an array uint8[H, W, 3], uint8[H, W], or a PIL image, encoded in the field's own format (png, jpg, webp, ...)
 ====== ===========================================================================================================
 """
 
@@ -32,19 +32,25 @@ _IMAGES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "
 _SPEC = re.compile(r"(?P<source>[^=:,]+)(?:=(?P<field>[^=:,]+))?(?::(?P<type>[a-z]+))?")
 
 
-class Spec(NamedTuple):
-    """One field: what the source calls it, as what it is stored, and its type where that was said."""
+class FieldSpec(NamedTuple):
+    """One field.
+
+    Attributes:
+        source: Name of the field in the source.
+        field: Name of the stored field.
+        type: One of ``TYPES``; None if none was given.
+    """
 
     source: str
     field: str
     type: str | None
 
 
-def parse_fields(text: str | None) -> tuple[Spec, ...] | None:
-    """`text` taken apart; None for None.
+def parse_fields(text: str | None) -> tuple[FieldSpec, ...] | None:
+    """Parse `text`; None gives None.
 
     Raises:
-        ConfigError: it is not in this module's spelling, or two fields have one name.
+        ConfigError: The text does not have the syntax above, or two fields have the same name.
     """
     if text is None:
         return None
@@ -55,17 +61,17 @@ def parse_fields(text: str | None) -> tuple[Spec, ...] | None:
             raise ConfigError(f"fields={text!r}: {item!r} is not SOURCE=FIELD:TYPE", hint="image=png,label=cls:int")
         if match["type"] is not None and match["type"] not in TYPES:
             raise ConfigError(f"fields={text!r}: {match['type']!r} is not one of {', '.join(TYPES)}")
-        specs.append(Spec(match["source"], match["field"] or match["source"], match["type"]))
+        specs.append(FieldSpec(match["source"], match["field"] or match["source"], match["type"]))
     if len({spec.field for spec in specs}) < len(specs):
-        raise ConfigError(f"fields={text!r} gives one field twice")
+        raise ConfigError(f"fields={text!r} names a field twice")
     return tuple(specs)
 
 
-def take(sample: Mapping[str, Any], specs: tuple[Spec, ...], key: str) -> dict[str, Any]:
-    """The fields of `sample` that `specs` name, typed as they say.
+def select_fields(sample: Mapping[str, Any], specs: tuple[FieldSpec, ...], key: str) -> dict[str, Any]:
+    """Return the fields of `sample` that `specs` name, converted to their types.
 
     Raises:
-        DataError: one is not there, or is not of its type.
+        DataError: A field is missing, or its value does not have its type.
     """
     taken = {}
     for spec in specs:
@@ -73,15 +79,15 @@ def take(sample: Mapping[str, Any], specs: tuple[Spec, ...], key: str) -> dict[s
             raise DataError(
                 f"there is no {spec.source!r}, only {sorted(map(str, sample))}", sample_key=key, field=spec.source
             )
-        taken[spec.field] = cast(sample[spec.source], spec, key)
+        taken[spec.field] = cast_value(sample[spec.source], spec, key)
     return taken
 
 
-def cast(value: Any, spec: Spec, key: str) -> Any:
-    """`value` as `spec` types it.
+def cast_value(value: Any, spec: FieldSpec, key: str) -> Any:
+    """Convert `value` to the type of `spec`.
 
     Raises:
-        DataError: it is not of that type.
+        DataError: The value cannot be converted.
     """
     try:
         if isinstance(value, memoryview | bytes | bytearray) and spec.type in ("int", "float", "text"):
@@ -89,7 +95,7 @@ def cast(value: Any, spec: Spec, key: str) -> Any:
         if spec.type == "int":
             number = float(value) if not isinstance(value, str) else None
             if number is not None and number != int(number):
-                raise ValueError(f"{value!r} is no whole number")
+                raise ValueError(f"{value!r} is not a whole number")
             return int(value)
         if spec.type == "float":
             return float(value)
@@ -100,12 +106,14 @@ def cast(value: Any, spec: Spec, key: str) -> Any:
         if spec.type == "pixels":
             return _image(value, spec.field)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{spec.source!r} is no {spec.type}: {error}", sample_key=key, field=spec.field) from error
+        raise DataError(
+            f"{spec.source!r} is not of type {spec.type}: {error}", sample_key=key, field=spec.field
+        ) from error
     return value
 
 
 def _read(value: memoryview | bytes | bytearray) -> Any:
-    """What is in a field of a shard: text, a number, or a list of numbers."""
+    """Decode a field of a shard: text, a number, or a list of numbers."""
     if not isinstance(value, memoryview) or value.format in {"B", "b", "c"}:
         return bytes(value).decode("utf-8")
     numbers = value.tolist()
@@ -113,13 +121,13 @@ def _read(value: memoryview | bytes | bytearray) -> Any:
 
 
 def as_bytes(field: str, value: Any, key: str) -> bytes | bytearray | memoryview:
-    """`value` as the bytes of a file called `field`, for formats that hold nothing else.
+    """Return `value` as the bytes of a file called `field`, for formats that hold only bytes.
 
-    Numbers become decimal digits, dicts and lists JSON; arrays ``.npy`` files where the field is called so, and images
-    by their format, as PIL images do.
+    Numbers become decimal digits; dicts and lists become JSON. Arrays become ``.npy`` files if the field's extension is
+    ``npy``. Arrays and PIL images are encoded as images if the extension is an image format's.
 
     Raises:
-        DataError: it is of no such type.
+        DataError: The value is of another type.
     """
     if isinstance(value, bytes | bytearray):
         return value
@@ -140,10 +148,10 @@ def as_bytes(field: str, value: Any, key: str) -> bytes | bytearray | memoryview
         if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
             return repr(value.item()).encode()
     except (ValueError, TypeError) as error:
-        raise DataError(f"it cannot be a .{extension}: {error}", sample_key=key, field=field) from error
+        raise DataError(f"it cannot be stored as .{extension}: {error}", sample_key=key, field=field) from error
     raise DataError(
         f"a value of type {type(value).__name__} cannot be stored as {field!r}",
-        hint="call the field x.npy, x.json or x.png, or type it by fields=",
+        hint="name the field x.npy, x.json or x.png, or give it a type with fields=",
         sample_key=key,
         field=field,
     )
@@ -162,7 +170,7 @@ def _image(value: Any, field: str) -> bytes:
         return bytes(value)
     extension = field.rpartition(".")[2]
     if extension not in _IMAGES:
-        raise ValueError(f"{extension!r} is no format of images, one of {', '.join(_IMAGES)}")
+        raise ValueError(f"{extension!r} is not one of the image formats {', '.join(_IMAGES)}")
     if not hasattr(value, "save"):
         try:
             image_of = import_module("PIL.Image").fromarray

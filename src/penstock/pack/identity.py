@@ -1,7 +1,7 @@
-"""What tells one job from another: digests of its source and of all that decides which bytes are written.
+"""The identity of a job: digests of its source, and of everything else that decides which bytes are written.
 
-Identity and display are apart: the digest covers whole URLs, but for signatures; what is written down at the
-destination is the digest, never the URL.
+Two runs with the same identity are one job, so the second continues the first. The digest covers whole URLs without
+their signatures. Only the digest is written down at the destination, never the URL.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock import compose
-from penstock.pack.contents import digest_of, value_digest
+from penstock.pack.fingerprint import digest_of, value_digest
 from penstock.pipeline import Objects, Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 DIGESTS = ("source", "transform", "labels")
-"""Parts of a job that are digests: URLs may hold secrets, and code says nothing in a line."""
+"""Parts of a job that are digests, because URLs may hold secrets, and code does not fit into one line."""
 
 _CLOUD = ("algorithm", "credential", "date", "expires", "security-token", "signature", "signedheaders")
 _SIGNING = {
@@ -46,13 +46,13 @@ _SIGNING = {
         "skv",
     },
 }
-"""Query parameters, in small letters, that belong to a signature of S3, Google, CloudFront or Azure, by its own name."""
+"""Query parameters, in lower case, that belong to a signature of S3, Google, CloudFront or Azure, by the signature's name."""
 
 
 def unsigned_url(url: str) -> str:
-    """`url` without a user's name and password, and without the parameters of a signature; a path as an absolute one.
+    """Return `url` without user name, password and the parameters of a signature; a path is made absolute.
 
-    A URL that was signed again names the same object, so it is the same source; every other parameter counts.
+    A URL that was signed again names the same object, so it is the same source. All other parameters are kept.
     """
     if "://" not in url or url.startswith("file:"):
         return str(compose.local_path(url))
@@ -66,16 +66,17 @@ def unsigned_url(url: str) -> str:
 
 
 def source_digest(source: object, connection: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits that two sources share only if they are one.
+    """Return 32 hexadecimal digits that two sources share only if they are the same source.
 
-    Of URLs all of them count, with the endpoint that they are asked at, and the options that say what is read below
-    them; see ``unsigned_url``. What they hold is the plan's to say. Of lists and tuples everything counts, as far as
-    ``value_digest`` can tell; of data sets by number the type, the length and the first sample; of other iterables the
-    type alone, because they are replayed and held against what was written.
+    For URLs, the digest covers all of them (see ``unsigned_url``), their endpoint, and the options that say what is read
+    below them; it does not cover what they hold, which is in the plan. For lists and tuples it covers all items, as far
+    as ``value_digest`` can compare them. For data sets with ``len`` and ``[]`` it covers the type, the length and the
+    first sample. For other iterables it covers only the type, because they are replayed and compared with what was
+    written.
 
     Args:
-        source: As for ``pack`` and ``convert``.
-        connection: To it.
+        source: A source that ``pack`` or ``convert`` takes.
+        connection: Connection options of the source.
     """
     described = getattr(source, "source", source)
     if isinstance(source, str | os.PathLike):
@@ -95,7 +96,7 @@ def source_digest(source: object, connection: Mapping[str, Any]) -> str:
 
 
 def _located(urls: Iterable[str], connection: Mapping[str, Any]) -> list[str]:
-    """URLs without signatures, and the endpoint at which those of S3 are asked for."""
+    """Return the URLs without signatures, and the endpoint of those that are on S3."""
     located = [unsigned_url(url) for url in urls]
     if any(url.startswith("s3://") for url in located):
         from penstock.store.credentials import setting_endpoint_url
@@ -105,12 +106,12 @@ def _located(urls: Iterable[str], connection: Mapping[str, Any]) -> list[str]:
 
 
 def job_identity(job: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits that two jobs share only if they do the same with the same source."""
+    """Return 16 hexadecimal digits that two jobs share only if they do the same with the same source."""
     return hashlib.blake2b(json.dumps(job, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def differences(job: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """In what two jobs differ, for people: values where they say something, else the name alone."""
+    """Describe how two jobs differ, for people: with values if they are readable, otherwise by name."""
     found = []
     for name in sorted(job.keys() | other.keys()):
         here, there = job.get(name), other.get(name)

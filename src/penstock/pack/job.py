@@ -1,35 +1,48 @@
-"""What packing and converting are alike in: look, plan, save, run, each a step that can be looked at."""
+"""``PackJob``: what packing and converting have in common. A plan is made, saved and executed, each in a step of its own."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
+from penstock.errors import DataError
+from penstock.pack.progress import Packed
+from penstock.pack.recipes import WorkerSetup
+from penstock.pack.verification import check_shard
+from penstock.pack.workers import ThreadWorkerPool
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.index import ShardRow
     from penstock.pack.destination import Destination
-    from penstock.pack.plan import Plan
+    from penstock.pack.plan import PackPlan, ShardPlan
+    from penstock.pack.progress import PackListener
+    from penstock.pack.recipes import Recipe, ShardGroup
+    from penstock.pack.workers import ExecutionOptions, WorkerPool
     from penstock.pipeline.sources import ConnectionOptions
     from penstock.store import Store
 
 
-class Job:
-    """One piece of work at one destination. A context manager that closes its stores.
+class PackJob:
+    """One packing or conversion into one destination. A context manager that closes the job's stores.
 
     Attributes:
-        destination: Where the shards go.
-        made: The plan, once there is one.
+        destination: Folder of the new shards.
 
     Args:
-        connection: To the destination.
+        connection: Connection options of the destination.
+        source_connection: Connection options of the source.
     """
 
     destination: Destination
 
-    def __init__(self, connection: ConnectionOptions) -> None:
+    def __init__(self, connection: ConnectionOptions, source_connection: ConnectionOptions) -> None:
         self._connection = connection
+        self._source_connection = source_connection
         self._stack = ExitStack()
         self._stores: list[Store] = []
-        self.made: Plan | None = None
+        self._plan: PackPlan | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -37,7 +50,77 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    @property
+    def planned(self) -> PackPlan:
+        """The plan that ``plan`` returned."""
+        assert self._plan is not None, "plan() comes first"
+        return self._plan
+
     def save(self) -> None:
-        """Write the plan down, where it is new; before that, drop what it replaces, and what a killed run was sending."""
-        assert self.made is not None
-        self.destination.save(self.made)
+        """Write the plan down if it is new; before that, delete what it replaces, and uploads that a killed run left."""
+        self.destination.save(self.planned)
+
+    def _execute(
+        self,
+        recipe: Recipe,
+        grouped: Callable[[list[ShardPlan]], list[ShardGroup]],
+        *,
+        options: ExecutionOptions,
+        listener: PackListener,
+    ) -> Packed:
+        """Write the shards of the plan that are not finished, then the index and the manifest.
+
+        Args:
+            recipe: How shards are written.
+            grouped: Returns the shards in groups that are written one after the other.
+            options: How the plan is carried out.
+            listener: Receives progress.
+
+        Raises:
+            PenstockError: The first error of any shard; finished shards stay.
+        """
+        plan, destination = self.planned, self.destination
+        known = {row.key: row for row in destination.rows([shard.name for shard in plan.shards])}
+        for row in known.values():
+            listener.finished(row, known=True)
+            if options.verify:
+                check_shard(destination.store, destination.place, row)
+                listener.verified(row)
+        todo = [shard for shard in plan.shards if shard.name not in known]
+        samples_count = sum(len(shard.entries) for shard in todo) if plan.kind == "entries" else 0
+        listener.planned(len(todo), samples_count, plan.bytes_of(todo))
+        written = self._worker_pool(recipe, options, listener).write(grouped(todo)) if todo else {}
+        rows = [known.get(shard.name) or written[shard.name] for shard in plan.shards]
+        if plan.kind == "entries":
+            _check_counts(plan.shards, rows)
+        destination.finish(plan, rows)
+        return Packed(destination.url, tuple(rows), len(written), plan.passed_over)
+
+    def _worker_pool(self, recipe: Recipe, options: ExecutionOptions, listener: PackListener) -> WorkerPool:
+        if options.executor == "threads":
+            return ThreadWorkerPool(self.destination, self._stores, recipe, options=options, listener=listener)
+        from penstock.pack.ray import RayWorkerPool
+
+        destination, roots = self.destination, tuple(self.planned.roots)
+        setup = WorkerSetup(
+            recipe, root_url(destination.store), self._connection, roots, self._source_connection, destination.run
+        )
+        return RayWorkerPool(setup, options=options, listener=listener)
+
+
+def root_url(store: Store) -> str:
+    """Return a URL from which ``compose.connect`` makes `store` again."""
+    url = store.describe("")
+    if url.startswith("file://"):
+        return url.removeprefix("file://")  # as a path, in which nothing is quoted
+    return url.rstrip("/") if url.startswith("memory://") else url
+
+
+def _check_counts(shards: list[ShardPlan], rows: list[ShardRow]) -> None:
+    for shard, row in zip(shards, rows, strict=True):
+        if row.samples_count != len(shard.entries):
+            raise DataError(
+                f"it has {row.samples_count} samples, the plan says {len(shard.entries)}",
+                hint="another program replaced it; --overwrite starts again",
+                shard=row.key,
+            )

@@ -1,4 +1,4 @@
-"""What a packing is asked to do, checked once; and what tells one packing from another."""
+"""``PackOptions``: the options of a packing, checked once, and what they contribute to its identity."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
 from penstock.formats import RESERVED_FIELDS, format_of_name
-from penstock.pack.contents import digest_of, function_digest
-from penstock.pack.fields import Spec, parse_fields
+from penstock.pack.fields import FieldSpec, parse_fields
+from penstock.pack.fingerprint import digest_of, function_digest
 from penstock.pack.identity import unsigned_url
-from penstock.pack.shard_file import FORMATS_WRITTEN, KEY, PLAIN_FORMATS, written_as
 from penstock.pack.tables import SUFFIXES, is_table_name
+from penstock.pack.written_formats import FORMATS_WRITTEN, KEY, PLAIN_FORMATS, written_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 BYTES_MAX = 256_000_000
-"""Default size of a shard."""
+"""Default size of a shard in bytes."""
 
 ADVISED_BYTES = (100_000_000, 1_000_000_000)
-"""Smaller shards cost requests and listing; larger ones balance badly over ranks, and a broken one costs more."""
+"""Usual range of shard sizes in bytes. Smaller shards cost requests and listing time; larger ones are hard to balance over
+ranks, and a corrupt one costs more."""
 
 PLAN_VERSION = 1
-"""Of the rules that cut shards: other rules make another packing."""
+"""Version of the rules by which samples are cut into shards; other rules make another packing."""
 
 _NUMBER = re.compile(r"%0?\d*d")
 _SPLIT = "{split}"
-_NO_BYTES = ("transform_version", "allow_loss")  # options that do not decide what is written
+_NO_BYTES = ("transform_version", "allow_loss")  # options that do not affect the bytes that are written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +41,23 @@ class PackOptions:
     """How samples become shards.
 
     Attributes:
-        format: One of ``FORMATS_WRITTEN``; None: by the suffix of `name`, else tar.
-        name: Pattern of the shards' names: one ``%06d``, and ``{split}`` where there are splits.
-        bytes_max: A shard ends before the sample that would make it larger.
-        samples_max: The same, in samples.
-        group_by: ``stem``: files with one name up to the first dot are one sample; ``file``: each is one.
-        fields: ``"image=png,label=cls:int"``: which fields are taken, as what; None: all, as they are.
-        labels: ``"folders"``, or the URL of a table of names and labels; None: none.
+        format: A key of ``FORMATS_WRITTEN``; None takes the format of `name`'s suffix, or tar.
+        name: Pattern of the shards' names, with one number such as ``%06d``, and ``{split}`` if there are splits.
+        bytes_max: Size limit of a shard in bytes; a shard ends before the sample that would exceed it.
+        samples_max: Limit of samples in a shard; None if there is none.
+        group_by: ``stem`` makes files with the same name up to the first dot one sample; ``file`` makes each file one.
+        fields: Fields that are taken, and how: ``"image=png,label=cls:int"``; None takes all unchanged.
+        labels: ``"folders"``, or the URL of a table of names and labels; None adds no labels.
         label_field: Name of the field that takes the label.
-        split: Shares by name, ``{"train": 0.9, "val": 0.1}``; a sample's key decides.
+        split: Shares by name, ``{"train": 0.9, "val": 0.1}``; a hash of each sample's key decides. None: no splits.
         shuffle: Whether samples are permuted before they are cut into shards.
-        seed: Of the permutation, and of the split.
-        key_field: A field that takes the samples' keys; ``__key__``: TFRecord keeps them so that they are read back.
-        allow_loss: Pack though the format keeps no keys, and no field takes them.
-        skip_unnamed: Pass over files whose names make no sample key, instead of refusing them.
-        transform: ``fn(sample) -> sample``, on dicts of bytes with ``__key__``.
-        transform_version: Says which transform this is, instead of its code and the values that it uses.
+        seed: Seed of the permutation and of the split.
+        key_field: Name of a field that takes the samples' keys; ``__key__`` stores them in TFRecord so that they are
+            read back as keys.
+        allow_loss: Whether to pack into a format that stores no keys, although no field takes them.
+        skip_unnamed: Whether files whose names are not sample keys are passed over; otherwise they are an error.
+        transform: ``fn(sample) -> sample``, on dicts of bytes with ``__key__``; None if there is none.
+        transform_version: Identifies the transform, in place of its code and the values that it uses.
     """
 
     format: str | None = None
@@ -91,11 +93,11 @@ class PackOptions:
         if self.transform is not None and not callable(self.transform):
             raise ConfigError(f"transform={self.transform!r} must be a function of a sample")
         if self.transform_version is not None and self.transform is None:
-            raise ConfigError(f"transform_version={self.transform_version!r} is of a transform, and there is none")
+            raise ConfigError(f"transform_version={self.transform_version!r} needs a transform=")
         if self.labels is not None and self.labels != "folders" and not is_table_name(self.labels):
             raise ConfigError(
                 f"labels={self.labels!r} is neither 'folders' nor the name of a table",
-                hint=f"a table's name ends with one of {', '.join(SUFFIXES)}",
+                hint=f"the name of a table ends with one of {', '.join(SUFFIXES)}",
             )
         self._check_split()
         parse_fields(self.fields)
@@ -105,19 +107,19 @@ class PackOptions:
             self._check_suffix(self.name)
             if (_SPLIT in self.name) != bool(self.split):
                 raise ConfigError(
-                    f"name={self.name!r} with split={dict(self.split or {})!r}",
-                    hint="a name has {split} exactly where there are splits",
+                    f"name={self.name!r} does not fit split={dict(self.split or {})!r}",
+                    hint="a name must contain {split} if there are splits, and only then",
                 )
 
     def _check_suffix(self, name: str) -> None:
-        """Refuse a name whose end looks like another kind of file; only a name that ends with its number gets a suffix."""
+        """Refuse a name with an unknown suffix; a name that ends with its number gets the format's suffix."""
         base = name.rpartition("/")[2]
         tail = _NUMBER.split(base)[-1] if _NUMBER.search(base) else base
         if "." in tail and format_of_name(name) is None:
             extension = tail[tail.index(".") :]
             raise ConfigError(
-                f"name={name!r} ends with {extension!r}, which is none of the shards' formats",
-                hint=f"{name.removesuffix(extension)}.tar; files go into shards under their own extension",
+                f"name={name!r} ends with {extension!r}, which is not the suffix of a shard format",
+                hint=f"{name.removesuffix(extension)}.tar; inside the shards, files keep their own extension",
             )
 
     def _check_split(self) -> None:
@@ -128,10 +130,10 @@ class PackOptions:
                 f"split={self.split!r} must be a dict of names and shares", hint='{"train": 0.9, "val": 0.1}'
             )
         if not self.split or any(not re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in self.split):
-            raise ConfigError(f"split={dict(self.split)!r} must name at least one split, in letters and digits")
+            raise ConfigError(f"split={dict(self.split)!r} must name at least one split, with letters, digits, - and _")
         if self.name is not None and self.is_mds and _SPLIT not in self.name.rpartition("/")[0]:
             raise ConfigError(
-                f"name={self.name!r} puts the splits' MDS shards into one folder, which has one index.json",
+                f"name={self.name!r} puts MDS shards of all splits into one folder, which can have only one index.json",
                 hint="{split}/shard.%05d.mds",
             )
         total = sum(self.split.values())
@@ -141,16 +143,16 @@ class PackOptions:
             )
 
     @property
-    def specs(self) -> tuple[Spec, ...] | None:
-        """`fields`, taken apart."""
+    def specs(self) -> tuple[FieldSpec, ...] | None:
+        """The parsed `fields`."""
         return parse_fields(self.fields)
 
     @property
     def format_name(self) -> str:
-        """The format that is written.
+        """Name of the format that is written.
 
         Raises:
-            ConfigError: the name's suffix says another one, or one that is not written.
+            ConfigError: The name's suffix belongs to another format, or to one that cannot be written.
         """
         by_name = format_of_name(self.name) if self.name is not None else None
         if self.format is None:
@@ -161,7 +163,7 @@ class PackOptions:
 
     @property
     def pattern(self) -> str:
-        """Of the names, a default where none was given."""
+        """Pattern of the shards' names; a default if `name` is None."""
         if self.name is not None:
             return self.name if format_of_name(self.name) is not None else self.name + self.suffix
         if self.is_mds:
@@ -170,25 +172,25 @@ class PackOptions:
 
     @property
     def is_mds(self) -> bool:
-        """Whether shards are MDS, whose folder has an ``index.json``."""
+        """Whether the shards are MDS, whose folder has an ``index.json``."""
         return FORMATS_WRITTEN[self.format_name].read_as.startswith("mds")
 
     @property
     def suffix(self) -> str:
-        """Of the shards' names."""
+        """Suffix of the shards' names."""
         return FORMATS_WRITTEN[self.format_name].suffix
 
     @property
     def patterns(self) -> dict[str, str]:
-        """The pattern of each split's names; without splits that of ``""``."""
+        """Pattern of the shards' names for each split; without splits, the only key is ``""``."""
         pattern = self.pattern
         return {name: pattern.replace(_SPLIT, name) for name in self.split} if self.split else {"": pattern}
 
     def refuse_lost_key(self, key: str) -> None:
-        """Refuse to drop a key that came with the source.
+        """Refuse to drop a key that the source gave.
 
         Raises:
-            ConfigError: the format keeps no keys, no field takes them, and `allow_loss` is not set.
+            ConfigError: The format stores no keys, no field takes them, and `allow_loss` is not set.
         """
         if not (self.allow_loss or self.key_field or FORMATS_WRITTEN[self.format_name].holds_keys):
             field = KEY if self.format_name.startswith("tfrecord") else "id"
@@ -198,13 +200,13 @@ class PackOptions:
             )
 
     def job(self, source: str) -> dict[str, Any]:
-        """Everything that decides which bytes are written, as JSON; two packings with equal jobs are one.
+        """Return everything that decides which bytes are written, as JSON values. Packings with equal jobs are one job.
 
         Args:
             source: Digest of the source.
 
         Raises:
-            ConfigError: the transform uses a value that cannot be compared, and has no version.
+            ConfigError: The transform uses a value that cannot be compared, and has no version.
         """
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _NO_BYTES}
         labels, transform = self.labels, self.transform
@@ -219,9 +221,9 @@ class PackOptions:
         }
 
     def identity_before(self, source: str) -> str:
-        """The name that earlier versions gave to a packing without a transform from the URL `source`."""
+        """Return the identity that earlier versions gave to a packing of the URL `source` without a transform."""
         values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        for name in ("transform_version", "allow_loss", "key_field"):  # options that came later
+        for name in ("transform_version", "allow_loss", "key_field"):  # options that earlier versions did not have
             del values[name]
         values["split"] = list(self.split.items()) if self.split else None
         values["format"], values["name"] = self.format_name, self.pattern
@@ -230,28 +232,32 @@ class PackOptions:
 
 
 def advice(bytes_max: int) -> str | None:
-    """What to say of a shard size outside the usual range; None inside it."""
+    """Return a warning about a shard size outside the usual range; None inside it."""
     low, high = ADVISED_BYTES
     if low <= bytes_max <= high:
         return None
     why = (
-        "many small shards cost requests, listing and seeks"
+        "many small shards cost requests, listing time and seeks"
         if bytes_max < low
-        else "large shards balance badly over ranks, and a broken one costs more"
+        else "large shards are hard to balance over ranks, and a corrupt one costs more"
     )
     return f"shards of {bytes_max} bytes: {why}; {low} to {high} bytes are usual"
 
 
 def check_format(name: str, what: str) -> str:
-    """`name`, where it is a format that is written.
+    """Return `name` if it is a format that can be written.
+
+    Args:
+        name: Name of a format.
+        what: Name of the argument, for the error.
 
     Raises:
-        ConfigError: it is none; `what` was said.
+        ConfigError: It is not such a format.
     """
     if name not in FORMATS_WRITTEN:
         raise ConfigError(
             f"{what}={name!r} is not one of {', '.join(PLAIN_FORMATS)}",
-            hint="compressed: tar.gz, tar.zst, parquet.zst and the like",
+            hint="compressed formats are tar.gz, tar.zst, parquet.zst and so on",
         )
     return name
 
@@ -260,18 +266,18 @@ def check_key_field(name: str | None, format_name: str) -> None:
     """Refuse a field that cannot take the keys.
 
     Raises:
-        ConfigError: its name is reserved, or the format cannot read keys back from it.
+        ConfigError: The name is reserved, or the format cannot read keys back from it.
     """
     if name is not None and (not name or (name in RESERVED_FIELDS and name != KEY)):
-        raise ConfigError(f"key_field={name!r} is no name of a field", hint="--key-field id")
-    written_as(format_name, name)
+        raise ConfigError(f"key_field={name!r} is not a valid field name", hint="--key-field id")
+    written_format(format_name, name)
 
 
 def check_pattern(pattern: str) -> str:
-    """`pattern`, where it gives a name for every number.
+    """Return `pattern` if it gives a name for every number.
 
     Raises:
-        ConfigError: it has not exactly one ``%06d``, or leads out of its folder.
+        ConfigError: It does not have exactly one number such as ``%06d``, or it leads out of its folder.
     """
     if len(_NUMBER.findall(pattern)) != 1 or pattern.count("%") != 1:
         raise ConfigError(f"name={pattern!r} must have exactly one number, like %06d", hint="train-%06d.tar")
@@ -281,7 +287,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def number_in(pattern: str, name: str) -> int | None:
-    """The number with which `pattern` gives `name`; None: with none."""
+    """Return the number for which `pattern` gives `name`; None if there is none."""
     head, tail = _NUMBER.split(pattern)
     match = re.fullmatch(re.escape(head) + r"(\d+)" + re.escape(tail), name)
     return int(match[1]) if match is not None and pattern % int(match[1]) == name else None

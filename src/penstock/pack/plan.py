@@ -1,9 +1,9 @@
-"""The plan: which samples each shard holds, fixed before any of them is read.
+"""The plan of a packing: which samples each shard holds, decided before any of them is read.
 
-It is a pure function of the listing and the options, written down at the destination first; a run that is resumed
-follows what is written, whatever the source lists by then. Sources are read in the versions that the plan names.
+A plan is a pure function of the listing and the options. It is written to the destination first, and a resumed run
+follows it, whatever the source lists by then. Sources are read in the versions that the plan names.
 
-Stored as gzipped JSON lines, without a time: a header, the stores, then one line per shard.
+A plan is stored as gzipped JSON lines without a timestamp: a header, which names the stores, and one line per shard.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import key_of, permutation
-from penstock.pack.entries import Entry, Member, split_of
+from penstock.pack.entries import PlanEntry, PlanMember, split_of
 from penstock.pack.identity import unsigned_url
 from penstock.pack.options import PLAN_VERSION
-from penstock.pack.shard_file import stored_bytes, tail_bytes
+from penstock.pack.written_formats import stored_bytes, tail_bytes
 from penstock.redaction import public_key, stored_key
 
 if TYPE_CHECKING:
@@ -29,38 +29,44 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 _HTTP = ("http://", "https://")
-_SHUFFLE = 0x7061636B  # "pack": the permutation is not that of any epoch
+_SHUFFLE = 0x7061636B  # "pack", so that the permutation differs from those of epochs
 
 
 class ShardPlan(NamedTuple):
-    """One shard: its name, its samples, and about how many bytes it will have (tar without transform: exactly)."""
+    """One shard of a plan.
+
+    Attributes:
+        name: Key of the shard in the destination.
+        entries: Its samples; in a conversion, its source shards or pieces of them.
+        size_bytes: Its approximate size in bytes; exact for tar without a transform. 0 if it is unknown.
+    """
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[PlanEntry, ...]
     size_bytes: int
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read for it."""
+        """Bytes that are read to write it."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class PackPlan:
     """What one packing does.
 
     Attributes:
-        identity: Of source and options, 16 hex digits.
-        kind: ``entries``: samples of objects; ``sequence``: a Python iterable, whose shards are found as they are
-            written; ``shards``: one shard from one shard.
-        format: That is written.
-        patterns: Of the shards' names, by split.
-        starts: The first number of each split's names.
-        roots: URLs of the stores that the members lie in.
-        shards: What is to be written.
-        passed_over: Files of the source that are in no sample.
-        classes: Words of labels, in the order of their numbers.
-        job: What is done with which source, see ``identity``; None in a plan of an earlier version.
+        identity: Identity of source and options, 16 hexadecimal digits.
+        kind: ``entries`` if samples consist of objects; ``sequence`` for a Python iterable, whose shards are not known
+            before they are written; ``shards`` if shards are made from shards.
+        format: Name of the format that is written.
+        patterns: Pattern of the shards' names, by split.
+        starts: First number in the shards' names, by split.
+        roots: URLs of the members' stores.
+        shards: Shards to be written; empty for a sequence.
+        passed_over: Number of files of the source that belong to no sample.
+        classes: Labels as words, in the order of their numbers; None if there are none.
+        job: What is done with which source, see ``penstock.pack.identity``; None in a plan of an earlier version.
     """
 
     identity: str
@@ -76,25 +82,28 @@ class Plan:
 
     @property
     def samples_count(self) -> int:
-        """Of all shards; 0 of a sequence."""
+        """Number of samples in all shards; 0 unless `kind` is ``entries``."""
         return sum(len(shard.entries) for shard in self.shards) if self.kind == "entries" else 0
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read."""
+        """Bytes that are read for all shards."""
         return self.bytes_of(self.shards)
 
     def bytes_of(self, shards: list[ShardPlan]) -> int:
-        """Bytes that are read for some of its shards."""
-        if self.kind == "shards":  # a piece of a source, where sizes are new
+        """Return how many bytes are read for some of its shards."""
+        if self.kind == "shards":  # a piece of a source has its own size
             return sum(shard.size_bytes or shard.source_bytes for shard in shards)
         return sum(shard.source_bytes for shard in shards)
 
-    def check_source(self, now: Plan) -> None:
-        """Refuse to call this plan done, where another would be made of what the source holds now.
+    def check_source(self, now: PackPlan) -> None:
+        """Refuse a finished plan if the source has changed since it was made.
+
+        Args:
+            now: Plan of what the source holds now.
 
         Raises:
-            DataError: Objects were added, removed or changed since; names the first.
+            DataError: Objects were added, removed or changed; the error names the first one.
         """
         before, after = (_contents(plan) for plan in (self, decode(now.encode(), "")))
         if before == after:
@@ -102,35 +111,38 @@ class Plan:
         added, removed = len(after.keys() - before.keys()), len(before.keys() - after.keys())
         differing = [key for key in [*before, *after] if before.get(key) != after.get(key)]
         changed = sum(before[key] != after[key] for key in before.keys() & after.keys())
-        what = f"{added} more, {removed} fewer, {changed} changed" if differing else "they come in another order"
+        what = f"{added} added, {removed} removed, {changed} changed" if differing else "the order changed"
         raise DataError(
-            f"the source is not what was planned: of its {'samples' if self.kind == 'entries' else 'shards'} {what}",
-            hint="--overwrite (overwrite=True) begins anew; --append adds what lies below another URL or in a manifest",
+            f"the source changed after it was planned: {what} ({'samples' if self.kind == 'entries' else 'shards'})",
+            hint="--overwrite (overwrite=True) starts again; --append adds the contents of another URL or manifest",
             sample_key=differing[0] if differing else None,
         )
 
     @property
     def is_of_urls(self) -> bool:
-        """Whether members are read over HTTP, so that a plan that was written down lacks what signed their URLs."""
+        """Whether members are read over HTTP, so that a stored plan lacks the signatures of their URLs."""
         return any(root.startswith(_HTTP) for root in self.roots)
 
-    def _stored(self, member: Member) -> Member:
-        """As it is written down: without a signature, and with a digest for what else is in a query."""
+    def _stored(self, member: PlanMember) -> PlanMember:
+        """Return a member as it is stored: without its signature, and with a digest in place of other query parameters."""
         root = self.roots[member.root]
         if not root.startswith(_HTTP):
             return member
         return member._replace(key=stored_key(unsigned_url(root + member.key)[len(root) :]))
 
-    def complete(self, now: Plan) -> None:
-        """Take the members' keys, with the queries that are not written down, from another plan of the same source.
+    def complete(self, now: PackPlan) -> None:
+        """Restore the members' keys, with the queries that are not stored, from another plan of the same source.
+
+        Args:
+            now: Plan of what the source names now.
 
         Raises:
-            ConfigError: the source names an object no longer.
+            ConfigError: The source no longer names an object of this plan.
         """
         members = (member for shard in now.shards for entry in shard.entries for member in entry.members)
         known = {(now.roots[member.root], now._stored(member).key): member.key for member in members}
 
-        def completed(member: Member) -> Member:
+        def completed(member: PlanMember) -> PlanMember:
             root = self.roots[member.root]
             if not root.startswith(_HTTP):
                 return member
@@ -138,7 +150,7 @@ class Plan:
             if key is None:
                 raise ConfigError(
                     f"the source no longer names {root}{public_key(member.key)}, which the unfinished run planned to read",
-                    hint="give the same URLs, signed again or not; or --overwrite to begin anew",
+                    hint="give the same URLs, with the same or new signatures, or start again with --overwrite",
                 )
             return member._replace(key=key)
 
@@ -150,7 +162,7 @@ class Plan:
         ]
 
     def encode(self) -> bytes:
-        """As stored; the same bytes for the same plan."""
+        """Return the plan as it is stored; equal plans give equal bytes."""
         head = {
             "penstock_plan": PLAN_VERSION,
             "identity": self.identity,
@@ -171,30 +183,38 @@ class Plan:
         return gzip.compress("\n".join(lines).encode(), compresslevel=3, mtime=0)
 
 
-def decode(data: Buffer, name: str) -> Plan:
-    """What ``Plan.encode`` wrote.
+def decode(data: Buffer, name: str) -> PackPlan:
+    """Return the plan that ``PackPlan.encode`` stored.
+
+    Args:
+        data: uint8[n], the stored plan.
+        name: Name of the plan, for errors.
 
     Raises:
-        DataError: it is no plan, is damaged, or is one of another version.
+        DataError: The data is not a plan, is damaged, or has another version.
     """
     try:
         lines = gzip.decompress(bytes(data)).split(b"\n")
         head = json.loads(lines[0])
         if head["penstock_plan"] != PLAN_VERSION:
-            raise DataError(f"its version is {head['penstock_plan']}, this penstock's {PLAN_VERSION}", shard=name)
+            raise DataError(
+                f"it has version {head['penstock_plan']}, this penstock reads version {PLAN_VERSION}", shard=name
+            )
         shards = [_decode_shard(line) for line in lines[1:]]
         if len(shards) != head["shards_count"]:
             raise DataError(f"it has {len(shards)} of {head['shards_count']} shards", shard=name)
         names = ("identity", "kind", "format", "patterns", "starts", "roots", "passed_over", "classes")
-        return Plan(**{name: head[name] for name in names}, shards=shards, job=head.get("job"))
+        return PackPlan(**{name: head[name] for name in names}, shards=shards, job=head.get("job"))
     except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"it is no plan of a packing ({error})", hint="--overwrite begins anew", shard=name) from error
+        raise DataError(
+            f"it is not a plan of a packing ({error})", hint="--overwrite starts again", shard=name
+        ) from error
 
 
-def _contents(plan: Plan) -> dict[str, list[Any]]:
-    """What the source holds, by sample, or of a conversion by shard."""
+def _contents(plan: PackPlan) -> dict[str, list[Any]]:
+    """Return what the source holds, by sample; in a conversion, by shard."""
     found: dict[str, list[Any]] = {}
     for shard in plan.shards:
         for entry in shard.entries:
@@ -206,27 +226,29 @@ def _contents(plan: Plan) -> dict[str, list[Any]]:
 
 def _decode_shard(line: bytes) -> ShardPlan:
     name, size_bytes, entries = json.loads(line)
-    made = tuple(Entry(key, tuple(Member(*member) for member in members), values) for key, members, values in entries)
-    return ShardPlan(name, made, size_bytes)
+    decoded = tuple(
+        PlanEntry(key, tuple(PlanMember(*member) for member in members), values) for key, members, values in entries
+    )
+    return ShardPlan(name, decoded, size_bytes)
 
 
-def cut(entries: list[Entry], options: PackOptions, starts: dict[str, int]) -> list[ShardPlan]:
-    """Shards of `entries`, in their order or permuted, each filled until the next sample would make it too large.
+def cut(entries: list[PlanEntry], options: PackOptions, starts: dict[str, int]) -> list[ShardPlan]:
+    """Cut `entries`, in their order or permuted, into shards. A shard ends before the sample that would exceed its size.
 
     Args:
-        entries: Samples, in the source's order.
-        options: Of the packing.
-        starts: The first number of each split's names.
+        entries: Samples in the source's order.
+        options: Options of the packing.
+        starts: First number in the shards' names, by split.
 
     Raises:
-        DataError: a sample is larger than a shard, or two have one key.
+        DataError: A sample is larger than a shard, or two samples have the same key.
     """
     if options.shuffle:
         entries = [entries[index] for index in permutation(len(entries), key_of(options.seed, _SHUFFLE))]
     seen: set[str] = set()
     for entry in entries:
         if entry.key in seen:
-            raise DataError("two samples have this key", sample_key=entry.key)
+            raise DataError("two samples have the same key", sample_key=entry.key)
         seen.add(entry.key)
     shards = []
     for split, pattern in options.patterns.items():
@@ -239,11 +261,11 @@ def cut(entries: list[Entry], options: PackOptions, starts: dict[str, int]) -> l
     return shards
 
 
-def _filled(entries: list[Entry], options: PackOptions) -> Iterator[tuple[list[Entry], int]]:
+def _filled(entries: list[PlanEntry], options: PackOptions) -> Iterator[tuple[list[PlanEntry], int]]:
     format_name = options.format_name
     tail = tail_bytes(format_name)
     samples_max = options.samples_max or len(entries)
-    group: list[Entry] = []
+    group: list[PlanEntry] = []
     size_bytes = tail
     for entry in entries:
         more = stored_bytes(entry.key, entry.sizes(), format_name)
@@ -261,11 +283,11 @@ def check_sample_size(key: str, size_bytes: int, bytes_max: int) -> None:
     """Refuse a sample that no shard can hold.
 
     Raises:
-        DataError: it is larger than `bytes_max`.
+        DataError: The sample is larger than `bytes_max`.
     """
     if size_bytes > bytes_max:
         raise DataError(
-            f"the sample takes {size_bytes} bytes, a shard has at most {bytes_max}",
+            f"the sample takes {size_bytes} bytes, but a shard has at most {bytes_max}",
             hint="raise --bytes-max (bytes_max=), or leave the sample out",
             sample_key=key,
         )

@@ -1,4 +1,4 @@
-"""How a packing goes, told to whoever asks: from any of its threads, one at a time."""
+"""Progress of a packing, reported to a listener, and the result of a packing."""
 
 from __future__ import annotations
 
@@ -8,81 +8,81 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from penstock.index import ShardRow
 
-SAMPLES_PER_WORD = 64
-"""Samples that pass before a listener hears of them: a call under a lock each would cost as much as a header."""
+SAMPLES_PER_REPORT = 64
+"""Samples between two reports of progress: a call under a lock for each sample would cost as much as a tar header."""
 
-BYTES_PER_WORD = 8 * 10**6
-"""The same in bytes, for large samples."""
+BYTES_PER_REPORT = 8 * 10**6
+"""Bytes between two reports of progress, for large samples."""
 
 
-class Listener(Protocol):
-    """Hears how a packing goes. Calls come from several threads, never two at a time."""
+class PackListener(Protocol):
+    """Receives the progress of a packing. Calls come from several threads, but never two at a time."""
 
     def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
-        """So much is left to do; of an iterable nobody knows, and all are 0."""
+        """This much is left to do. All three are 0 for an iterable, whose size is unknown."""
 
     def progressed(self, samples_count: int, source_bytes: int) -> None:
-        """So many more samples, of so many bytes, were taken."""
+        """This many more samples, read from this many bytes, were taken."""
 
     def finished(self, row: ShardRow, *, known: bool) -> None:
-        """A shard is there with its index; `known`: an earlier run wrote it."""
+        """A shard and its index are stored; if `known`, an earlier run wrote them."""
 
     def verified(self, row: ShardRow) -> None:
-        """A shard was read back and is what was written."""
+        """A shard was read back and equals what was written."""
 
 
-class Silence:
+class NullListener:
     """A listener that does nothing."""
 
     def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
-        """See ``Listener``."""
+        """Do nothing."""
 
     def progressed(self, samples_count: int, source_bytes: int) -> None:
-        """See ``Listener``."""
+        """Do nothing."""
 
     def finished(self, row: ShardRow, *, known: bool) -> None:
-        """See ``Listener``."""
+        """Do nothing."""
 
     def verified(self, row: ShardRow) -> None:
-        """See ``Listener``."""
+        """Do nothing."""
 
 
-class OneAtATime:
-    """A listener that passes on to another, under a lock."""
+class LockedListener:
+    """A listener that passes every call on to another one under a lock."""
 
-    def __init__(self, inner: Listener) -> None:
+    def __init__(self, inner: PackListener) -> None:
         self._inner = inner
         self._lock = threading.Lock()
 
     def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
-        """See ``Listener``."""
+        """Pass the call on."""
         with self._lock:
             self._inner.planned(shards_count, samples_count, source_bytes)
 
     def progressed(self, samples_count: int, source_bytes: int) -> None:
-        """See ``Listener``."""
+        """Pass the call on."""
         with self._lock:
             self._inner.progressed(samples_count, source_bytes)
 
     def finished(self, row: ShardRow, *, known: bool) -> None:
-        """See ``Listener``."""
+        """Pass the call on."""
         with self._lock:
             self._inner.finished(row, known=known)
 
     def verified(self, row: ShardRow) -> None:
-        """See ``Listener``."""
+        """Pass the call on."""
         with self._lock:
             self._inner.verified(row)
 
 
 class Packed(NamedTuple):
-    """What a packing made.
+    """The result of a packing.
 
     Attributes:
-        url: Of the folder that holds the shards.
-        rows: Of the index, one per shard, in the order of the plan.
-        shards_written: Of these, by this run; an earlier one wrote the others.
-        passed_over: Files of the source that belong to no sample.
+        url: URL of the folder that holds the shards.
+        rows: Rows of the index, one per shard, in the order of the plan.
+        shards_written: Number of shards that this run wrote; an earlier run wrote the others.
+        passed_over: Number of files of the source that belong to no sample.
     """
 
     url: str
@@ -92,10 +92,10 @@ class Packed(NamedTuple):
 
     @property
     def samples_count(self) -> int:
-        """In all shards."""
+        """Number of samples in all shards."""
         return sum(row.samples_count for row in self.rows)
 
     @property
     def size_bytes(self) -> int:
-        """Of all shards."""
+        """Size of all shards in bytes."""
         return sum(row.size_bytes for row in self.rows)

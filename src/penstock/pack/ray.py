@@ -1,9 +1,10 @@
-"""Packing on a Ray cluster: a task for each shard, the same code as here. Ray is imported nowhere else.
+"""A worker pool on a Ray cluster: one task per group of shards, which runs the same code. Ray is imported only here.
 
-The plan says what each shard is, so tasks need nothing of each other, and a task that is tried again, because its
-machine was lost, writes the same bytes under the same name. This process writes the plan before and the index after;
-where it dies itself, the next run, on a cluster or here, goes on as always. What a lost machine was sending in parts is
-dropped at the end. Sources and destination must be reachable from every machine: object stores, or a shared disk.
+The plan defines each shard, so tasks do not depend on each other, and a task that is repeated because its machine was
+lost writes the same bytes under the same name. This process writes the plan before the tasks and the index after them;
+if it dies itself, the next run continues as always, on a cluster or on one machine. Uploads that a lost machine had
+started are dropped at the end. Every machine must be able to reach the sources and the destination: object stores, or a
+shared disk.
 """
 
 from __future__ import annotations
@@ -15,127 +16,130 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock import compose
 from penstock.errors import ConfigError, PenstockError, WorkerDiedError
 from penstock.fetch import set_process_budget
-from penstock.pack.contents import modules_of
-from penstock.pack.running import Desk, EntriesRecipe, shares
-from penstock.pack.shelf import Shelf
-from penstock.pack.verifying import check_shard
+from penstock.pack.fingerprint import modules_of
+from penstock.pack.recipes import EntriesRecipe, WriteContext
+from penstock.pack.shard_file import ShardFolder
+from penstock.pack.verification import check_shard
+from penstock.pack.workers import memory_shares
 
 if TYPE_CHECKING:
     from penstock.index import ShardRow
-    from penstock.pack.progress import Listener
-    from penstock.pack.running import Crew, How, Unit
+    from penstock.pack.progress import PackListener
+    from penstock.pack.recipes import ShardGroup, WorkerSetup
+    from penstock.pack.workers import ExecutionOptions
 
 RETRIES_MAX = 8
-"""Times that a shard is begun again after its machine or process was lost; errors of the data or a store are final."""
+"""How often a task is repeated after its machine or process was lost. Errors of the data or a store are not repeated."""
 
 WAITING_PER_CPU = 2
-"""Tasks handed to the cluster for each of its CPUs: more would hold their plans in its memory."""
+"""Tasks submitted for each CPU of the cluster: more of them would only hold their plans in its memory."""
 
 CANCEL_S_MAX = 15.0
-"""Seconds for tasks to drop what they had open, when another one failed or the user asked to stop."""
+"""Seconds that tasks get to drop their open shards after another one failed or the user interrupted."""
 
 
-class _Done(NamedTuple):
+class _TaskResult(NamedTuple):
     rows: list[ShardRow]
     samples_count: int
     source_bytes: int
 
 
-def run_on_ray(units: list[Unit], crew: Crew, *, how: How, listener: Listener) -> dict[str, ShardRow]:
-    """Write all shards of `units` on a cluster; their rows by name.
+class RayWorkerPool:
+    """A worker pool on a cluster. A cluster that this process has joined already is used, and stays joined.
 
     Args:
-        units: One task each.
-        crew: What they need.
-        how: ``address`` and ``jobs``; a cluster that this process has joined already is used, and stays joined.
-        listener: Told how it goes, a shard at a time.
-
-    Raises:
-        ConfigError: there is no cluster at that address.
-        PenstockError: the first error of any shard; the others are given up.
-        WorkerDiedError: a shard's machine was lost more than ``RETRIES_MAX`` times.
+        setup: What the workers need.
+        options: Address of the cluster, number of shards at a time, memory limit, and whether shards are verified.
+        listener: Receives progress, a group of shards at a time.
     """
-    ray: Any = import_module("ray")
-    joined = ray.is_initialized()
-    if not joined:
-        try:
-            ray.init(address=how.address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError(f"there is no Ray cluster at {how.address!r}: {error}") from error
-    try:
-        with _by_value(ray, crew):
-            return _Tasks(ray, crew, how, listener).run(units)
-    finally:
-        if not joined:
-            ray.shutdown()
 
-
-def _by_value(ray: Any, crew: Crew) -> ExitStack:
-    """Until it is left, a transform travels with the user's modules that it uses: other machines may not have them."""
-    stack = ExitStack()
-    transform = crew.recipe.transform if isinstance(crew.recipe, EntriesRecipe) else None
-    for module in modules_of(transform) if transform is not None else ():
-        if module.__name__ != "__main__":
-            ray.cloudpickle.register_pickle_by_value(module)
-            stack.callback(ray.cloudpickle.unregister_pickle_by_value, module)
-    return stack
-
-
-class _Tasks:
-    """The tasks of one packing."""
-
-    def __init__(self, ray: Any, crew: Crew, how: How, listener: Listener) -> None:
-        self._ray = ray
-        self._how = how
+    def __init__(self, setup: WorkerSetup, *, options: ExecutionOptions, listener: PackListener) -> None:
+        self._ray: Any = import_module("ray")
+        self._setup = setup
+        self._options = options
         self._listener = listener
-        self._task = ray.remote(num_cpus=1, max_retries=RETRIES_MAX, scheduling_strategy="SPREAD")(_write)
-        self._crew = ray.put(crew)
         self._rows: dict[str, ShardRow] = {}
-        self._running: dict[Any, Unit] = {}
+        self._running: dict[Any, ShardGroup] = {}
 
-    def run(self, units: list[Unit]) -> dict[str, ShardRow]:
-        """All of them; their rows by name."""
-        waiting = list(reversed(units))
+    def write(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
+        """Write all shards; see ``WorkerPool.write``.
+
+        Raises:
+            ConfigError: There is no cluster at the address.
+            PenstockError: The first error of any shard; the others are given up.
+            WorkerDiedError: A shard's machine was lost more than ``RETRIES_MAX`` times.
+        """
+        ray = self._ray
+        was_joined = ray.is_initialized()
+        if not was_joined:
+            try:
+                ray.init(
+                    address=self._options.address, log_to_driver=False, logging_level="ERROR", include_dashboard=False
+                )
+            except (ConnectionError, ValueError) as error:
+                raise ConfigError(f"there is no Ray cluster at {self._options.address!r}: {error}") from error
+        try:
+            with self._modules_by_value():
+                return self._run(groups)
+        finally:
+            if not was_joined:
+                ray.shutdown()
+
+    def _modules_by_value(self) -> ExitStack:
+        """Pickle the user's modules that a transform uses by value until the stack is left: workers may not have them."""
+        stack = ExitStack()
+        recipe, pickler = self._setup.recipe, self._ray.cloudpickle
+        transform = recipe.transform if isinstance(recipe, EntriesRecipe) else None
+        for module in modules_of(transform) if transform is not None else ():
+            if module.__name__ != "__main__":
+                pickler.register_pickle_by_value(module)
+                stack.callback(pickler.unregister_pickle_by_value, module)
+        return stack
+
+    def _run(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
+        task = self._ray.remote(num_cpus=1, max_retries=RETRIES_MAX, scheduling_strategy="SPREAD")(_write_group)
+        setup = self._ray.put(self._setup)
+        waiting = list(reversed(groups))
         try:
             while waiting or self._running:
-                while waiting and len(self._running) < self._limit():
-                    unit = waiting.pop()
-                    ref = self._task.remote(self._crew, unit, self._how.memory_bytes_max, self._how.verify)
-                    self._running[ref] = unit
+                while waiting and len(self._running) < self._tasks_max():
+                    group = waiting.pop()
+                    ref = task.remote(setup, group, self._options.memory_bytes_max, self._options.verify)
+                    self._running[ref] = group
                 (ref,), _ = self._ray.wait(list(self._running), num_returns=1)
-                self._note(self._result(ref))
+                self._take(self._result(ref))
                 del self._running[ref]
         except BaseException:
             self._cancel()
             raise
         return self._rows
 
-    def _limit(self) -> int:
-        if self._how.jobs is not None:
-            return self._how.jobs
+    def _tasks_max(self) -> int:
+        if self._options.jobs is not None:
+            return self._options.jobs
         return max(1, WAITING_PER_CPU * int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def _result(self, ref: Any) -> _Done:
+    def _result(self, ref: Any) -> _TaskResult:
         try:
-            done: _Done = self._ray.get(ref)
+            result: _TaskResult = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, PenstockError) else error from None
         except self._ray.exceptions.RayError as error:
             name = self._running[ref][0].name
             raise WorkerDiedError(f"shard {name!r} was given up: {type(error).__name__}: {error}") from error
-        return done
+        return result
 
-    def _note(self, done: _Done) -> None:
-        self._listener.progressed(done.samples_count, done.source_bytes)
-        for row in done.rows:
+    def _take(self, result: _TaskResult) -> None:
+        self._listener.progressed(result.samples_count, result.source_bytes)
+        for row in result.rows:
             self._rows[row.key] = row
             self._listener.finished(row, known=False)
-            if self._how.verify:
+            if self._options.verify:
                 self._listener.verified(row)
 
     def _cancel(self) -> None:
-        """Have the others drop what they have open."""
+        """Have the running tasks drop the shards that they have open."""
         refs = list(self._running)
         with suppress(self._ray.exceptions.RayError):
             for ref in refs:
@@ -144,26 +148,26 @@ class _Tasks:
                 self._ray.wait(refs, num_returns=len(refs), timeout=CANCEL_S_MAX)
 
 
-def _write(crew: Crew, unit: Unit, memory_bytes_max: int | None, verify: bool) -> _Done:
-    """One task: some shards, on whatever machine this is."""
+def _write_group(setup: WorkerSetup, group: ShardGroup, memory_bytes_max: int | None, verify: bool) -> _TaskResult:
+    """Write one group of shards; this runs as a Ray task, on any machine of the cluster."""
     if memory_bytes_max is not None:
-        set_process_budget(shares(memory_bytes_max, 1, crew.recipe.format).reading_bytes)
+        set_process_budget(memory_shares(memory_bytes_max, 1, setup.recipe.format).reading_bytes)
     samples_count = source_bytes = 0
 
-    def progressed(samples: int, size_bytes: int) -> None:
+    def report_progress(samples: int, size_bytes: int) -> None:
         nonlocal samples_count, source_bytes
         samples_count, source_bytes = samples_count + samples, source_bytes + size_bytes
 
     with ExitStack() as stack:
-        shelf = Shelf(stack.enter_context(compose.connect(crew.url, **crew.connection)), run=crew.run)
-        stores = [stack.enter_context(compose.connect(url, **crew.to_source)) for url in crew.roots]
+        folder = ShardFolder(stack.enter_context(compose.connect(setup.url, **setup.connection)), run=setup.run)
+        stores = [stack.enter_context(compose.connect(url, **setup.source_connection)) for url in setup.roots]
         rows = []
-        for row in crew.recipe.write(Desk(shelf, stores, _going_on, progressed), unit):
+        for row in setup.recipe.write(WriteContext(folder, stores, _raise_if_stopped, report_progress), group):
             if verify:
-                check_shard(shelf.store, shelf.place, row)
+                check_shard(folder.store, folder.place, row)
             rows.append(row)
-    return _Done(rows, samples_count, source_bytes)
+    return _TaskResult(rows, samples_count, source_bytes)
 
 
-def _going_on() -> None:
-    """Whoever stops a task interrupts it."""
+def _raise_if_stopped() -> None:
+    """Do nothing: Ray interrupts a task that must stop."""

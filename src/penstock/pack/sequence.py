@@ -1,10 +1,10 @@
-"""Samples from Python, one after the other: push-style writing, and iterables with their resuming.
+"""Packing samples that come from Python one after the other: ``penstock.pack.writer``, and iterables.
 
-There is one writer and one order, so shards are cut by what is written. A plain iterable can only be replayed: a
-resumed run takes the samples of the finished shards from it again and lets them go, after it held their keys and
-checksums against what was written; shards whose index has no checksums (compressed ones and
-Parquet) are written again. A data set with ``len``
-and ``[]`` begins where the last finished shard ended; of each finished one, its first sample is held against the shard.
+There is one writer and one order, so shards are cut by the bytes that were written. A plain iterable can only be replayed:
+a resumed run takes the samples of the finished shards from it again, compares their keys and checksums with what was
+written, and drops them. Shards whose index has no checksums (compressed ones and Parquet) are written again. A data set
+with ``len`` and ``[]`` continues where the last finished shard ended; only the first sample of each finished shard is
+compared.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from penstock.errors import ClosedError, ConfigError, DataError
 from penstock.formats import without_content
 from penstock.formats.sample import check_key
 from penstock.pack.destination import Destination, split_destination
-from penstock.pack.fields import take
+from penstock.pack.fields import select_fields
 from penstock.pack.identity import job_identity
 from penstock.pack.options import BYTES_MAX, PackOptions, number_in
-from penstock.pack.plan import Plan, check_sample_size
-from penstock.pack.running import transformed
-from penstock.pack.shard_file import ShardFile, checksum, prepare, stored_bytes, tail_bytes, with_key, written_as
+from penstock.pack.plan import PackPlan, check_sample_size
+from penstock.pack.recipes import apply_transform
+from penstock.pack.shard_file import ShardFile
+from penstock.pack.written_formats import checksum, prepare, stored_bytes, tail_bytes, with_key_field, written_format
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
@@ -31,21 +32,24 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from penstock.index import ShardIndex, ShardRow
-    from penstock.pack.progress import Listener
+    from penstock.pack.progress import PackListener
     from penstock.pipeline.sources import ConnectionOptions
 
 
-class Sequence:
-    """Writes shards one after the other: a shard ends before the sample that would make it too large.
+class ShardSequence:
+    """Writes shards one after the other. A shard ends before the sample that would exceed its limits.
+
+    Attributes:
+        rows: Rows of the shards that were written.
 
     Args:
-        destination: Where they go.
-        pattern: Of their names.
+        destination: Folder of the shards.
+        pattern: Pattern of the shards' names.
         format_name: A key of ``FORMATS_WRITTEN``.
-        bytes_max: Of a shard.
-        samples_max: Of a shard.
-        first_number: Of the first shard's name.
-        key_field: Name of the field that takes the keys.
+        bytes_max: Size limit of a shard in bytes.
+        samples_max: Limit of samples in a shard; None if there is none.
+        first_number: Number in the first shard's name.
+        key_field: Name of the field that takes the samples' keys; None if there is none.
     """
 
     def __init__(
@@ -70,14 +74,14 @@ class Sequence:
         self.rows: list[ShardRow] = []
 
     def add(self, sample: Mapping[str, Any]) -> ShardRow | None:
-        """Write one sample with its ``__key__``; the row of the shard that it ended, if it did.
+        """Write one sample with its ``__key__``; return the row of the shard that ended before it, or None.
 
         Raises:
-            DataError: the format cannot hold it, or no shard can.
-            StoreError: of writing; the shard is given up.
+            DataError: The format cannot hold the sample, or it is larger than a shard.
+            StoreError: Writing failed; the shard is given up.
         """
         key = sample["__key__"]
-        sample = prepare(with_key(sample, self._key_field), written_as(self._format, self._key_field))
+        sample = prepare(with_key_field(sample, self._key_field), written_format(self._format, self._key_field))
         sizes = {name: _size(value) for name, value in sample.items() if name != "__key__"}
         more = stored_bytes(key, sizes, self._format)
         tail = tail_bytes(self._format)
@@ -95,7 +99,7 @@ class Sequence:
         return ended
 
     def end(self) -> ShardRow | None:
-        """Commit the shard that is open; its row, None where none is."""
+        """Commit the open shard and return its row; return None if no shard is open."""
         if self._file is None:
             return None
         file, self._file = self._file, None
@@ -109,7 +113,7 @@ class Sequence:
         return row
 
     def abort(self) -> None:
-        """Drop the shard that is open; idempotent."""
+        """Drop the open shard; idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.abort()
@@ -125,10 +129,13 @@ def _size(value: Any) -> int:
 
 @boundary
 class SequenceWriter:
-    """``penstock.pack.writer``: shards by ``write(sample)``, for those who come from ``ShardWriter`` and ``TarWriter``.
+    """Writes shards sample by sample, like ``ShardWriter`` and ``TarWriter`` of other libraries; see ``writer``.
 
-    A context manager. What is complete is visible; leaving it by an exception drops the shard that is open, and writes
-    neither the data set's index nor the manifest: the shards that are there can be read, or packed over.
+    A context manager. Complete shards are visible at once. Leaving it by an exception drops the open shard, and writes
+    neither the data set's index nor the manifest; the finished shards can be read, or replaced with ``overwrite=True``.
+
+    Attributes:
+        samples_count: Number of samples written so far.
     """
 
     def __init__(
@@ -148,7 +155,7 @@ class SequenceWriter:
             starts = self._destination.begin(job, options.patterns, append=append, overwrite=overwrite)
             if options.is_mds:
                 self._destination.refuse_index_json(options.patterns.values())
-            self._plan = Plan(
+            self._plan = PackPlan(
                 identity=f"{job_identity(job)}-{starts['']}",
                 kind="sequence",
                 format=options.format_name,
@@ -160,7 +167,7 @@ class SequenceWriter:
         except BaseException:
             self._store.close()
             raise
-        self._sequence = Sequence(
+        self._sequence = ShardSequence(
             self._destination,
             pattern=options.pattern,
             format_name=options.format_name,
@@ -187,13 +194,14 @@ class SequenceWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append one sample: ``{"__key__": "000017", "jpg": <bytes>, "cls": 3, "json": {...}}``.
 
-        Bytes and texts are stored as they are; numbers become digits where the format has none, dicts and lists JSON,
-        arrays ``.npy``, images the format that their field is called.
+        Bytes and text are stored unchanged. If the format holds no numbers, they become digits. Dicts and lists become
+        JSON, arrays become ``.npy``, and images are encoded in the format of their field's extension.
 
         Raises:
-            DataError: it has no key, is larger than a shard, or the format cannot hold it; nothing of it was written.
-            StoreError: of writing; the open shard is lost.
-            ClosedError: after ``close()``.
+            DataError: The sample has no key, is larger than a shard, or the format cannot hold it; nothing of it was
+                written.
+            StoreError: Writing failed; the open shard is lost.
+            ClosedError: The writer is closed.
         """
         if self._closed:
             raise ClosedError("the writer is closed")
@@ -201,15 +209,17 @@ class SequenceWriter:
         try:
             check_key(key)
         except ConfigError as error:
-            raise DataError(f"it has no sample key: {error.what}", hint=error.hint, sample_key=str(key)) from error
+            raise DataError(
+                f"the sample has no valid key: {error.what}", hint=error.hint, sample_key=str(key)
+            ) from error
         self._sequence.add(sample)
         self.samples_count += 1
 
     def close(self) -> None:
-        """Commit the last shard, write the index and the manifest; idempotent.
+        """Commit the last shard, then write the index and the manifest; idempotent.
 
         Raises:
-            StoreError: of any of these.
+            StoreError: One of these writes failed.
         """
         if self._closed:
             return
@@ -222,7 +232,7 @@ class SequenceWriter:
             self._store.close()
 
     def abort(self) -> None:
-        """Drop the shard that is open; idempotent, nothing after ``close()``."""
+        """Drop the open shard; idempotent, and without effect after ``close()``."""
         if not self._closed:
             self._closed = True
             self._sequence.abort()
@@ -241,28 +251,29 @@ def writer(
     overwrite: bool = False,
     **connection: Unpack[ConnectionOptions],
 ) -> SequenceWriter:
-    """Write shards by ``.write(sample)``.
+    """Return a writer of shards, which takes samples by ``.write(sample)``.
 
     Args:
-        url: Pattern of the shards' URLs: ``s3://bucket/train-%06d.tar``; the suffix says the format.
-        format: As for ``pack``, where the suffix does not say it.
-        bytes_max: A shard ends before the sample that would make it larger.
-        samples_max: The same, in samples.
-        key_field: As for ``pack``; without it TFRecord, RecordIO and MDS do not store the keys.
-        append: Number on from the shards that are there.
-        overwrite: Replace the shards that penstock packed there.
-        **connection: As for ``penstock.connect``.
+        url: Pattern of the shards' URLs: ``s3://bucket/train-%06d.tar``. Its suffix decides the format.
+        format: Name of the format, as in ``pack``; None takes the suffix's.
+        bytes_max: Size limit of a shard in bytes; a shard ends before the sample that would exceed it.
+        samples_max: Limit of samples in a shard; None if there is none.
+        key_field: Name of a field that takes the samples' keys, as in ``pack``; TFRecord, RecordIO and MDS do not store
+            the keys without it.
+        append: Whether to continue the numbers of the shards that exist.
+        overwrite: Whether to replace the shards that penstock packed there.
+        **connection: Connection options, as in ``penstock.connect``.
 
     Raises:
-        ConfigError: no pattern, or the destination is not empty and neither flag was given.
-        StoreError: the destination cannot be listed or written.
+        ConfigError: `url` is not a pattern, or the destination is not empty and neither flag was given.
+        StoreError: The destination cannot be listed or written.
 
     Cost: a listing; five parts of 8 MiB while a shard is open.
     """
     text = str(url)
     _, name = split_destination(text)
     if name is None:
-        raise ConfigError(f"{text!r} is no pattern of names", hint="s3://bucket/train-%06d.tar")
+        raise ConfigError(f"{text!r} is not a pattern of names", hint="s3://bucket/train-%06d.tar")
     options = PackOptions(format=format, name=name, bytes_max=bytes_max, samples_max=samples_max, key_field=key_field)
     return SequenceWriter(text, options, append=append, overwrite=overwrite, connection=connection)
 
@@ -271,26 +282,33 @@ def writer(
 
 
 def write_iterable(
-    source: Iterable[Any], destination: Destination, plan: Plan, options: PackOptions, listener: Listener
+    source: Iterable[Any], destination: Destination, plan: PackPlan, options: PackOptions, listener: PackListener
 ) -> tuple[list[ShardRow], list[ShardRow]]:
-    """Write the samples of `source`; rows of the shards that were there already, and of those written now.
+    """Write the samples of `source`; return the rows of shards that earlier runs wrote, and of those written now.
+
+    Args:
+        source: Samples, as mappings or tuples.
+        destination: Folder of the shards.
+        plan: Plan of kind ``sequence``.
+        options: Options of the packing.
+        listener: Receives progress.
 
     Raises:
-        DataError: a sample is no mapping or tuple, or is not the one that was written when this packing began.
+        DataError: A sample is neither a mapping nor a tuple, or differs from the one that an earlier run wrote.
     """
     start, pattern = plan.starts[""], plan.patterns[""]
     known: list[ShardRow] = []
     indexes: list[ShardIndex] = []
     for number, row in enumerate(destination.rows(_names(destination, pattern, start)), start):
         if row.key != pattern % number:
-            break  # one before it is missing: what is behind that is written again
+            break  # a shard is missing, so it and all later ones are written again
         index = destination.place.load_shard(row)
         if index.crc32c is None and not is_map(source):
-            break  # whether a replayed sample is what lies there, nothing would tell
+            break  # replayed samples could not be compared with what was written
         known.append(row)
         indexes.append(index)
         listener.finished(row, known=True)
-    sequence = Sequence(
+    sequence = ShardSequence(
         destination,
         pattern=pattern,
         format_name=plan.format,
@@ -314,7 +332,7 @@ def write_iterable(
 
 
 def _rest(source: Any, known: list[ShardIndex], options: PackOptions) -> Iterator[Mapping[str, Any]]:
-    """Samples behind those of the shards that are `known`."""
+    """Yield the samples that follow those of the shards in `known`."""
     last_key: str | None = None
     number = 0
     if is_map(source):
@@ -325,68 +343,68 @@ def _rest(source: Any, known: list[ShardIndex], options: PackOptions) -> Iterato
     else:
         items = iter(source)
         for index in known:
-            for place in range(len(index)):
-                _check_same(next(items, None), number, index, place, options)
+            for at in range(len(index)):
+                _check_same(next(items, None), number, index, at, options)
                 number += 1
     for item in items:
         sample = as_sample(item, number, options)
         if sample["__key__"] == last_key:
-            raise DataError("two neighbours have this key", sample_key=last_key)
+            raise DataError("two consecutive samples have this key", sample_key=last_key)
         last_key = sample["__key__"]
         number += 1
-        yield sample if options.transform is None else transformed(options.transform, dict(sample))
+        yield sample if options.transform is None else apply_transform(options.transform, dict(sample))
 
 
 def _names(destination: Destination, pattern: str, start: int) -> list[str]:
-    """Names of the pattern that are there, by number, from `start` on."""
+    """Return the stored names of the pattern, ordered by number, from the number `start` on."""
     numbers = [number for name in destination.present if (number := number_in(pattern, name)) is not None]
     return [pattern % number for number in sorted(numbers) if number >= start]
 
 
-def _check_same(item: Any, number: int, index: ShardIndex, place: int, options: PackOptions) -> None:
-    """Hold a sample against what a finished shard has at `place`: a source of other samples is another packing.
+def _check_same(item: Any, number: int, index: ShardIndex, at: int, options: PackOptions) -> None:
+    """Compare a sample with the one that a finished shard has at position `at`.
 
     Raises:
-        DataError: it is not the sample that was written.
+        DataError: It is not the sample that was written.
     """
     row, name = index.row, without_content(index.row.format)
     sample: Mapping[str, Any] = as_sample(item, number, options)
     key = sample["__key__"]
-    written = written_as(name, options.key_field)
-    if written.holds_keys and index.keys is not None and key != index.keys[place]:
-        raise _another(number, row, key, f"was {index.keys[place]!r}")
+    written = written_format(name, options.key_field)
+    if written.holds_keys and index.keys is not None and key != index.keys[at]:
+        raise _changed(number, row, key, f"was {index.keys[at]!r}")
     if options.transform is not None:
-        sample = transformed(options.transform, dict(sample))
-    sample = with_key(sample, options.key_field)
-    if index.crc32c is not None and checksum(sample, written) != int(index.crc32c[place]):
-        raise _another(number, row, key, "had other bytes")
+        sample = apply_transform(options.transform, dict(sample))
+    sample = with_key_field(sample, options.key_field)
+    if index.crc32c is not None and checksum(sample, written) != int(index.crc32c[at]):
+        raise _changed(number, row, key, "had other bytes")
 
 
-def _another(number: int, row: ShardRow, key: str, was: str) -> DataError:
+def _changed(number: int, row: ShardRow, key: str, was: str) -> DataError:
     return DataError(
-        f"sample {number} of the source is {key!r}, and {was} when {row.key} was written",
-        hint="it must give the same samples again to be resumed; --overwrite (overwrite=True) begins anew",
+        f"sample {number} of the source is {key!r}, but {was} when {row.key} was written",
+        hint="a source must give the same samples again to be resumed; --overwrite (overwrite=True) starts again",
         sample_key=key,
     )
 
 
 def is_map(source: object) -> bool:
-    """Whether it is a data set by number: Hugging Face's and PyTorch's have both methods; a dict is none."""
+    """Return whether `source` is a data set with ``len`` and ``[]``, like those of Hugging Face and PyTorch; a dict is not."""
     return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not hasattr(source, "keys")
 
 
 def as_sample(item: Any, number: int, options: PackOptions) -> dict[str, Any]:
-    """An item of an iterable as a sample: a mapping, or a tuple whose places are its fields' names.
+    """Return an item of an iterable as a sample. The positions of a tuple or list become field names.
 
     Raises:
-        DataError: it is neither, has a key that is none, or misses a field.
+        DataError: The item is neither a mapping nor a tuple, its key is invalid, or a field is missing.
     """
     if item is None:
-        raise DataError(f"the iterable has {number} samples now, and had more when this packing began")
+        raise DataError(f"the iterable has only {number} samples now, and had more when this packing began")
     if hasattr(item, "items"):
         fields = {str(name): value for name, value in item.items()}
     elif isinstance(item, tuple | list):
-        fields = {str(place): value for place, value in enumerate(item)}
+        fields = {str(at): value for at, value in enumerate(item)}
     else:
         raise DataError(f"sample {number} is a {type(item).__name__}, neither a mapping nor a tuple")
     key = fields.pop("__key__", None)
@@ -400,5 +418,5 @@ def as_sample(item: Any, number: int, options: PackOptions) -> dict[str, Any]:
         raise DataError(f"sample {number}: {error.what}", hint=error.hint, sample_key=str(key)) from error
     fields = {name: value for name, value in fields.items() if not name.startswith("__")}
     if options.specs is not None:
-        fields = take(fields, options.specs, key)
+        fields = select_fields(fields, options.specs, key)
     return {"__key__": key, **fields}

@@ -1,174 +1,152 @@
-"""One shard being written: its bytes to the store, its index beside it once it is there.
+"""The folder that shards are written to, and one shard being written together with its index.
 
-A shard counts as finished when its index says so of the version that lies there. The index is written after the shard
-was committed, so whatever moment a packing is killed at, a shard is finished or is written again, byte for byte.
+A shard is finished when its index describes the version that lies in the store. The index is written after the shard
+was committed, so at whatever moment a run is killed, each shard is either finished or is written again, byte for byte.
+
+Two runs may write to one destination at the same time, for example if a queue starts a job again while the first one is
+still alive, and each would replace the other's shards. So a run stores its name in ``pack/run`` before anything else,
+and reads it again before it commits a shard: the run that started last goes on, the other one stops at its next shard.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import socket
 import tempfile
-from functools import partial
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Self
 
 import numpy as np
 
 from penstock.config import KIB, MIB
-from penstock.crc import sample_crc
-from penstock.errors import ConfigError, DataError
-from penstock.formats import RESERVED_FIELDS, JsonLinesWriter, RecordIOWriter, TarWriter, TFRecordWriter
+from penstock.crc import crc32c, sample_crc
+from penstock.errors import AccessDeniedError, ConfigError, DataError, ObjectMissingError
+from penstock.formats import RESERVED_FIELDS
 from penstock.formats.compressors import COMPRESSORS
 from penstock.formats.mds_writer import MdsWriter
-from penstock.formats.tar_header import BLOCK_BYTES
-from penstock.formats.tar_writer import headers
-from penstock.index import ShardIndex, ShardRow
+from penstock.index import FOLDER, IndexPlace, ShardIndex, ShardRow
 from penstock.index.members import members_of
-from penstock.pack.fields import as_bytes
-from penstock.pack.parquet_writer import CODECS, COPIES, ROW_GROUP_BYTES, ParquetWriter
-from penstock.pack.shelf import ENTRIES
+from penstock.pack.written_formats import prepare, written_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
+    from typing import Any
 
-    from penstock.pack.shelf import Shelf
+    from penstock.store import Store
     from penstock.types import Buffer
 
+STATE_PREFIX = f"{FOLDER}pack/"
+"""Prefix of what packing keeps beside the shards: plans, and the two below."""
+
+RUN_KEY = f"{STATE_PREFIX}run"
+"""Key of the object that names the run that is writing."""
+
+UPLOADS_PREFIX = f"{STATE_PREFIX}uploads/"
+"""Prefix of the notes about multipart uploads that have started and may not be committed."""
+
+MDS_ENTRIES_PREFIX = f"{FOLDER}mds/"
+"""Prefix of the entries that MDS shards have in ``index.json``, one object for each shard."""
+
 BLOCK_WRITE_BYTES = 1 * MIB
-"""Small pieces are collected to this size before the store hears of them."""
+"""Small pieces are collected to this size before they are given to the store's writer."""
 
 PIECE_WRITE_BYTES = 32 * KIB
-"""Larger pieces are handed on by themselves: a call costs as much as copying 20 KB."""
-
+"""Pieces of this size and larger are given to the writer directly: a call costs as much as copying 20 KB."""
 
 SPOOL_BYTES = 8 * MIB
-"""Of a shard whose head can be written last; what is larger lies in a temporary file meanwhile."""
+"""A shard whose head is written last is held in memory up to this size, and in a temporary file beyond it."""
 
 
-class Written(NamedTuple):
-    """A format as it is written.
+class ShardFolder:
+    """The folder of a store that shards are written to, with the index beside them.
 
-    Attributes:
-        writer: ``writer(write)`` with ``add(sample)`` and ``finish()``; with ``head()`` where a shard begins with what
-            is known at its end.
-        suffix: Of names.
-        read_as: The format by which it is read.
-        holds_numbers: Whether numbers stay numbers; else they become text.
-        holds_keys: Whether a sample keeps its key.
-        has_offsets: Whether a sample lies in one place, which the index says; else the index has its count alone.
-        compression: Of the shard as a whole, a key of ``COMPRESSORS``; None: none.
-        held_bytes: That one open shard holds: the parts of ``store.writer``, and what its format collects.
+    Args:
+        store: Store rooted at the folder.
+        run: Name of the run that writes, from ``begin_run``; None if no run has begun.
     """
 
-    writer: Callable[[Callable[[Buffer], object]], Any]
-    suffix: str
-    read_as: str
-    holds_numbers: bool
-    holds_keys: bool
-    has_offsets: bool = True
-    compression: str | None = None
-    held_bytes: int = 5 * 8 * MIB
+    def __init__(self, store: Store, *, run: str | None = None) -> None:
+        self.store = store
+        self.run = run
+        self.url = store.describe("")
+        self.place = IndexPlace(store, FOLDER, base=self.url)
 
+    def note_upload(self, name: str, upload_id: str) -> str:
+        """Record that parts of a shard are being uploaded, so that a later run can drop them; return the note's key."""
+        key = f"{UPLOADS_PREFIX}{name}.{crc32c(upload_id.encode()):08x}"  # each attempt at a shard has its own upload
+        self.store.write(key, json.dumps([name, upload_id]).encode())
+        return key
 
-_PLAIN = {
-    "tar": Written(TarWriter, ".tar", "tar", holds_numbers=False, holds_keys=True),
-    "tfrecord": Written(TFRecordWriter, ".tfrecord", "tfrecord", holds_numbers=True, holds_keys=False),
-    "recordio": Written(RecordIOWriter, ".rec", "recordio", holds_numbers=False, holds_keys=False),
-    "jsonl": Written(JsonLinesWriter, ".jsonl", "jsonl", holds_numbers=True, holds_keys=True),
-    "mds": Written(MdsWriter, ".mds", "mds", holds_numbers=True, holds_keys=False),
-}
-_PARQUET = Written(
-    ParquetWriter, ".parquet", "parquet", holds_numbers=True, holds_keys=True, has_offsets=False,
-    held_bytes=5 * 8 * MIB + COPIES * ROW_GROUP_BYTES,
-)  # fmt: skip
+    def begin_run(self) -> None:
+        """Make this run the one that writes here."""
+        self.run = f"{socket.gethostname()}, process {os.getpid()}, {secrets.token_hex(4)}"
+        self.store.write(RUN_KEY, self.run.encode())
 
+    def check_run(self) -> None:
+        """Check that this is still the run that writes here.
 
-def _compressed() -> dict[str, Written]:
-    table = {}
-    for name, written in _PLAIN.items():
-        for kind in COMPRESSORS:
-            suffix = ".zstd" if (name, kind) == ("mds", "zst") else f".{kind}"  # as MosaicML calls it
-            table[f"{name}.{kind}"] = written._replace(
-                suffix=written.suffix + suffix, read_as=f"{name}.{kind}", has_offsets=False, compression=kind
+        Raises:
+            ConfigError: Another run has begun.
+
+        Cost: one request.
+        """
+        if self.run is not None and (other := self._stored_run()) not in (None, self.run):
+            raise ConfigError(
+                f"another run ({other}) has begun to write to {self.url}, so this one ({self.run}) stops",
+                hint="let one end before the next begins there, or give each a folder of its own",
             )
-    for kind, codec in CODECS.items():  # inside the shard: its pages
-        table[f"parquet.{kind}"] = _PARQUET._replace(writer=partial(ParquetWriter, codec=codec))
-    return table
 
+    def end_run(self) -> None:
+        """Remove this run's name. If the store forbids deleting, it stays until the next run replaces it."""
+        if self._stored_run() == self.run:
+            with suppress(AccessDeniedError):
+                self.store.delete(RUN_KEY)
+        self.run = None
 
-FORMATS_WRITTEN: dict[str, Written] = {**_PLAIN, "parquet": _PARQUET, **_compressed()}
-"""Formats that can be written, by name; ``tar.gz`` and the like are compressed."""
-
-PLAIN_FORMATS = (*_PLAIN, "parquet")
-"""Those without compression."""
-
-
-KEY = "__key__"
-"""As the name of the field that takes the keys: where the reader finds them again."""
-
-
-def written_as(format_name: str, key_field: str | None) -> Written:
-    """A format as it is written when `key_field` takes the samples' keys.
-
-    Raises:
-        ConfigError: The keys shall be read back, and this format cannot hold them.
-    """
-    written = FORMATS_WRITTEN[format_name]
-    if key_field != KEY or written.holds_keys:
-        return written
-    if written.writer is not TFRecordWriter:
-        raise ConfigError(
-            f"key_field={KEY!r}: {format_name} has no place for a key that is read back", hint="--key-field id"
-        )
-    return written._replace(writer=partial(TFRecordWriter, keeps_key=True), holds_keys=True)
-
-
-def with_key(sample: Mapping[str, Any], key_field: str | None) -> Mapping[str, Any]:
-    """`sample` with its key in `key_field` too.
-
-    Raises:
-        DataError: It has such a field already.
-    """
-    if key_field in (None, KEY):
-        return sample
-    if key_field in sample:
-        raise DataError(f"it has a field {key_field!r} already", sample_key=sample[KEY], field=key_field)
-    return {**sample, key_field: sample[KEY]}
+    def _stored_run(self) -> str | None:
+        try:
+            return bytes(self.store.read(RUN_KEY).data).decode(errors="replace")
+        except ObjectMissingError:
+            return None
 
 
 class ShardFile:
-    """Writes one shard and its index. A context manager: leaving it by an exception leaves nothing.
+    """Writes one shard and its index. A context manager: leaving it by an exception leaves nothing behind.
 
     Args:
-        shelf: Where it goes.
+        folder: Folder of the shard.
         name: Key of the shard, relative to the store and to the index.
         format_name: A key of ``FORMATS_WRITTEN``.
-        key_field: ``__key__``: keys are stored so that they are read back, see ``written_as``. Others: nothing here.
+        key_field: ``__key__`` stores the keys so that they are read back, see ``written_format``. Other values have no
+            effect here.
 
-    Cost: five parts of 8 MiB, and 20 bytes and the key of each sample. MDS lies in a temporary file of its size until
-        it is complete, for its head says where all samples lie.
+    Cost: five parts of 8 MiB, and 20 bytes and the key for each sample. An MDS shard lies in a temporary file until it
+        is complete, because its head says where all samples lie.
     """
 
-    def __init__(self, shelf: Shelf, name: str, *, format_name: str, key_field: str | None = None) -> None:
-        self._shelf = shelf
-        self._store = shelf.store
+    def __init__(self, folder: ShardFolder, name: str, *, format_name: str, key_field: str | None = None) -> None:
+        self._folder = folder
+        self._store = folder.store
         self._name = name
-        self._written = written_as(format_name, key_field)
-        self._writer = shelf.store.writer(name)
-        self._note_key: str | None = None  # of the note that parts are going up
+        self._written = written_format(format_name, key_field)
+        self._writer = folder.store.writer(name)
+        self._note_key: str | None = None  # key of the note about the multipart upload
         self._shard = self._written.writer(self._put)
         self._spool: IO[bytes] | None = None
         if hasattr(self._shard, "head"):
-            self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed by _end
+            self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - closed by _release
         self._compressor = COMPRESSORS[self._written.compression]() if self._written.compression else None
         self._stored_bytes = 0
-        self._buffer = memoryview(bytearray(BLOCK_WRITE_BYTES))  # one for all: fresh memory costs more than filling it
+        self._buffer = memoryview(bytearray(BLOCK_WRITE_BYTES))  # reused: fresh memory costs more than filling it
         self._filled = 0
         self._crc = 0
         self._crcs: list[int] = []
         self._bounds: list[int] = [0]
         self._keys: list[str] | None = []
-        self._names: tuple[str, ...] | None = None  # of the fields of every sample so far; () where they differ
+        self._names: tuple[str, ...] | None = None  # field names that all samples so far share; () if they differ
         self._sizes: list[list[int]] = []
 
     def __enter__(self) -> Self:
@@ -194,8 +172,8 @@ class ShardFile:
         """Append one sample with its ``__key__``.
 
         Raises:
-            DataError: the format cannot hold it; nothing of it was written.
-            StoreError: of writing; the shard is given up.
+            DataError: The format cannot hold the sample; nothing of it was written.
+            StoreError: Writing failed; the shard is given up.
         """
         key = sample["__key__"]
         prepared = prepare(sample, self._written)
@@ -208,12 +186,13 @@ class ShardFile:
         self._bounds.append(span.end)
         self._crcs.append(self._crc)
         self._crc = 0
-        self._note(prepared, key)
+        self._record(prepared, key)
 
-    def _note(self, prepared: dict[str, Any], key: str) -> None:
+    def _record(self, prepared: dict[str, Any], key: str) -> None:
+        """Keep what the index says of a sample besides its bounds and checksum."""
         read_as = self._written.read_as
         if read_as.startswith("jsonl") and "json" in prepared:
-            self._keys = None  # the line may say another one
+            self._keys = None  # the line itself may hold another key
         if self._keys is not None:
             self._keys.append(key)
         if read_as != "tar" or self._names == ():
@@ -227,11 +206,11 @@ class ShardFile:
             self._sizes.append([len(prepared[name]) for name in names])
 
     def close(self) -> ShardRow:
-        """Make the shard visible, then its index; the row of it.
+        """Commit the shard, then write its index; return its row.
 
         Raises:
-            ConfigError: another run writes here now.
-            StoreError: either failed; without the index the shard is written again by the next run.
+            ConfigError: Another run writes here now.
+            StoreError: One of the two writes failed. A shard without an index is written again by the next run.
         """
         size_bytes = self._shard.finish()
         self._flush()
@@ -245,9 +224,9 @@ class ShardFile:
                 self._send(block)
         if self._compressor is not None:
             self._store_bytes(self._compressor.finish())
-        self._shelf.check_run()
+        self._folder.check_run()
         self._writer.close()
-        self._end()
+        self._release()
         if self._note_key is not None:
             self._store.delete(self._note_key)
         info = self._writer.info
@@ -258,8 +237,8 @@ class ShardFile:
         name = (getattr(self._shard, "decided_format", None) if written.has_offsets else None) or written.read_as
         row = ShardRow(self._name, self._stored_bytes, etag, len(self._crcs), name, written.has_offsets)
         if isinstance(self._shard, MdsWriter):
-            self._save_entry(self._shard, size_bytes)
-        self._shelf.place.save_shard(self._index(row))
+            self._save_mds_entry(self._shard, size_bytes)
+        self._folder.place.save_shard(self._index(row))
         return row
 
     def _index(self, row: ShardRow) -> ShardIndex:
@@ -273,26 +252,26 @@ class ShardFile:
         crcs = np.array(self._crcs, np.uint32)
         return ShardIndex(row, offsets=bounds, crc32c=crcs, keys=keys, members=members)
 
-    def _save_entry(self, shard: MdsWriter, size_bytes: int) -> None:
+    def _save_mds_entry(self, shard: MdsWriter, size_bytes: int) -> None:
         basename = self._name.rpartition("/")[2]
         plain = basename[: basename.rfind(".mds") + 4]
         entry = shard.entry(
             plain, size_bytes=size_bytes, stored_bytes=self._stored_bytes, compression=self._written.compression
         )
-        self._store.write(f"{ENTRIES}{self._name}.json", json.dumps(entry, sort_keys=True).encode())
+        self._store.write(f"{MDS_ENTRIES_PREFIX}{self._name}.json", json.dumps(entry, sort_keys=True).encode())
 
     def abort(self) -> None:
-        """Leave nothing; idempotent."""
+        """Drop what was written; idempotent."""
         self._writer.abort()
-        self._end()
+        self._release()
 
-    def _end(self) -> None:
+    def _release(self) -> None:
         self._filled = 0
         self._buffer = memoryview(b"")
         if self._spool is not None:
             self._spool.close()
 
-    # ── bytes of the format, through the buffer, the spool and the compression, to the store ─────────────────────────
+    # ── from the format's writer, through the buffer, the spool and the compressor, to the store ────────────────────
 
     def _put(self, data: Buffer) -> None:
         length = len(data)
@@ -303,14 +282,14 @@ class ShardFile:
             self._filled = end
             return
         self._flush()
-        self._spooled(data)
+        self._spool_or_send(data)
 
     def _flush(self) -> None:
         if self._filled:
-            self._spooled(self._buffer[: self._filled])
+            self._spool_or_send(self._buffer[: self._filled])
             self._filled = 0
 
-    def _spooled(self, data: Buffer) -> None:
+    def _spool_or_send(self, data: Buffer) -> None:
         if self._spool is None:
             self._send(data)
         else:
@@ -323,64 +302,4 @@ class ShardFile:
         self._writer.write(data)
         self._stored_bytes += len(data)
         if self._note_key is None and (upload_id := self._writer.upload_id) is not None:
-            self._note_key = self._shelf.note_upload(self._name, upload_id)
-
-
-def checksum(sample: Mapping[str, Any], written: Written) -> int:
-    """CRC32C of the bytes that `sample` takes in a shard, wherever in it."""
-    crc = 0
-
-    def put(data: Buffer) -> None:
-        nonlocal crc
-        crc = sample_crc(data, crc)
-
-    written.writer(put).add(prepare(sample, written))
-    return crc
-
-
-def prepare(sample: Mapping[str, Any], written: Written) -> dict[str, Any]:
-    """The sample as the format's writer takes it: bytes, and numbers where it holds numbers."""
-    key = sample["__key__"]
-    if not written.holds_numbers:
-        return {name: value if name == "__key__" else as_bytes(name, value, key) for name, value in sample.items()}
-    if written.writer is JsonLinesWriter:
-        return {name: _for_json(name, value, key) for name, value in sample.items()}
-    return dict(sample)
-
-
-def _for_json(name: str, value: Any, key: str) -> Any:
-    if hasattr(value, "dtype") or (isinstance(value, memoryview) and value.format not in {"B", "b", "c"}):
-        numbers = value.tolist()
-        return numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers
-    if isinstance(value, bytes | bytearray | memoryview):
-        try:
-            return bytes(value).decode()
-        except UnicodeDecodeError:
-            raise DataError("JSON holds text, and these bytes are none", sample_key=key, field=name) from None
-    return value
-
-
-def stored_bytes(key: str, sizes: Mapping[str, int], format_name: str) -> int:
-    """Bytes that a sample takes in a shard before compression: exact for tar, an estimate else.
-
-    Args:
-        key: The sample's.
-        sizes: Bytes of each field.
-        format_name: A key of ``FORMATS_WRITTEN``.
-    """
-    plain = format_name.partition(".")[0]
-    if plain == "tar":
-        return sum(_member_bytes(f"{key}.{name}", size) for name, size in sizes.items())
-    if plain == "tfrecord":
-        return 16 + sum(size + len(name) + 16 for name, size in sizes.items())
-    return 16 + sum(sizes.values())
-
-
-def tail_bytes(format_name: str) -> int:
-    """Bytes with which a shard ends: tar's end mark."""
-    return 2 * BLOCK_BYTES if format_name.partition(".")[0] == "tar" else 0
-
-
-def _member_bytes(name: str, size_bytes: int) -> int:
-    head = BLOCK_BYTES if len(name) <= 100 and name.isascii() else len(headers(name, size_bytes))
-    return head + -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+            self._note_key = self._folder.note_upload(self._name, upload_id)

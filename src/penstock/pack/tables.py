@@ -1,4 +1,4 @@
-"""Tables of samples: CSV (or TSV) with a header, JSON lines, Parquet."""
+"""Reading tables that describe samples: CSV or TSV with a header, JSON lines, and Parquet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, DataError
-from penstock.pack.fields import Spec
+from penstock.pack.fields import FieldSpec
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ _FILE_COLUMNS = ("file", "path", "url", "uri", "filename", "file_name", "image",
 
 
 def is_table_name(url: str) -> bool:
-    """Whether an object of this name is a table."""
+    """Return whether an object of this name is a table."""
     return public_url(url).lower().endswith(SUFFIXES)
 
 
 def read_table(data: Buffer, *, url: str) -> list[dict[str, Any]]:
-    """The rows of a table, in its order; its kind goes by its name.
+    """Return the rows of a table in its order; the name's suffix decides how it is read.
 
     Raises:
-        DataError: it is no such table; names the line where there is one.
-        ConfigError: Parquet, and there is no pyarrow.
+        DataError: The data is not such a table; the message names the line if one is at fault.
+        ConfigError: The table is Parquet, and pyarrow is not installed.
     """
     name = public_url(url).lower()
     if name.endswith(".parquet"):
@@ -46,9 +46,9 @@ def read_table(data: Buffer, *, url: str) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise DataError(f"line {number} of the table is no JSON ({error})", shard=url) from error
+            raise DataError(f"line {number} of the table is not JSON ({error})", shard=url) from error
         if not isinstance(row, dict):
-            raise DataError(f"line {number} of the table is no object", shard=url)
+            raise DataError(f"line {number} of the table is not a JSON object", shard=url)
         rows.append(row)
     return rows
 
@@ -59,7 +59,9 @@ def _csv(text: str, delimiter: str, url: str) -> list[dict[str, Any]]:
     try:
         for row in reader:
             if None in row or None in row.values():
-                raise DataError(f"line {reader.line_num} of the table has not as many values as its header", shard=url)
+                raise DataError(
+                    f"line {reader.line_num} of the table does not have as many values as the header", shard=url
+                )
             rows.append(dict(row))
     except csv.Error as error:
         raise DataError(f"line {reader.line_num} of the table: {error}", shard=url) from error
@@ -77,19 +79,23 @@ def _parquet(data: Buffer, url: str) -> list[dict[str, Any]]:
         raise DataError(f"the table cannot be read as Parquet ({error})", shard=url) from error
 
 
-def guessed(row: dict[str, Any], *, url: str) -> tuple[Spec, ...]:
-    """What to take of a table of which nothing was said: the column of files by its usual name, the others as they are.
+def guess_specs(row: dict[str, Any], *, url: str) -> tuple[FieldSpec, ...]:
+    """Return the fields of a table for which none were given: the file from a column with a usual name, and all others.
+
+    Args:
+        row: First row of the table.
+        url: URL of the table, for errors.
 
     Raises:
-        ConfigError: no column is called as files are.
+        ConfigError: No column has a usual name for files.
     """
     column = next((name for name in _FILE_COLUMNS if name in row), None)
     if column is None:
         raise ConfigError(
-            f"no column of {url} ({', '.join(map(str, row))}) is called as files are",
-            hint="say which: --fields path=jpg:file,label=cls:int",
+            f"no column of {url} ({', '.join(map(str, row))}) has a usual name for files",
+            hint="name it: --fields path=jpg:file,label=cls:int",
         )
     base = str(row[column]).rpartition("/")[2]
     extension = base.partition(".")[2].lower() or "data"
-    others = [Spec(name, name.lower(), None) for name in row if name not in (column, "__key__")]
-    return (Spec(column, extension, "file"), *others)
+    others = [FieldSpec(name, name.lower(), None) for name in row if name not in (column, "__key__")]
+    return (FieldSpec(column, extension, "file"), *others)

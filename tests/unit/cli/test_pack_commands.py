@@ -74,7 +74,7 @@ def test_splits_may_be_folders_of_the_destination(
     assert run(command) == 0
     assert sorted(path.parent.name for path in (tmp_path / "out").rglob("x-000.tar")) == ["train", "val"]
     assert run(["pack", f"{source}/", f"{tmp_path}/new/{{split}}/", "--split", "train=0.5,val=0.5"]) == 1
-    assert "has {split} and no number" in capsys.readouterr().err
+    assert "has {split} but no number" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_plan(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_a_transform_by_name(
         (["--jobs", "0"], "at least 1"),
         (["--group-by", "x"], "'stem' or 'file'"),
         (["--name", "a"], "exactly one number"),
-        (["--append", "--overwrite"], "excludes"),
+        (["--append", "--overwrite"], "exclude each other"),
         (["--memory-bytes-max", "1MB"], "at least"),
     ],
 )
@@ -126,11 +126,11 @@ def test_options_that_cannot_be(
 
 
 def test_convert_refuses_a_loss(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names what would be lost, and does it where allowed; ``--losses`` prints the table."""
+    """It names what would lose, and does it where allowed; ``--losses`` prints the table."""
     run(["pack", f"{source}/", f"{tmp_path}/tars/"])
     command = ["convert", f"{tmp_path}/tars/", f"{tmp_path}/out/", "--to", "tfrecord"]
     assert run(command) == 1
-    assert "would be lost: the samples' keys" in capsys.readouterr().err
+    assert "would lose the samples' keys" in capsys.readouterr().err
     assert run([*command, "--allow-loss", "--verify"]) == 0
     assert "10 samples in 1 shards, 1 verified" in capsys.readouterr().err
     assert run([*command, "--key-field", "key", "--overwrite"]) == 0

@@ -118,4 +118,4 @@ def test_commands_print_by_one_module() -> None:
             prints = text.startswith(("print(", "sys.stdout.write(", "sys.stderr.write("))
             if (prints and "json.dumps(" not in text) or (".console.print(" in text and "printable(" not in text):
                 found.append(text)
-    assert found == ["print(table())"]
+    assert found == ["print(loss_table())"]

@@ -1,4 +1,4 @@
-"""``penstock.pack.convert``: between formats, sample for sample; what would be lost is refused."""
+"""``penstock.pack.convert``: between formats, sample for sample; what would lose is refused."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from penstock.formats import (
 )
 from penstock.formats.mds import Column
 from penstock.pack import convert, pack, verify
-from penstock.pack.keeping import KEEPS, losses, table
-from penstock.pack.shard_file import FORMATS_WRITTEN, PLAIN_FORMATS
+from penstock.pack.sample_conversion import FORMAT_FEATURES, loss_table, losses
+from penstock.pack.written_formats import FORMATS_WRITTEN, PLAIN_FORMATS
 
 WRITERS = {
     "tar": (TarWriter, ".tar"),
@@ -97,7 +97,7 @@ def test_numbers_become_text_or_arrays(tmp_path: Path) -> None:
     """In tar a single number is its digits, several are a .npy; it is a loss that has to be allowed."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.tfrecord").write_bytes(shard("tfrecord", [{"cls": 7, "box": [1.5, 2.5], "x": b"abc"}]))
-    with pytest.raises(ConfigError, match="would be lost: the types of numbers"):
+    with pytest.raises(ConfigError, match="would lose the types of numbers"):
         convert(tmp_path / "in", tmp_path / "out", to="tar")
     convert(tmp_path / "in", tmp_path / "out", to="tar", allow_loss=True)
     ((_, fields),) = samples_of(tmp_path / "out/a.tar", "tar")
@@ -116,7 +116,7 @@ def test_json_lines_both_ways(tmp_path: Path) -> None:
     assert [json.loads(line) for line in (tmp_path / "back/a.jsonl").read_text().splitlines()] == lines
     (tmp_path / "bytes").mkdir()
     (tmp_path / "bytes/a.tar").write_bytes(shard("tar", [{"__key__": "a", "jpg": b"\xff\xd8"}]))
-    with pytest.raises(DataError, match="these bytes are none"):
+    with pytest.raises(DataError, match="these bytes are not UTF-8"):
         convert(tmp_path / "bytes", tmp_path / "none", to="jsonl", allow_loss=True)
 
 
@@ -188,21 +188,21 @@ def test_what_cannot_be(tars: Path, tmp_path: Path) -> None:
     (tars / "0.tfrecord").write_bytes(b"")
     with pytest.raises(DataError, match="two shards would become"):
         convert(tars, tmp_path / "two", to="tfrecord", allow_loss=True)
-    with pytest.raises(ConfigError, match="not one set of shards"):
+    with pytest.raises(ConfigError, match="not a plain set of shards"):
         convert(ps.objects(f"{tars}/"), tmp_path / "o", to="tfrecord")
 
 
 def test_the_table_knows_every_format() -> None:
     """Every format that is read, whatever its compression and content, has a row; every pair has an answer."""
     names = {name.removesuffix(".gz").removesuffix(".zst").partition("-")[0] for name in FORMATS}
-    assert names == set(KEEPS)
+    assert names == set(FORMAT_FEATURES)
     for name in FORMATS:
         for target in FORMATS_WRITTEN:
             losses(name, target)
-    assert table().count("\n") == len(KEEPS) + 1
+    assert loss_table().count("\n") == len(FORMAT_FEATURES) + 1
     assert losses("tar", "tar") == ()
     assert losses("tar", "tfrecord", key_field="key") == ()
-    with pytest.raises(ConfigError, match="cannot become"):
+    with pytest.raises(ConfigError, match="cannot be converted to"):
         losses("tar", "zip")
 
 
@@ -220,14 +220,14 @@ def test_what_is_said_to_be_kept_is_kept(tmp_path: Path, source: str, target: st
     """Of every pair that loses nothing, keys, names and values come back equal; of the others, it is refused."""
     pack(SAMPLES.get(source, TYPED), tmp_path / "in", format=source, allow_loss=True)
     if losses(source, target):
-        with pytest.raises(ConfigError, match="would be lost"):
+        with pytest.raises(ConfigError, match="would lose"):
             convert(tmp_path / "in", tmp_path / "out", to=target)
         return
     convert(tmp_path / "in", tmp_path / "out", to=target, verify=True)
     (before,), (after,) = ([p for p in (tmp_path / f).iterdir() if p.stem.startswith("s")] for f in ("in", "out"))
     raw = "-raw" if (source, target) == ("tfrecord", "recordio") else ""  # which keeps records as they are
     old, new = samples_of(before, source + raw), samples_of(after, target)
-    if KEEPS[source].keys and KEEPS[target].keys:
+    if FORMAT_FEATURES[source].keys and FORMAT_FEATURES[target].keys:
         assert [key for key, _ in new] == [key for key, _ in old]
     if "jsonl" not in (source, target):
         assert [fields for _, fields in new] == [fields for _, fields in old]
@@ -238,7 +238,7 @@ def test_what_is_said_to_be_kept_is_kept(tmp_path: Path, source: str, target: st
 def test_the_guide_has_the_table() -> None:
     """What the page says of each pair is what ``convert`` goes by."""
     guide = Path(__file__).parents[3] / "docs/guides/packing.md"
-    assert f"\n{table()}\n" in guide.read_text()
+    assert f"\n{loss_table()}\n" in guide.read_text()
 
 
 def test_fields_are_typed(tars: Path, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_fields_are_typed(tars: Path, tmp_path: Path) -> None:
     assert first[1]["label"] == [10]
     convert(tmp_path / "records", tmp_path / "back", to="tar", fields="label=cls:text,jpg", allow_loss=True)
     assert samples_of(tmp_path / "back/1.tar", "tar")[0][1]["cls"] == b"10"
-    with pytest.raises(DataError, match="'jpg' is no int"):
+    with pytest.raises(DataError, match="'jpg' is not of type int"):
         convert(tars, tmp_path / "no", to="tfrecord", fields="jpg:int", allow_loss=True)
 
 

@@ -101,7 +101,7 @@ def test_a_field_may_take_the_keys(tmp_path: Path, name: str) -> None:
     with ps.Loader(pipeline.batch(3), index="stream") as loader:
         (batch,) = loader
     assert b"k1" in (bytes(batch["json"][1]) if name == "jsonl" else bytes(batch["id"][1]))
-    with pytest.raises(DataError, match="has a field 'n' already"):
+    with pytest.raises(DataError, match="already has a field 'n'"):
         pack(samples, tmp_path / "none", format=name, key_field="n")
 
 

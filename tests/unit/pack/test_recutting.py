@@ -133,7 +133,7 @@ def test_what_cannot_be(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "out", to="tar", bytes_max=900)
     with pytest.raises(ConfigError, match="each shard keeps its own"):
         convert(source, tmp_path / "x-%06d.tar", to="tar")
-    with pytest.raises(ConfigError, match="are not those of tfrecord"):
+    with pytest.raises(ConfigError, match="do not have the suffix of tfrecord"):
         convert(source, tmp_path / "x-%06d.tar", to="tfrecord", bytes_max=9_000, allow_loss=True)
     with pytest.raises(ConfigError, match="at least 1"):
         convert(source, tmp_path / "out", to="tar", bytes_max=0)

@@ -122,7 +122,7 @@ def test_samples_that_cannot_be(tmp_path: Path) -> None:
 
 def test_writers_need_a_pattern(tmp_path: Path) -> None:
     """A URL without a number, or of a format that is not written, is refused."""
-    with pytest.raises(ConfigError, match="no pattern"):
+    with pytest.raises(ConfigError, match="not a pattern"):
         writer(tmp_path / "x.tar")
     with pytest.raises(ConfigError, match="not one of tar"):
         writer(tmp_path / "x-%06d.zip")
@@ -147,7 +147,7 @@ def test_an_iterable_is_packed(tmp_path: Path) -> None:
     assert samples_of(tmp_path / "tuples")[4] == ("000000004", {"cls": b"4", "png": b"\x89PNG"})
     with pytest.raises(DataError, match="neither a mapping nor a tuple"):
         pack(iter([3]), tmp_path / "bad")
-    with pytest.raises(DataError, match="two neighbours"):
+    with pytest.raises(DataError, match="two consecutive samples"):
         pack(iter([{"__key__": "a", "x": b""}] * 2), tmp_path / "twice")
     with pytest.raises(ConfigError, match="shuffle="):
         pack(iter(pairs), tmp_path / "shuffled", shuffle=True)
@@ -233,7 +233,7 @@ def test_an_iterable_is_replayed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         pack(Replayed(0, "failing"), tmp_path / "out", samples_max=3)
     assert len(samples_of(tmp_path / "out")) == 6
-    with pytest.raises(DataError, match=r"sample 0 of the source is 'k0001', and was 'k0000'"):
+    with pytest.raises(DataError, match=r"sample 0 of the source is 'k0001', but was 'k0000'"):
         pack(Replayed(1, "good"), tmp_path / "out", samples_max=3)
     packed = pack(Replayed(0, "good"), tmp_path / "out", samples_max=3)
     assert (packed.samples_count, packed.shards_written) == (10, 2)
@@ -274,7 +274,7 @@ def test_an_iterable_of_other_samples_never_counts_as_packed(tmp_path: Path, nam
 
     pack(samples("x"), tmp_path / "out", samples_max=3, format=name, transform=transform)
     if name in ("tar", "tfrecord"):  # whose index has checksums
-        with pytest.raises(DataError, match="sample 4 of the source is '000000004', and had other bytes"):
+        with pytest.raises(DataError, match="sample 4 of the source is '000000004', but had other bytes"):
             pack(samples("y"), tmp_path / "out", samples_max=3, format=name, transform=transform)
         return
     pack(samples("y"), tmp_path / "out", samples_max=3, format=name, transform=transform)

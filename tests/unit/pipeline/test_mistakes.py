@@ -20,7 +20,7 @@ from penstock.errors import (
     FieldMissingError,
     PenstockError,
 )
-from penstock.pack.entries import Entry, Listing, labelled_by_table
+from penstock.pack.entries import PlanEntry, SourceListing, labelled_by_table
 
 P: Any = ps.shards("s3://bucket/train/")
 ANY: Any = ps  # what a type checker refuses as well
@@ -193,7 +193,7 @@ def test_a_table_without_the_key_says_what_it_has(folder: Path, row: str | None,
     assert tells in said
     rows: list[dict[str, Any]] = [{"key": row, "label": "1"}] if row and "." not in row else []
     if row is None or rows:
-        listing = Listing([], [Entry("s00000", (), {})], 0, None)
+        listing = SourceListing([], [PlanEntry("s00000", (), {})], 0, None)
         assert tells in _said(lambda: labelled_by_table(listing, "cls", rows, url="labels.csv"), DataError)
 
 

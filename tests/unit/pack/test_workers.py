@@ -12,8 +12,8 @@ import penstock as ps
 from penstock.errors import ConfigError
 from penstock.pack import pack
 from penstock.pack.fields import parse_fields
-from penstock.pack.rewriting import ShardsRecipe
-from penstock.pack.running import Crew, EntriesRecipe, How, shares
+from penstock.pack.recipes import EntriesRecipe, ShardsRecipe, WorkerSetup
+from penstock.pack.workers import ExecutionOptions, memory_shares
 
 MIB = 1 << 20
 
@@ -34,8 +34,8 @@ def test_what_other_machines_need_pickles() -> None:
         bytes_max=9,
     )
     for recipe in (EntriesRecipe(format="tar", transform=str.upper), rewriting):  # type: ignore[arg-type]
-        crew = Crew(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection, "run")  # type: ignore[arg-type]
-        assert pickle.loads(pickle.dumps(crew)) == crew
+        setup = WorkerSetup(recipe, "s3://bucket/out/", connection, ("s3://bucket/in/",), connection, "run")  # type: ignore[arg-type]
+        assert pickle.loads(pickle.dumps(setup)) == setup
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is here")
@@ -49,10 +49,10 @@ def test_ray_is_an_extra(tmp_path: Path) -> None:
 
 def test_memory_is_divided() -> None:
     """Of what may be held, at most half is the writers': 40 MiB for each shard, 136 of Parquet; too little is refused."""
-    assert shares(400 * MIB, 4, "tar") == (240 * MIB, 4)
-    assert shares(400 * MIB, 9, "tar") == (200 * MIB, 5)
-    assert shares(400 * MIB, 4, "parquet.zst") == (264 * MIB, 1)
+    assert memory_shares(400 * MIB, 4, "tar") == (240 * MIB, 4)
+    assert memory_shares(400 * MIB, 9, "tar") == (200 * MIB, 5)
+    assert memory_shares(400 * MIB, 4, "parquet.zst") == (264 * MIB, 1)
     with pytest.raises(ConfigError, match="to write parquet"):
-        shares(200 * MIB, 1, "parquet")
+        memory_shares(200 * MIB, 1, "parquet")
     with pytest.raises(ConfigError, match="at least 83886080"):
-        How(memory_bytes_max=1)
+        ExecutionOptions(memory_bytes_max=1)

@@ -1,13 +1,13 @@
-"""Digests of Python values, transforms above all, that are equal in every process.
+"""Digests of Python values, above all of transforms, that are equal in every process.
 
-A digest covers what a thing is, never how it is shown: a ``repr`` is shortened for people, and may hold an address.
+A digest covers the content of a value, never its ``repr``, which may be shortened or hold an address.
 
-Of a transform it covers everything that decides what it returns and that can be followed from it: bytecode with
+The digest of a transform covers everything that decides what it returns, as far as that can be followed: bytecode with
 constants and names, defaults, closures, the state of objects, classes, and the functions, classes and values that it
-uses by global name. The standard library and installed packages count by name and version. File names, line numbers,
-and the order of sets and dicts do not count. What cannot be followed (an attribute found by a computed name, a file
-that the function opens, a relative import inside it) is what ``transform_version`` is for. Another version of Python
-compiles another bytecode, and so makes it another transform.
+uses by global name. The standard library and installed packages are covered by name and version. File names, line
+numbers, and the order of sets and dicts are not covered. Some things cannot be followed: an attribute found by a
+computed name, a file that the function opens, a relative import inside it. ``transform_version`` is for these. Another
+version of Python compiles other bytecode, so it gives another digest.
 """
 
 from __future__ import annotations
@@ -29,86 +29,86 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
-_SHORT_BYTES = 64  # values up to this size are not hashed by themselves: a list may have millions
+_SHORT_BYTES = 64  # shorter values are not hashed separately: a list may have millions of them
 _METHODS = (MethodType, BuiltinFunctionType, staticmethod, classmethod, property, functools.cached_property)
 _DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
-_UNSTABLE_ATTRIBUTES = ("_abc_impl",)  # of a class: what Python keeps there for itself
+_UNSTABLE_ATTRIBUTES = ("_abc_impl",)  # attributes of classes that Python uses internally
 
 
 class _UnstableError(Exception):
-    """This value is not the same in every process."""
+    """A value has no content that is the same in every process."""
 
 
 class _Global(NamedTuple):
-    """A global name that the transform uses."""
+    """A global name that the transform uses, and its module."""
 
     module: str
     name: str
 
 
 def digest_of(*parts: bytes) -> bytes:
-    """16 bytes, other ones for any other `parts`."""
+    """Return a digest of 16 bytes; different `parts` have different digests."""
     pieces = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
     return hashlib.blake2b(b"".join(pieces), digest_size=16).digest()
 
 
 def function_digest(function: Callable[..., Any], *, version: str | None) -> str:
-    """32 hexadecimal digits that two transforms share only if they do the same, as far as it can be followed.
+    """Return 32 hexadecimal digits that two transforms share only if they do the same, as far as this can be followed.
 
     Args:
-        function: A function, a ``functools.partial``, a bound method, a class, or an object that can be called.
-        version: What the caller says instead; then nothing else counts.
+        function: A function, a ``functools.partial``, a bound method, a class, or another callable object.
+        version: Version given by the caller; the digest then covers nothing else.
 
     Raises:
-        ConfigError: It uses a value that no other process can be seen to share, and there is no `version`.
+        ConfigError: The transform uses a value that cannot be compared across processes, and there is no `version`.
     """
     if version is not None:
         return digest_of(b"version", version.encode()).hex()
-    walk = _Walk()
+    walk = _Fingerprinter()
     try:
         return walk.digest(function).hex()
     except _UnstableError as error:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         raise ConfigError(
-            f"whether the transform {name} is the one that began a packing cannot be told: {error}",
-            hint="transform_version='1' (--transform-version 1) says which it is; change it when the transform changes",
+            f"the transform {name} cannot be compared with the one that began a packing: {error}",
+            hint="transform_version='1' (--transform-version 1) identifies it; change it when the transform changes",
         ) from None
 
 
 def value_digest(value: object) -> str | None:
-    """32 hexadecimal digits of plain values, in containers or not; None: there are others among them."""
+    """Return 32 hexadecimal digits for a value; None if it, or a value in it, has no content to compare."""
     try:
-        return _Walk().digest(value).hex()
+        return _Fingerprinter().digest(value).hex()
     except _UnstableError:
         return None
 
 
 def modules_of(function: Callable[..., Any]) -> list[ModuleType]:
-    """The user's own modules that `function` uses, as far as they can be followed from it."""
-    walk = _Walk()
-    with suppress(_UnstableError):  # then those that were found until there
+    """Return the user's own modules that `function` uses, as far as they can be followed."""
+    walk = _Fingerprinter()
+    with suppress(_UnstableError):  # the modules found before the error are returned
         walk.digest(function)
     return [sys.modules[name] for name in sorted(walk.modules) if name in sys.modules]
 
 
-class _Walk:
-    """Follows one value, and the globals that it uses.
+class _Fingerprinter:
+    """Follows one value and the globals that it uses.
 
     Attributes:
-        modules: Names of the user's modules that were met.
+        modules: Names of the user's modules that were found.
     """
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
-        self._open: list[int] = []  # values that are being taken apart; one inside itself is named by its depth
-        self._at = "itself"  # for the error: which variable is looked at
-        self._globals: dict[_Global, Any] = {}  # that were met, with their values
+        self._open: list[int] = []  # ids of the enclosing values; a value inside itself is named by its depth
+        self._at = "itself"  # name of the current variable, for the error
+        self._globals: dict[_Global, Any] = {}  # globals that were found, with their values
         self._waiting: list[_Global] = []
         self._classes: dict[type, str] = {}
         self._waiting_classes: list[type] = []
 
     def digest(self, value: object) -> bytes:
-        """Of `value`, and of all globals and classes that can be reached from it."""
+        """Return the digest of `value` and of all globals and classes that can be reached from it."""
         parts = [self._of(value)]
         reached = []
         while self._waiting or self._waiting_classes:
@@ -139,7 +139,7 @@ class _Walk:
             self._open.pop()
 
     def _apart(self, value: Any) -> bytes:
-        """Of anything that is made of other values."""
+        """Return the digest of a value that consists of other values."""
         if isinstance(value, CodeType):
             return self._code(value)
         if isinstance(value, FunctionType):
@@ -164,7 +164,7 @@ class _Walk:
         return sorted(digest_of(self._of(key), self._of(value)) for key, value in items)
 
     def _method(self, value: Any) -> bytes:
-        """Of a function that is bound to an object or a class, or is an attribute of one."""
+        """Return the digest of a function that is bound to an object or a class, or is an attribute of one."""
         if isinstance(value, MethodType):
             return digest_of(b"method", self._of(value.__self__), self._of(value.__func__))
         if isinstance(value, staticmethod | classmethod):
@@ -173,7 +173,7 @@ class _Walk:
             return digest_of(b"property", *map(self._of, (value.fget, value.fset, value.fdel)))
         if isinstance(value, functools.cached_property):
             return digest_of(b"property", self._of(value.func))
-        owner = value.__self__  # of a function of C
+        owner = value.__self__  # a function written in C
         if owner is None or isinstance(owner, ModuleType):
             return self._library(value.__module__ or "builtins", value.__qualname__)
         return digest_of(b"method", self._of(owner), value.__name__.encode())
@@ -187,7 +187,7 @@ class _Walk:
         for name, cell in closure:
             try:
                 value = cell.cell_contents
-            except ValueError:  # nothing is bound to it yet
+            except ValueError:  # the variable is not bound yet
                 continue
             parts += [name.encode(), self._named(name, value)]
         parts += [self._named("a default", value) for value in function.__defaults__ or ()]
@@ -219,9 +219,9 @@ class _Walk:
         return digest_of(b"code", *parts, *map(self._of, code.co_consts))
 
     def _use(self, scope: dict[str, Any], name: str, attributes: set[str]) -> None:
-        """A function uses a global name; of a module of the user's, what it may take from it by `attributes`."""
+        """Follow a global name of a function; in a module of the user's, follow those of `attributes` that it has."""
         if name not in scope:
-            return  # a builtin, or not there yet
+            return  # a builtin, or not defined yet
         value = scope[name]
         place = _Global(str(scope.get("__name__", "")), name)
         if isinstance(value, ModuleType) and not is_library(value.__name__):
@@ -242,13 +242,13 @@ class _Walk:
                 self._use(vars(module), name, attributes)
 
     def _import(self, name: str, attributes: set[str]) -> None:
-        """A function imports a module when it is called; one of the user's is imported now, as it will be anyway."""
+        """Follow a module that a function imports when it is called; a module of the user's is imported now."""
         if is_library(name):
             return
         try:
             self._use_module(import_module(name), attributes)
         except ImportError:
-            return  # the function will say so, or go without it
+            return  # the function will fail in the same way, or handle it
 
     def _module(self, module: ModuleType) -> bytes:
         if is_library(module.__name__):
@@ -281,13 +281,13 @@ class _Walk:
         return digest_of(*parts)
 
     def _object(self, value: Any) -> bytes:
-        """Of an object: what pickle would make it of again."""
+        """Return the digest of an object: of the values from which pickle would restore it."""
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             made: Any = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-        except Exception:  # whatever an object raises that does not pickle
+        except Exception:  # an object that does not pickle may raise anything
             raise self._unstable(value) from None
-        if isinstance(made, str):  # a global of this name
+        if isinstance(made, str):  # the name of a global
             module = str(getattr(value, "__module__", None))
             return digest_of(b"global", module.encode(), made.encode(), self._of(getattr(value, "__wrapped__", None)))
         function, arguments, state, items, pairs = (list(made) + [None] * 4)[:5]
@@ -301,16 +301,22 @@ class _Walk:
         )
 
 
-class _Names(NamedTuple):
-    """Names that a function's code uses: of globals, of anything else, of modules that it imports when it runs."""
+class _CodeNames(NamedTuple):
+    """Names that a function's code uses.
+
+    Attributes:
+        globals: Names of globals.
+        attributes: All other names.
+        imported: Names of modules that it imports when it runs.
+    """
 
     globals: set[str]
     attributes: set[str]
     imported: set[str]
 
 
-def _names(code: CodeType) -> _Names:
-    found, assigned = _Names(set(), set(), set()), set()
+def _names(code: CodeType) -> _CodeNames:
+    found, assigned = _CodeNames(set(), set(), set()), set()
     for each in _codes(code):
         found.attributes.update(each.co_names)
         for instruction in dis.get_instructions(each):
@@ -320,7 +326,9 @@ def _names(code: CodeType) -> _Names:
                 assigned.add(instruction.argval)
             elif instruction.opname == "IMPORT_NAME" and instruction.argval:
                 found.imported.add(instruction.argval)
-    found.globals.difference_update(assigned)  # what it keeps there is its own doing: a model that it loads once
+    found.globals.difference_update(
+        assigned
+    )  # what it assigns itself is not its input, for example a model that it loads once
     return found
 
 
@@ -332,7 +340,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def is_library(module: str) -> bool:
-    """Whether a module belongs to the standard library, to an installed package, or to penstock: not the user's own."""
+    """Return whether a module belongs to the standard library, an installed package or penstock, not to the user."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("builtins", "penstock"):
         return True

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pack.contents import function_digest, modules_of, value_digest
+from penstock.pack.fingerprint import function_digest, modules_of, value_digest
 
 HELPERS = """
 STRENGTH = 3
@@ -139,7 +139,7 @@ NAMES = [
 
 SHOW = f"""
 import user
-from penstock.pack.contents import function_digest
+from penstock.pack.fingerprint import function_digest
 for name in {NAMES!r}:
     print(name, function_digest(getattr(user, name), version=None))
 """

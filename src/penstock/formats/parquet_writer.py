@@ -1,8 +1,8 @@
-"""Samples in, a Parquet shard out: one column for each field and ``__key__``, in row groups of 16 MiB.
+"""Writing Parquet shards: one column for each field and for ``__key__``, in row groups of 16 MiB.
 
-The first sample of a shard says the columns: bytes are ``binary``, texts ``string``, whole numbers ``int64``, others
-``double``, arrays and lists of numbers lists of these. Every further sample has the same. Nothing of it depends on the
-clock: the same samples give the same bytes, with the same version of pyarrow, which a file names itself.
+The first sample of a shard decides the columns: bytes become ``binary``, text ``string``, whole numbers ``int64``, other
+numbers ``double``, and arrays and lists of numbers become lists of these. All further samples must have the same columns.
+The same samples give the same bytes with the same version of pyarrow, whose name and version each file contains.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 CODECS = {"gz": "gzip", "zst": "zstd", "snappy": "snappy"}
-"""Of a shard's pages, by the word behind ``parquet.``."""
+"""Compression of the pages, by the word after ``parquet.``."""
 
 ROW_GROUP_BYTES = 16 * MIB
-"""Of values: what is held, and what entering a shard inside costs a reader."""
+"""Bytes of values in a row group: the writer holds that many, and a reader that starts inside a shard reads that many."""
 
 COPIES = 6
-"""Of a row group in memory when it is written: values, Arrow's array and Parquet's pages, the last two grown by doubling."""
+"""Copies of a row group in memory while it is written: values, Arrow's array and Parquet's pages; the last two grow by
+doubling."""
 
 
-class _Sink:
-    """What pyarrow writes to."""
+class _ByteSink:
+    """The file that pyarrow writes to."""
 
     closed = False
 
@@ -49,7 +50,7 @@ class _Sink:
         return self.size_bytes
 
     def flush(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: no bytes are held here."""
 
     def close(self) -> None:
         self.closed = True
@@ -65,17 +66,17 @@ class _Sink:
 
 
 class ParquetWriter:
-    """Writes a Parquet shard; as ``TarWriter``.
+    """Writes a Parquet shard; its interface is ``TarWriter``'s.
 
     Args:
-        write: Takes the next bytes of the shard, in order.
-        codec: Of its pages, as pyarrow calls it; by default they are stored as they are: images and sounds are
-            compressed already.
+        write: Called with the next bytes of the shard, in order.
+        codec: Compression of the pages, by pyarrow's name. The default is none, because images and sounds are already
+            compressed.
 
     Raises:
         ConfigError: pyarrow is not installed.
 
-    Cost: holds one row group, while it is written ``COPIES`` times.
+    Cost: holds one row group, and ``COPIES`` times its size while it is written.
     """
 
     def __init__(self, write: Callable[[Buffer], object], *, codec: str = "none") -> None:
@@ -85,7 +86,7 @@ class ParquetWriter:
             self._parquet = import_module("pyarrow.parquet")
         except ImportError as error:
             raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
-        self._sink = _Sink(write)
+        self._sink = _ByteSink(write)
         self._schema: Any = None
         self._writer: Any = None
         self._columns: dict[str, list[Any]] = {}
@@ -96,24 +97,24 @@ class ParquetWriter:
         """Append one sample.
 
         Returns:
-            About where its bytes begin and end: of a row nobody can say more.
+            Approximate bounds of its bytes; the exact position of a row is undefined.
 
         Raises:
-            ConfigError: its fields are not the first sample's, or of another type.
+            ConfigError: Its fields differ from the first sample's, in name or type.
         """
         row = {name: _plain(value) for name, value in sample.items() if name not in RESERVED_FIELDS - {"__key__"}}
         if self._schema is None:
             self._begin(row, sample)
         if row.keys() != self._columns.keys():
-            what = f"fields {sorted(row)}, the shard's first sample had {sorted(self._columns)}"
-            raise ConfigError(what, hint="--fields takes what every sample has")
+            what = f"the sample has fields {sorted(row)}, the shard's first sample had {sorted(self._columns)}"
+            raise ConfigError(what, hint="--fields can select the fields that every sample has")
         for name, value in row.items():
             if isinstance(value, bytes) and self._pyarrow.types.is_binary(self._schema.field(name).type):
-                continue  # it fits; a trial would copy it
+                continue  # bytes always fit; trying would copy them
             try:
                 self._pyarrow.array([value], self._schema.field(name).type)
             except (self._pyarrow.ArrowException, OverflowError, TypeError) as error:
-                raise ConfigError(f"field {name!r} is no {self._schema.field(name).type}: {error}") from None
+                raise ConfigError(f"field {name!r} is not of type {self._schema.field(name).type}: {error}") from None
         size_bytes = sum(_size_bytes(value) for value in row.values())
         if self._held_bytes + size_bytes > ROW_GROUP_BYTES:
             self._flush()
@@ -125,7 +126,7 @@ class ParquetWriter:
         return ByteRange(start, self._taken_bytes)
 
     def finish(self) -> int:
-        """Write what is held, and the footer; the shard's length in bytes."""
+        """Write the last row group and the footer; return the shard's size in bytes."""
         if self._schema is None:
             self._begin({"__key__": ""}, {})
         self._flush()
@@ -146,11 +147,13 @@ class ParquetWriter:
             compression=self._codec,
             use_dictionary=False,
             write_page_checksum=True,
-            write_statistics=[name for name in names if not isinstance(row[name], bytes)],  # they hold whole values
+            write_statistics=[
+                name for name in names if not isinstance(row[name], bytes)
+            ],  # statistics of bytes would hold whole values
         )
 
     def _type_of(self, value: Any, given: Any) -> Any:
-        """Of a column, by its first value; an array without items says it by its dtype."""
+        """Return the type of a column from its first value; for an empty array, from its dtype."""
         if value == [] and hasattr(given, "dtype"):
             kind = given.dtype.kind
             return self._pyarrow.list_(self._pyarrow.float64() if kind == "f" else self._pyarrow.int64())
@@ -159,7 +162,7 @@ class ParquetWriter:
     def _flush(self) -> None:
         if any(self._columns.values()):
             arrays = []
-            for name in self._schema.names:  # what is an array already is not held twice
+            for name in self._schema.names:  # each column is freed when its array exists
                 arrays.append(self._pyarrow.array(self._columns[name], self._schema.field(name).type))
                 self._columns[name] = []
             table = self._pyarrow.table(arrays, schema=self._schema)

@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, CorruptShardError
 from penstock.formats import FORMATS, feed_in_pieces, parser_of
 from penstock.pack import convert, pack, verify, writer
 from penstock.pack.destination import Destination
-from penstock.pack.shard_file import FORMATS_WRITTEN
+from penstock.pack.written_formats import FORMATS_WRITTEN
 from penstock.store.local import LocalStore
 
 

@@ -1,0 +1,303 @@
+"""Verification: every byte of every shard is read and compared with the index, and the index with the listing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from penstock.errors import (
+    ConfigError,
+    CorruptShardError,
+    DataError,
+    ObjectChangedError,
+    ObjectMissingError,
+    PenstockError,
+    UncheckedError,
+)
+from penstock.fetch.plan import PlanItem
+from penstock.formats import FORMATS, checksummed, feed_in_pieces, parser_of, ranged_of, samples_of
+from penstock.index import Found, ShardRecorder, lookup
+from penstock.pack.sample_conversion import raw_format
+from penstock.patterns import is_pattern
+from penstock.pipeline import Shards, shards
+from penstock.sources.shards import ShardFinder
+from penstock.tracebacks import boundary
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+    from typing import Unpack
+
+    from penstock.index import IndexPlace, ShardIndex, ShardLike, ShardRow
+    from penstock.index.lookup import Lookup
+    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.store import Store
+
+
+class ShardProblem(NamedTuple):
+    """A shard that failed verification, or could not be verified.
+
+    Attributes:
+        url: URL of the shard.
+        error: What is wrong with it.
+    """
+
+    url: str
+    error: PenstockError
+
+
+class Verified(NamedTuple):
+    """The result of a verification.
+
+    Attributes:
+        url: URL of the index.
+        shards_count: Number of shards that were read and agree with the index, by their checksums.
+        samples_count: Number of samples in these shards.
+        size_bytes: Size of these shards in bytes.
+        problems: One problem for each other shard.
+    """
+
+    url: str
+    shards_count: int
+    samples_count: int
+    size_bytes: int
+    problems: tuple[ShardProblem, ...]
+
+    @property
+    def unchecked(self) -> tuple[ShardProblem, ...]:
+        """Problems of shards without checksums, whose samples were only counted and measured."""
+        return tuple(problem for problem in self.problems if isinstance(problem.error, UncheckedError))
+
+    @property
+    def failed(self) -> tuple[ShardProblem, ...]:
+        """All other problems."""
+        return tuple(problem for problem in self.problems if not isinstance(problem.error, UncheckedError))
+
+
+class _StoredShard(NamedTuple):
+    """A stored shard, in the shape that ``penstock.index`` takes."""
+
+    store: Store
+    key: str
+    url: str
+    etag: str | None
+    size_bytes: int | None
+
+
+def check_shard(
+    store: Store,
+    place: IndexPlace,
+    row: ShardRow,
+    *,
+    key: str | None = None,
+    raise_if_stopped: Callable[[], None] = lambda: None,
+) -> None:
+    """Read and parse a whole shard, and compare the position, key and checksum of every sample with its index.
+
+    Args:
+        store: Store of the shard.
+        place: Place of its index.
+        row: Its row in the data set's index.
+        key: Key of the shard in `store`; None takes the row's key.
+        raise_if_stopped: Called at every part; raises if the work must stop.
+
+    Raises:
+        CorruptShardError: It is not a shard of its format, or not the one that was indexed; the error names the sample.
+        UncheckedError: Only the number and lengths of its samples could be compared, because neither the index nor the
+            shard itself has checksums.
+        ObjectChangedError, ObjectMissingError: It is another version, or it does not exist.
+
+    Cost: reads the shard in parts, within the byte budget.
+    """
+    key = row.key if key is None else key
+    stored = place.load_shard(row)
+    url = store.describe(key)
+    etag = row.etag if row.etag.startswith(('"', "W/")) else None
+    here = _StoredShard(store, key, url, etag, row.size_bytes)
+    name = raw_format(row.format)
+    if FORMATS[name].ranged is not None:
+        count = _count_by_footer(here, name, raise_if_stopped)
+        if count != row.samples_count:
+            raise CorruptShardError(f"it has {count} samples, its index says {row.samples_count}", shard=url)
+        _refuse_unchecked(here, row, stored)
+        return
+    recorder = ShardRecorder(Found(here, row.key, row.size_bytes, row.etag, etag), row.format)
+    parser = parser_of(name, shard=url)
+    if row.size_bytes:
+        for chunk in store.read_parts([PlanItem(key, etag=etag, size_bytes=row.size_bytes)]):
+            raise_if_stopped()
+            data = chunk.data
+            for samples in feed_in_pieces(parser, chunk.data):
+                recorder.feed(data, samples)
+                data = data[:0]
+    else:
+        store.stat(key)
+    _compare(recorder.finish(parser.finish()), stored, url, has_keys=name == row.format)
+    _refuse_unchecked(here, row, stored)
+
+
+def _refuse_unchecked(here: _StoredShard, row: ShardRow, stored: ShardIndex) -> None:
+    """Refuse to call a shard verified if damage to its contents would not have been noticed.
+
+    Raises:
+        UncheckedError: Neither its index nor the shard itself has checksums.
+    """
+    if stored.crc32c is not None or not row.samples_count:
+        return
+    head = here.store.read(here.key, ByteRange(0, min(row.size_bytes, checksummed.HEAD_BYTES))).data
+    if not checksummed.has_checksums(row.format, head):
+        raise UncheckedError(
+            "only the number and lengths of its samples were checked: its index has no checksums",
+            hint="penstock index --again --ignore-idx stores checksums of the present contents, for later verifications",
+            shard=here.url,
+        )
+
+
+def _count_by_footer(here: _StoredShard, name: str, raise_if_stopped: Callable[[], None]) -> int:
+    assert here.size_bytes is not None
+    reader = ranged_of(name, shard=here.url, size_bytes=here.size_bytes)
+    count = 0
+    for samples in samples_of(reader, lambda span: here.store.read(here.key, span).data):
+        raise_if_stopped()
+        count += len(samples)
+    return count
+
+
+def _compare(read: ShardIndex, stored: ShardIndex, url: str, *, has_keys: bool) -> None:
+    """Refuse a shard that differs from its index.
+
+    Args:
+        read: Index of what was read.
+        stored: Index that was stored.
+        url: URL of the shard, for errors.
+        has_keys: Whether keys were parsed; undecoded records have their keys among their bytes, under the checksum.
+
+    Raises:
+        CorruptShardError: The shard differs; the error names the first sample that does.
+    """
+    if len(read) != len(stored):
+        raise CorruptShardError(f"it has {len(read)} samples, its index says {len(stored)}", shard=url)
+    for what, found, expected in (
+        ("position", read.offsets, stored.offsets),
+        ("checksum", read.crc32c, stored.crc32c),
+    ):
+        if found is None or expected is None:
+            continue
+        differing = np.flatnonzero(found != expected)
+        if len(differing):
+            number = min(int(differing[0]), len(stored) - 1)
+            offset = None if stored.offsets is None else int(stored.offsets[number])
+            raise CorruptShardError(
+                f"the {what} of sample {number} differs from the index ({len(differing)} samples differ)",
+                shard=url,
+                offset_bytes=offset,
+                sample_key=None if stored.keys is None else stored.keys[number],
+            )
+    if has_keys and stored.keys is not None and stored.keys != read.keys:
+        raise CorruptShardError("the keys of its samples differ from the index", shard=url)
+
+
+def verify(
+    url: str,
+    *,
+    index_dir: str | os.PathLike[str] | None = None,
+    on_shard: Callable[[str, ShardRow | None, PenstockError | None], None] = lambda *_: None,
+    **connection: Unpack[ConnectionOptions],
+) -> Verified:
+    """Read every shard at `url`, and compare the position, key and checksum of each sample with the index.
+
+    Args:
+        url: Shards, as in ``penstock.shards``.
+        index_dir: Folder of the index; None looks beside the shards and in the user's cache.
+        on_shard: Called for each shard with its URL, its row in the index (None if it has none), and its error (None if
+            nothing is wrong).
+        **connection: Connection options, as in ``penstock.connect``.
+
+    Returns:
+        What was verified, and the problems: shards that fail, that are not in the index, that are in the index but do
+        not exist, and shards whose samples could only be counted and measured (``UncheckedError``; an index that an epoch
+        leaves behind has no checksums). Missing shards are not looked for if `url` is a pattern.
+
+    Raises:
+        ObjectMissingError: There are no shards at all.
+        ConfigError: None of the shards is in an index.
+        StoreError: The shards cannot be listed.
+
+    Cost: reads everything once.
+    """
+    source = shards(url, **connection).source
+    assert isinstance(source, Shards)
+    finder = ShardFinder(source, fetch=None)
+    try:
+        listed = finder.find()
+        known = lookup(listed, index_dir=index_dir)
+        if known.rows.count(None) == len(known.rows) and not len(known.place.load()):
+            raise ConfigError(f"no index has the shards at {url}", hint="penstock index")
+        verified = verify_shards(listed, known, on_shard=on_shard)
+        missing = [] if is_pattern(url) else missing_shards(known, below=known.place.base_url)
+        for problem in missing:
+            on_shard(problem.url, None, problem.error)
+        return verified._replace(problems=(*verified.problems, *missing))
+    finally:
+        finder.close()
+
+
+@boundary
+def verify_shards(
+    shards: Sequence[ShardLike],
+    known: Lookup,
+    *,
+    on_shard: Callable[[str, ShardRow | None, PenstockError | None], None],
+) -> Verified:
+    """Compare listed shards with an index.
+
+    Args:
+        shards: Listed shards.
+        known: What ``penstock.index.lookup`` returned for them.
+        on_shard: Called for each shard with its URL, its row, and its error; see ``verify``.
+    """
+    problems: list[ShardProblem] = []
+    count = samples = size = 0
+
+    def note(url: str, row: ShardRow | None, error: PenstockError | None) -> None:
+        if error is not None:
+            problems.append(ShardProblem(url, error))
+        on_shard(url, row, error)
+
+    for shard, found, row in zip(shards, known.found, known.rows, strict=True):
+        if row is None:
+            older = known.place.load().rows.get(found.key)
+            error: PenstockError = (
+                DataError("it is in no index", hint="penstock index", shard=shard.url)
+                if older is None
+                else ObjectChangedError(
+                    f"it has {found.size_bytes} bytes, ETag {found.etag}; its index says {older.size_bytes}, {older.etag}",
+                    hint="it was replaced after it was indexed; if that was intended, run `penstock index` again",
+                    url=shard.url,
+                )
+            )
+            note(shard.url, None, error)
+            continue
+        try:
+            check_shard(shard.store, known.place, row, key=shard.key)
+        except PenstockError as caught:
+            note(shard.url, row, caught)
+            continue
+        count, samples, size = count + 1, samples + row.samples_count, size + row.size_bytes
+        note(shard.url, row, None)
+    return Verified(known.place.url, count, samples, size, tuple(problems))
+
+
+def missing_shards(known: Lookup, *, below: str) -> list[ShardProblem]:
+    """Return a problem for each shard below the URL `below` that the index names and the listing lacks."""
+    listed = {found.key for found in known.found}
+    return [
+        ShardProblem(
+            known.place.base_url + row.key,
+            ObjectMissingError("it is in the index, but it does not exist", url=known.place.base_url + row.key),
+        )
+        for key, row in sorted(known.place.load().rows.items())
+        if key not in listed and (known.place.base_url + key).startswith(below)
+    ]

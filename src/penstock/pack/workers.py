@@ -1,0 +1,189 @@
+"""Carrying out a plan with worker pools: threads of this process, or tasks on a Ray cluster (``penstock.pack.ray``).
+
+A shard is written sequentially, so shards are what runs in parallel: while one waits for its last parts to be stored,
+others read. Each thread reads ahead and writes in order. If a thread fails, or on Ctrl-C, the others stop at their next
+sample, and the shards that they had open are dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from penstock.config import FetchConfig, check_whole, default_budget_bytes
+from penstock.errors import ClosedError, ConfigError
+from penstock.fetch import set_process_budget
+from penstock.pack.recipes import WriteContext
+from penstock.pack.verification import check_shard
+from penstock.pack.written_formats import FORMATS_WRITTEN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.index import ShardRow
+    from penstock.pack.progress import PackListener
+    from penstock.pack.recipes import Recipe, ShardGroup
+    from penstock.pack.shard_file import ShardFolder
+    from penstock.store import Store
+
+JOBS = 4
+"""Default number of shards at a time: enough that one reads while others wait for their last parts; each holds 40 MiB."""
+
+
+class StoppedError(ClosedError):
+    """Another shard failed, or the user interrupted the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionOptions:
+    """How a plan is carried out.
+
+    Attributes:
+        executor: ``threads`` uses threads of this process; ``ray`` runs one task per shard on a cluster.
+        address: Address of the Ray cluster; None uses the one that Ray finds, or starts one on this machine.
+        jobs: Number of shards at a time. None means 4, or the number of cores if there is a transform; on Ray, as many
+            as the cluster has CPUs.
+        memory_bytes_max: Bytes that reading and writing may hold together in each process. None means the process's
+            budget for reading, and 40 MiB for each shard that is being written (136 MiB for Parquet).
+        verify: Whether each shard is read back when it is finished.
+
+    Raises:
+        ConfigError: An option is out of bounds.
+    """
+
+    executor: Literal["threads", "ray"] = "threads"
+    address: str | None = None
+    jobs: int | None = None
+    memory_bytes_max: int | None = None
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        if self.executor not in ("threads", "ray"):
+            raise ConfigError(f"executor={self.executor!r} must be 'threads' or 'ray'")
+        if self.executor == "ray" and find_spec("ray") is None:
+            raise ConfigError("executor='ray' needs Ray", hint="pip install 'penstock[ray]'")
+        if self.address is not None and self.executor != "ray":
+            raise ConfigError(f"address={self.address!r} needs executor='ray'", hint="executor='ray'")
+        if self.jobs is not None:
+            check_whole("jobs", self.jobs, 1)
+        if self.memory_bytes_max is not None:
+            check_whole("memory_bytes_max", self.memory_bytes_max, 1)
+        memory_shares(self.memory_bytes_max, 1, "tar")
+
+
+class MemoryShares(NamedTuple):
+    """How memory is divided.
+
+    Attributes:
+        reading_bytes: Bytes that reading may hold.
+        jobs: Number of shards that may be written at a time.
+    """
+
+    reading_bytes: int
+    jobs: int
+
+
+def memory_shares(memory_bytes_max: int | None, jobs: int, format_name: str) -> MemoryShares:
+    """Divide memory between reading and up to `jobs` shards that are written in a format.
+
+    Raises:
+        ConfigError: The memory is too small for one shard.
+    """
+    if memory_bytes_max is None:
+        return MemoryShares(default_budget_bytes(), jobs)
+    held_bytes = FORMATS_WRITTEN[format_name].held_bytes
+    if memory_bytes_max < 2 * held_bytes:
+        raise ConfigError(
+            f"memory_bytes_max={memory_bytes_max!r} must be at least {2 * held_bytes} to write {format_name}",
+            hint="raise --memory-bytes-max (memory_bytes_max=)",
+        )
+    jobs = max(1, min(jobs, memory_bytes_max // 2 // held_bytes))
+    return MemoryShares(memory_bytes_max - jobs * held_bytes, jobs)
+
+
+class WorkerPool(Protocol):
+    """Writes shards, several at a time."""
+
+    def write(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
+        """Write all shards of `groups`; return their rows by name.
+
+        Raises:
+            PenstockError: The first error of any shard; the others are given up.
+            KeyboardInterrupt: The user interrupted; all shards that are not finished are given up.
+        """
+
+
+class ThreadWorkerPool:
+    """A worker pool of threads of this process.
+
+    Args:
+        folder: Folder of the shards.
+        stores: Stores of the plan's roots, in their order.
+        recipe: How shards are written.
+        options: Number of shards at a time, memory limit, and whether shards are verified.
+        listener: Receives progress.
+    """
+
+    def __init__(
+        self,
+        folder: ShardFolder,
+        stores: Sequence[Store],
+        recipe: Recipe,
+        *,
+        options: ExecutionOptions,
+        listener: PackListener,
+    ) -> None:
+        self._folder = folder
+        self._stores = stores
+        self._recipe = recipe
+        self._options = options
+        self._listener = listener
+        self._stop = threading.Event()
+
+    def write(self, groups: list[ShardGroup]) -> dict[str, ShardRow]:
+        """Write all shards; see ``WorkerPool.write``."""
+        reading_bytes, jobs = memory_shares(
+            self._options.memory_bytes_max, self._options.jobs or JOBS, self._recipe.format
+        )
+        if self._options.memory_bytes_max is not None:
+            set_process_budget(reading_bytes)
+        jobs = min(jobs, len(groups))
+        for store in self._stores:  # all readers together send as many requests as one reader alone would
+            config = store.fetch_config or FetchConfig()
+            requests_max = max(config.requests_min, config.requests_max // jobs)
+            store.fetch_config = dataclasses.replace(config, requests_max=requests_max)
+        pool = ThreadPoolExecutor(jobs, thread_name_prefix="penstock-pack")
+        try:
+            futures = [pool.submit(self._write_group, group) for group in groups]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for error in [future.exception() for future in done]:
+                if error is not None and not isinstance(error, StoppedError):
+                    raise error
+            return {row.key: row for future in futures for row in future.result()}
+        finally:
+            self._stop.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError("the packing was stopped")
+
+    def _write_group(self, group: ShardGroup) -> list[ShardRow]:
+        context = WriteContext(self._folder, self._stores, self._raise_if_stopped, self._listener.progressed)
+        rows = []
+        try:
+            self._raise_if_stopped()
+            for row in self._recipe.write(context, group):
+                self._listener.finished(row, known=False)
+                if self._options.verify:
+                    check_shard(self._folder.store, self._folder.place, row, raise_if_stopped=self._raise_if_stopped)
+                    self._listener.verified(row)
+                rows.append(row)
+        except BaseException:
+            self._stop.set()
+            raise
+        return rows
