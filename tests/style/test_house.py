@@ -160,17 +160,11 @@ DUPLICATES_LEFT = {
     "Connection",
     "Filter",
     "Listener",
-    "Member",
     "Mix",
     "ObjectReader",
     "Objects",
-    "PackModule",
     "Piece",
-    "Plan",
     "Report",
-    "Spec",
-    "_Group",
-    "_Piece",
 }
 """Class names that still occur more than once; the list only shrinks."""
 

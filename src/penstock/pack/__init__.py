@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 else:
 
-    class PackModule(ModuleType):
+    class CallableModule(ModuleType):
         """A callable module: users expect both ``ps.pack(...)`` and ``ps.pack.writer(...)``."""
 
         __call__ = staticmethod(pack)
 
-    sys.modules[__name__].__class__ = PackModule
+    sys.modules[__name__].__class__ = CallableModule

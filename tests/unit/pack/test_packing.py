@@ -561,7 +561,7 @@ def test_verifying_finds_what_is_wrong(source: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "a.tar").write_bytes(bytes(1024))
-    with pytest.raises(ConfigError, match="no index knows the shards"):
+    with pytest.raises(ConfigError, match="no index has the shards"):
         verify(f"{alone}/", index_dir=tmp_path / "nowhere")
 
 
