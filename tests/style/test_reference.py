@@ -104,8 +104,8 @@ def test_every_environment_variable_is_in_the_reference() -> None:
 
 
 def test_every_error_is_drawn() -> None:
-    """Each public error is in the tree of docs/concepts/errors.md."""
-    text = (DOCS / "concepts/errors.md").read_text()
+    """Each public error is in the tree of docs/reference/errors.md."""
+    text = (DOCS / "reference/errors.md").read_text()
     errors = [getattr(ps, name) for name in ps.__all__ if name.endswith("Error")]
     assert all(issubclass(error, PenstockError) for error in errors)
     assert [error.__name__ for error in errors if not re.search(rf"\b{error.__name__}\b", text)] == []
