@@ -10,7 +10,7 @@ from penstock import compose
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.formats import format_of_name
 from penstock.index import FOLDER, EarlyIndex
-from penstock.patterns import braces_unfolded, glob_matcher, glob_parts, has_glob
+from penstock.patterns import expand_braces, glob_matcher, has_glob, split_glob
 from penstock.pipeline import Objects, Shards
 from penstock.store.listing import list_objects
 
@@ -120,7 +120,7 @@ class ShardFinder:
     def _looked(self) -> _Listing:
         shards: list[Shard] = self._manifested()
         for url in self._source.urls:
-            for each in [url] if self._source.is_list else braces_unfolded(url):
+            for each in [url] if self._source.is_list else expand_braces(url):
                 shards.extend(self._of(each))
         roots = {id(store): number for number, store in enumerate(self._stores.values())}
         entries = [(roots[id(shard.store)], shard.key, shard.etag, shard.size_bytes) for shard in shards]
@@ -137,7 +137,7 @@ class ShardFinder:
             return None
         url = urls[0]
         if has_glob(url):
-            return EarlyIndex(self._store(glob_parts(url)[0]))
+            return EarlyIndex(self._store(split_glob(url)[0]))
         is_prefix = url.endswith("/") or format_of_name(url) is None
         return EarlyIndex(self._store(_as_folder(url))) if is_prefix and "{" not in url else None
 
@@ -178,7 +178,7 @@ class ShardFinder:
 
     def _of(self, url: str) -> list[Shard]:
         if has_glob(url) and not self._source.is_list:
-            folder, pattern = glob_parts(url)
+            folder, pattern = split_glob(url)
             return self._listed(folder, url, glob_matcher(pattern))
         is_prefix = self._takes_all or format_of_name(url) is None
         if url.endswith("/") or (not self._source.is_list and is_prefix):

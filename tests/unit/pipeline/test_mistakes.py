@@ -142,7 +142,7 @@ def test_nothing_to_read_says_why(folder: Path) -> None:
         f"{folder}/empty/": "the folder is empty",
         f"{folder}/texts/": "ps.objects(url)",
         f"{folder}/data/*.zip": "no shard has a name like this",
-        f"['{folder}/data/s-000.tar']": "given as a list",
+        f"['{folder}/data/s-000.tar']": "as a list",
     }
     for url, word in cases.items():
         assert word in _said(lambda url=url: _read(ps.shards(url)), PenstockError)  # type: ignore[misc]
