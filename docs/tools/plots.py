@@ -14,7 +14,9 @@ TARGET = FOLDER.parent / "performance.svg"
 WIDTH, COLUMNS, GUTTER = 860, 2, 40  # px
 LABEL, BAR, STEP, HEAD, BOTTOM = 150, 16, 24, 50, 26  # px
 INK, OURS, THEIRS = "#78818a", "#2f81c7", "#9aa4ae"
-STYLE = f"text{{font:12px system-ui,sans-serif;fill:{INK}}}.title{{font-weight:600;font-size:13px}}.end{{text-anchor:end}}"
+STYLE = (
+    f"text{{font:12px system-ui,sans-serif;fill:{INK}}}.title{{font-weight:600;font-size:13px}}.end{{text-anchor:end}}"
+)
 
 
 def number(value: float) -> str:
