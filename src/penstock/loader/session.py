@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader.batches.run import RunPlan
 from penstock.loader.epoch.consensus import RankConsensus
-from penstock.loader.epoch.opening import Epoch
+from penstock.loader.epoch.opening import EpochRequest, WorkerOptions, open_epoch
 from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan, threads_count
 from penstock.loader.plan.mix import reweighted
@@ -30,6 +30,7 @@ from penstock.samples.transform import SampleTransform
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from penstock.loader.epoch.sources import BatchSource
     from penstock.loader.options import Options
     from penstock.loader.position import Position
     from penstock.loader.workers.children import ProcessPool
@@ -61,7 +62,7 @@ class Session:
         self._opened: int | None = None  # the epoch that all ranks know to be open
         self._loaded: LoaderState | None = None  # a state that iteration has yet to begin from
         self._accepts_changed_data = False
-        self._running: Epoch | None = None
+        self._running: BatchSource | None = None
         self._plan: LoaderPlan | None = None
         self._workers: ProcessPool | None = None
         self._closed = self._is_stepping = False
@@ -248,13 +249,13 @@ class Session:
         if running is not None:
             running.close()
 
-    def _started(self) -> Epoch:
+    def _started(self) -> BatchSource:
         """An epoch that all ranks opened."""
         agreement = self._agreement()
         if agreement is None:
             return self._begun(None)
         is_new, self._opened = self._opened != self.epoch, None
-        with agreement.told() if is_new else nullcontext():
+        with agreement.reporting_failure() if is_new else nullcontext():
             epoch = self._begun(agreement)
         try:
             if is_new:
@@ -264,7 +265,7 @@ class Session:
             raise
         self._has_agreed = True
         # who asks before each batch asks also when it opens an epoch again
-        self._opened = None if epoch.asks else self.epoch
+        self._opened = None if epoch.agrees_each_batch else self.epoch
         return epoch
 
     def _agreement(self) -> RankConsensus | None:
@@ -275,7 +276,7 @@ class Session:
         _, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
         return RankConsensus(options.agree) if world_size > 1 else None
 
-    def _begun(self, agreement: RankConsensus | None) -> Epoch:
+    def _begun(self, agreement: RankConsensus | None) -> BatchSource:
         self._decide(agreement)
         self._agree_on_mode(agreement)
         plan = self.planned()
@@ -296,26 +297,28 @@ class Session:
             seed=seed,
             in_order=self.options.in_order,
         )
-        if self.options.processes and self._workers is None:
-            from penstock.loader.workers.children import ProcessPool
-
-            self._workers = ProcessPool()
-        epoch = Epoch(
-            plan,
+        request = EpochRequest(
+            plan=plan,
             run_plan=run_plan,
-            number=self.epoch,
+            epoch=self.epoch,
             position=self._position,
-            agree=agreement,
-            meter=self.meter,
-            processes=self.options.processes,
-            restarts=self.options.restart_workers,
-            workers=self._workers,
-            first_batch=self._batches_count,
+            first_number=self._batches_count,
             stride=self.options.stride,
+            meter=self.meter,
         )
+        epoch = open_epoch(request, consensus=agreement, workers=self._worker_options())
         self._loaded = None
         _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)
         return epoch
+
+    def _worker_options(self) -> WorkerOptions | None:
+        if not self.options.processes:
+            return None
+        if self._workers is None:
+            from penstock.loader.workers.children import ProcessPool
+
+            self._workers = ProcessPool()
+        return WorkerOptions(self._workers, self.options.processes, self.options.restart_workers)
 
     def _decide(self, agreement: RankConsensus | None) -> None:
         """Ask ``on_epoch`` what to read, as it was asked before where a state says so."""

@@ -1,7 +1,8 @@
-"""How samples become rows of batches, where each sample is one row.
+"""Builders of batches in which each sample is one row.
 
-Members that nobody decodes are put into columns by the block, in the reader thread: a call per sample, or a hand-over
-between threads per batch, costs more than the work. Everything else goes to the decode threads, some rows at a time.
+Members that nobody decodes are put into columns a block at a time, in the reader thread: a call per sample, or passing each
+batch to another thread, would cost more than the work itself. All other samples go to the decode threads, a few rows at a
+time.
 """
 
 from __future__ import annotations
@@ -25,33 +26,35 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.batches.run import EpochRun, RunPlan
-    from penstock.loader.lanes.feed import SampleBlock
+    from penstock.loader.lanes.feed import Feed, SampleBlock
     from penstock.loader.lanes.segments import SampleSource
 
 TASK_ROWS_MAX = 32
-TASK_BYTES_MAX = 4 * MIB  # a task pins the parts that its samples lie in
-BLOCK_ROWS_MAX = 128  # of a batch, that are read before the first of them is decoded
+TASK_BYTES_MAX = 4 * MIB  # a task keeps the parts alive that its samples lie in
+BLOCK_ROWS_MAX = 128  # rows of a batch that are read before the first of them is decoded
 BLOCK_BYTES_MAX = 16 * MIB
 
 _KEY, _FIELDS, _URL = attrgetter("key"), attrgetter("fields"), attrgetter("url")
 
 
 class RawBatchBuilder:
-    """Batches of members as they are stored: lists of ``bytes``.
+    """Builds batches of members as they are stored: lists of ``bytes``.
 
     Args:
-        run: That this fills.
+        run: Run whose batches this builder makes.
+        feed: Samples of the epoch.
     """
 
-    def __init__(self, run: EpochRun) -> None:
+    def __init__(self, run: EpochRun, feed: Feed) -> None:
         self._run = run
+        self._feed = feed
         self._names: tuple[str, ...] | None = None
-        self._typed: set[str] = set()  # members that the format itself says are numbers
+        self._typed: set[str] = set()  # members that are numbers by their format
 
-    def fill(self) -> None:
-        """See ``BatchBuilder``."""
-        run, size = self._run, self._run.plan.batch_size
-        while not run.stopping and (block := run.feed.take(size)) is not None:
+    def build(self) -> None:
+        """Make all batches, in the reader thread."""
+        run, feed, size = self._run, self._feed, self._run.plan.batch_size
+        while not run.stopping and (block := feed.take(size)) is not None:
             rows = len(block.samples)
             if rows < size and run.plan.drop_last:
                 return
@@ -59,14 +62,14 @@ class RawBatchBuilder:
             batch = OpenBatch(self.columns(kept) if kept.samples else {}, None)
             batch.rows = len(kept.samples)
             batch.sealed = True
-            batch.mark = run.feed.mark()
+            batch.mark = feed.mark()
             run.append(batch)
 
     def work(self, task: Any) -> None:
-        """See ``BatchBuilder``; there are no tasks."""
+        """Nothing to do: ``build`` hands out no tasks."""
 
     def columns(self, block: SampleBlock) -> dict[str, Any]:
-        """A block as a batch."""
+        """The columns of a batch that holds the samples of `block`."""
         samples = block.samples
         if self._names is None:
             first = samples[0].fields
@@ -84,7 +87,7 @@ class RawBatchBuilder:
         return values
 
     def _gathered(self, block: SampleBlock, names: tuple[str, ...]) -> dict[str, Any]:
-        """The columns of samples that come one by one."""
+        """The columns of samples that are objects of their own, not columns already."""
         fields = list(map(_FIELDS, block.samples))
         try:
             values: dict[str, Any] = {name: self._column(name, fields, block) for name in names}
@@ -113,7 +116,7 @@ class RawBatchBuilder:
         return np.stack(arrays)
 
     def _other(self, block: SampleBlock) -> DecodeError:
-        """The error for the first sample with other members than the epoch's first one."""
+        """The error for the first sample whose members differ from those of the epoch's first sample."""
         names = self._names or ()
         sample, segment = next(
             (sample, segment)
@@ -130,7 +133,7 @@ class RawBatchBuilder:
 
 
 def without_lost(block: SampleBlock) -> SampleBlock:
-    """Those of its samples that are there."""
+    """The block without the samples that were lost to corruption."""
     if isinstance(block.samples, Samples) or not any(sample is LOST for sample in block.samples):
         return block
     rows = [row for row, sample in enumerate(block.samples) if sample is not LOST]
@@ -142,16 +145,26 @@ def without_lost(block: SampleBlock) -> SampleBlock:
 
 
 def declared_layout(plan: RunPlan) -> Layout | None:
-    """What the pipeline itself says of dtypes and shapes; None: the first sample tells."""
+    """The layout that the stages of the pipeline declare; None if only the first sample tells dtypes and shapes."""
     batch = plan.batch
-    said = [transform.specs() for transform in plan.transforms]
-    if batch.collate is not None or batch.pad or batch.ragged or any(specs != said[0] for specs in said):
+    declared = [transform.specs() for transform in plan.transforms]
+    first = declared[0]
+    if first is None or batch.collate is not None or batch.pad or batch.ragged:
         return None
-    return Layout.of_specs(said[0]) if said[0] is not None else None
+    return Layout.of_specs(first) if all(specs == first for specs in declared) else None
 
 
 class DecodeTask(NamedTuple):
-    """Neighbouring rows of a batch, for one decode thread; `known`: values by row where they were decoded already."""
+    """Neighbouring rows of a batch, for one decode thread.
+
+    Attributes:
+        batch: The batch.
+        first_row: Row of the first sample.
+        samples: Samples of these rows, in order.
+        segments: Source of each sample.
+        positions: Position of each sample in the order of the job.
+        known: Values of samples that have been decoded already, by row; None for a sample that was dropped.
+    """
 
     batch: OpenBatch
     first_row: int
@@ -162,25 +175,27 @@ class DecodeTask(NamedTuple):
 
 
 class RowBatchBuilder:
-    """Batches of decoded values, each sample in a row that is known before it is decoded.
+    """Builds batches of decoded values; the row of each sample is known before the sample is decoded.
 
     Args:
-        run: That this fills.
-        epoch: With the plan's seed and the position, what a sample's random numbers depend on.
+        run: Run whose batches this builder makes.
+        feed: Samples of the epoch.
+        epoch: Epoch number, from 0. With the seed and the position it determines a sample's random numbers.
     """
 
-    def __init__(self, run: EpochRun, *, epoch: int) -> None:
+    def __init__(self, run: EpochRun, feed: Feed, *, epoch: int) -> None:
         self._run = run
+        self._feed = feed
         self._epoch = epoch
         self._layout = declared_layout(run.plan)
-        self._size = 0  # of the batch that is open
+        self._size = 0  # rows of the batch that is open
         self._random = threading.local()
         self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
-        self._sample_bytes = BLOCK_BYTES_MAX // 8  # of the block before: bounds the next one
+        self._sample_bytes = BLOCK_BYTES_MAX // 8  # size of a sample of the last block: it bounds the next block
 
-    def fill(self) -> None:
-        """See ``BatchBuilder``."""
-        run = self._run
+    def build(self) -> None:
+        """Make all batches, in the reader thread."""
+        run, feed = self._run, self._feed
         batch: OpenBatch | None = None
         while not run.stopping:
             if batch is None:
@@ -189,7 +204,7 @@ class RowBatchBuilder:
                     break
             size = self._size
             wanted = min(size - (batch.rows if batch else 0), BLOCK_ROWS_MAX, BLOCK_BYTES_MAX // self._sample_bytes)
-            block = run.feed.take(max(1, wanted))
+            block = feed.take(max(1, wanted))
             if block is None:
                 break
             self._sample_bytes = max(1, sum(memoryview(value).nbytes for value in block.samples[-1].fields.values()))
@@ -198,17 +213,17 @@ class RowBatchBuilder:
                 batch = self._open()
             filled = batch.rows + len(block.samples) == size
             if filled:
-                batch.mark = run.feed.mark()
+                batch.mark = feed.mark()
             self._hand_out(batch, block, known, seal=filled)
             batch = None if filled else batch
         if batch is not None and not run.plan.drop_last and not run.stopping:
-            batch.mark = run.feed.mark()
+            batch.mark = feed.mark()
             with run.changed:
                 batch.sealed = True
                 run.changed.notify_all()
 
     def work(self, task: DecodeTask) -> None:
-        """See ``BatchBuilder``."""
+        """Decode the rows of one task, in a decode thread."""
         row = task.first_row
         error: BaseException | None = None
         dropped: list[int] = []
@@ -223,11 +238,11 @@ class RowBatchBuilder:
         self._finish(task.batch, len(task.samples), dropped, error=error, row=row)
 
     def _layout_of(self, values: Mapping[str, Any]) -> Layout:
-        """The columns, where the first sample has these values."""
+        """The layout of batches whose first sample has these values."""
         return Layout(values, self._run.plan.batch)
 
     def _write(self, task: DecodeTask, row: int, sample: Sample, segment: SampleSource, position: int) -> bool:
-        """Fill a row; False where the sample is dropped."""
+        """Fill a row; False if the sample is dropped."""
         layout = self._layout
         if row in task.known:
             values = task.known[row]
@@ -252,7 +267,7 @@ class RowBatchBuilder:
         return random
 
     def _fix_layout(self, block: SampleBlock, batch: OpenBatch | None) -> dict[int, Mapping[str, Any] | None]:
-        """Take dtypes and shapes from the epoch's first sample that is kept; what was decoded for that, by row."""
+        """Take dtypes and shapes from the first sample that is kept. Returns the values that were decoded for it, by row."""
         known: dict[int, Mapping[str, Any] | None] = {}
         row = batch.rows if batch is not None else 0
         for sample, segment, position in zip(block.samples, block.segments, block.positions.tolist(), strict=True):
@@ -270,11 +285,11 @@ class RowBatchBuilder:
         return known
 
     def _next_size(self) -> int:
-        """Rows of the batch that is opened next; 0: there is none."""
+        """Number of rows of the next batch; 0 if there is none."""
         return self._run.plan.batch_size
 
     def _allocated(self, size: int) -> dict[str, Any]:
-        """Room for the columns of the batch that is opened now, as far as they are known."""
+        """Memory for the columns of a new batch, as far as they are known."""
         return self._layout.allocate(size) if self._layout is not None else {}
 
     def _open(self) -> OpenBatch:
@@ -288,13 +303,13 @@ class RowBatchBuilder:
         return batch
 
     def _queue(self, batch: OpenBatch) -> None:
-        """A batch is begun: it will be given after those before it."""
+        """Append a new batch to the queue of the run, while it is still being filled."""
         self._run.append(batch)
 
     def _hand_out(
         self, batch: OpenBatch, block: SampleBlock, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
     ) -> None:
-        """Give the block its rows, and the decode threads some of them each."""
+        """Give the samples of a block their rows, and hand them to the decode threads as tasks."""
         run, first_row, count = self._run, batch.rows, len(block.samples)
         batch.values["__key__"][first_row : first_row + count] = map(_KEY, block.samples)
         batch.values["__shard__"][first_row : first_row + count] = map(_URL, block.segments)
@@ -326,6 +341,6 @@ class RowBatchBuilder:
             batch.missing -= rows_count
             batch.dropped += dropped
             if error is not None and (batch.error is None or row < batch.error_row):
-                batch.error, batch.error_row = error, row  # the first in order, whichever thread was first in time
+                batch.error, batch.error_row = error, row  # the first row in order, whichever thread failed first
             if batch.sealed and not batch.missing:
                 run.changed.notify_all()

@@ -1,14 +1,16 @@
-"""How samples become batches where their number changes on the way: ``refill``, ``flat_map``, ``batch_by_size``.
+"""Builders of batches where stages change the number of samples: ``filter(refill=True)``, ``flat_map``, ``batch_by_size``.
 
-Nobody knows a sample's row before the ones ahead of it were decoded. So decode threads give lists of values, and the
-reader thread puts these, in order, into rows. What is left over at the end of a batch is carried to the next one; a
-state therefore names a place in the feed, and how many of what came out behind it was handed out already.
+The row of a sample is not known before all samples ahead of it have been decoded. So the decode threads return lists of
+values, and the reader thread puts these values into rows, in order. What does not fit into a batch goes into the next one.
+A state therefore consists of a position of the feed and the number of outputs behind it that were handed out already.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.loader.batches.run import EpochRun
-    from penstock.loader.lanes.feed import SampleBlock
+    from penstock.loader.lanes.feed import Feed, SampleBlock
     from penstock.loader.position import FeedPosition
     from penstock.pipeline.batching import SizeBudget
 
@@ -34,7 +36,15 @@ TASKS_PER_THREAD = 3
 
 
 class TransformOutput(NamedTuple):
-    """A sample that came out."""
+    """One sample that came out of the stages.
+
+    Attributes:
+        values: Values by name.
+        key: Key of the stored sample that it was made of.
+        url: URL of the shard of that sample.
+        position: Position of that sample in the order of the job.
+        after: Position behind this output.
+    """
 
     values: Mapping[str, Any]
     key: str
@@ -44,64 +54,114 @@ class TransformOutput(NamedTuple):
 
 
 class _Task:
-    """Samples for one decode thread, and what it made of them."""
+    """Samples for one decode thread, and the outputs that it made of them."""
 
     __slots__ = ("block", "done", "error", "found", "mark")
 
     def __init__(self, block: SampleBlock, mark: FeedPosition) -> None:
         self.block = block
         self.mark = mark
-        self.found: list[tuple[Mapping[str, Any], int]] = []  # values, and which sample of the block they are of
+        # values of each output, and the index in the block of the sample that they were made of
+        self.found: list[tuple[Mapping[str, Any], int]] = []
         self.error: BaseException | None = None
         self.done = False
 
 
-class Rebatcher:
-    """Batches of what comes out of the stages, however much that is.
+class Rebatcher(ABC):
+    """Builds batches of what comes out of the stages, whatever number of outputs that is.
 
     Args:
-        run: That this fills.
-        epoch: With the plan's seed and the position, what a sample's random numbers depend on.
-        skip_count: Samples that come out first and were handed out before.
+        run: Run whose batches this builder makes.
+        skip_count: Number of outputs at the beginning that were handed out before.
     """
 
-    def __init__(self, run: EpochRun, *, epoch: int, skip_count: int) -> None:
+    def __init__(self, run: EpochRun, *, skip_count: int) -> None:
         self._run = run
-        self._epoch = epoch
         self._skip_count = skip_count
         self._layout: Layout | None = None
-        self._random = threading.local()
         self._by_size = run.plan.batch if isinstance(run.plan.batch, BatchBySize) else None
 
-    def fill(self) -> None:
-        """See ``BatchBuilder``."""
+    @abstractmethod
+    def work(self, task: Any) -> None:
+        """Do one task, in a decode thread."""
+
+    @abstractmethod
+    def _outputs(self) -> Iterator[TransformOutput]:
+        """All outputs in order."""
+
+    def build(self) -> None:
+        """Make all batches, in the reader thread."""
         held: list[TransformOutput] = []
         size = self._run.plan.batch_size
         budget = self._by_size.budget() if self._by_size is not None else None
         before: RebatchedPosition | None = None
-        for out in self._outputs():
+        for output in islice(self._outputs(), self._skip_count, None):
             if self._run.stopping:
                 return
             if budget is None:
-                held.append(out)
+                held.append(output)
                 if len(held) == size:
-                    self._close(held, out.after)
+                    self._close(held, output.after)
                     held = []
                 continue
-            verdict = self._verdict(budget, out)
+            verdict = self._verdict(budget, output)
             if verdict == "drop":
                 self._run.meter.oversize_count += 1
                 continue
             if verdict == "new" and before is not None:
                 self._close(held, before)
                 held = []
-            held.append(out)
-            before = out.after
+            held.append(output)
+            before = output.after
         if held and not self._run.plan.drop_last and not self._run.stopping:
             self._close(held, held[-1].after)
 
+    def _verdict(self, budget: SizeBudget, output: TransformOutput) -> str:
+        assert self._by_size is not None
+        try:
+            return budget.add(self._by_size.size_of(output.values))
+        except Exception as error:
+            where: dict[str, Any] = {"stage": "batch_by_size", "sample_key": output.key, "shard": output.url}
+            if callable(self._by_size.size):
+                raise failed(self._by_size.size, error, **where) from error
+            raise DecodeError(f"no batch can take it: {type(error).__name__}: {error}", **where) from error
+
+    def _close(self, held: list[TransformOutput], mark: RebatchedPosition) -> None:
+        """Make a batch of these outputs and append it to the queue of the run."""
+        if self._layout is None:
+            self._layout = Layout(held[0].values, self._run.plan.batch)
+        rows_count = len(held)
+        values = self._layout.allocate(rows_count)
+        for row, output in enumerate(held):
+            self._layout.put(values, row, output.values, key=output.key, shard=output.url)
+        values["__key__"] = [output.key for output in held]
+        values["__shard__"] = [output.url for output in held]
+        values["__position__"] = np.array([output.position for output in held], dtype=np.int64)
+        batch = OpenBatch(values, self._layout)
+        batch.rows = rows_count
+        batch.sealed = True
+        batch.mark = mark
+        self._run.append(batch)
+
+
+class LocalRebatcher(Rebatcher):
+    """Rebatches what the decode threads of this process make.
+
+    Args:
+        run: Run whose batches this builder makes.
+        feed: Samples of the epoch.
+        epoch: Epoch number, from 0. With the seed and the position it determines a sample's random numbers.
+        skip_count: Number of outputs at the beginning that were handed out before.
+    """
+
+    def __init__(self, run: EpochRun, feed: Feed, *, epoch: int, skip_count: int) -> None:
+        super().__init__(run, skip_count=skip_count)
+        self._feed = feed
+        self._epoch = epoch
+        self._random = threading.local()
+
     def work(self, task: _Task) -> None:
-        """See ``BatchBuilder``."""
+        """Decode the samples of one task, in a decode thread."""
         random = getattr(self._random, "random", None)
         if random is None:
             random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)
@@ -123,15 +183,15 @@ class Rebatcher:
             self._run.changed.notify_all()
 
     def _outputs(self) -> Iterator[TransformOutput]:
-        """What comes out, in order, whichever thread was first in time; what was handed out before is left out."""
-        run = self._run
+        """All outputs in the order of their samples, whichever thread was first."""
+        run, feed = self._run, self._feed
         tasks: deque[_Task] = deque()
         tasks_max = TASKS_PER_THREAD * run.plan.threads_count
         goes_on = True
         while not run.stopping:
             while goes_on and len(tasks) < tasks_max:
-                mark = run.feed.mark()
-                block = run.feed.take(TASK_SAMPLES_MAX)
+                mark = feed.mark()
+                block = feed.take(TASK_SAMPLES_MAX)
                 if block is None:
                     goes_on = False
                 else:
@@ -146,38 +206,8 @@ class Rebatcher:
                 return
             block = task.block
             for count, (values, index) in enumerate(task.found, 1):
-                if self._skip_count:
-                    self._skip_count -= 1
-                    continue
                 sample, segment = block.samples[index], block.segments[index]
                 after = RebatchedPosition(task.mark, count)
                 yield TransformOutput(values, sample.key, segment.url, int(block.positions[index]), after)
             if task.error is not None:
                 raise task.error
-
-    def _verdict(self, budget: SizeBudget, out: TransformOutput) -> str:
-        assert self._by_size is not None
-        try:
-            return budget.add(self._by_size.size_of(out.values))
-        except Exception as error:
-            where: dict[str, Any] = {"stage": "batch_by_size", "sample_key": out.key, "shard": out.url}
-            if callable(self._by_size.size):
-                raise failed(self._by_size.size, error, **where) from error
-            raise DecodeError(f"no batch can take it: {type(error).__name__}: {error}", **where) from error
-
-    def _close(self, held: list[TransformOutput], mark: RebatchedPosition) -> None:
-        """Make a batch of samples, and deliver it."""
-        if self._layout is None:
-            self._layout = Layout(held[0].values, self._run.plan.batch)
-        rows_count = len(held)
-        values = self._layout.allocate(rows_count)
-        for row, out in enumerate(held):
-            self._layout.put(values, row, out.values, key=out.key, shard=out.url)
-        values["__key__"] = [out.key for out in held]
-        values["__shard__"] = [out.url for out in held]
-        values["__position__"] = np.array([out.position for out in held], dtype=np.int64)
-        batch = OpenBatch(values, self._layout)
-        batch.rows = rows_count
-        batch.sealed = True
-        batch.mark = mark
-        self._run.append(batch)

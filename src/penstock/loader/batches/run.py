@@ -1,12 +1,12 @@
-"""One epoch on its way: a thread that reads and cuts, threads that decode into rows, a queue of batches in order.
+"""The threads of one epoch: one reads and parses, others decode into rows; and the queue of batches between them and the loop.
 
 ::
 
-    feed ── reader thread ── rows of open batches ── decode threads ── batches, complete, in order ── training loop
+    feed ── reader thread ── rows of open batches ── decode threads ── complete batches, in order ── training loop
 
-The reader owns the order: it opens batch after batch, gives each sample its row, and hands rows to the decode threads
-a few at a time. Which thread fills a row, and when, changes nothing in the batch. At most ``prefetch_batches`` lie
-between the reader and the training loop, besides the one being filled.
+The reader thread owns the order: it opens one batch after the other, gives each sample its row, and hands a few rows at a
+time to the decode threads. Which thread fills a row, and when, does not change the batch. At most ``prefetch_batches``
+batches wait between the reader and the training loop, besides the one that is being filled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from penstock.loader.statistics import ThreadMeter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.loader.lanes.feed import Feed
     from penstock.loader.position import Position
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Batch, BatchBySize
@@ -34,24 +33,27 @@ if TYPE_CHECKING:
     from penstock.samples.transform import SampleTransform
 
 SMALL_BATCHES_MAX = 15
+"""Batches that may wait in place of ``prefetch_batches``, as long as they hold fewer than ``prefetch_bytes`` bytes."""
+
 JOIN_S_MAX = 10.0  # a user's function that does not return must not hang close()
 
 
 class OpenBatch:
-    """A batch being filled.
+    """A batch that is being filled.
 
     Attributes:
-        values: Columns by name, of the full size.
-        layout: That they were allocated by; None where no sample has fixed it yet, or nothing is left to be done.
-        rows: Given to samples so far.
-        missing: Rows that are handed out and not yet written.
-        sealed: Whether no more rows come.
-        dropped: Rows whose sample was filtered out.
-        error: What failed in the first row in order that did.
-        error_row: That row.
-        mark: Where the feed is behind this batch.
-        number: In the run, from 0.
-        charged_bytes: Taken out of the process's budget for it, until it is handed out.
+        values: Columns by name, each with as many rows as a full batch.
+        layout: Layout that the columns were allocated by; None until a sample has fixed it, and for batches that need no
+            finishing.
+        rows: Number of rows that have been given to samples.
+        missing: Number of rows that have been given to samples and have not been written.
+        sealed: Whether no more rows will be given to samples.
+        dropped: Rows whose sample was dropped.
+        error: Error of the first row, in order, that failed.
+        error_row: Row of `error`; -1 if no row failed.
+        mark: Position of the feed behind this batch.
+        number: Number of the batch in this run, from 0.
+        charged_bytes: Bytes of the process's budget that this batch occupies until it is handed out.
     """
 
     __slots__ = (
@@ -82,17 +84,17 @@ class OpenBatch:
         self.charged_bytes = 0
 
     def charge(self) -> None:
-        """Count its columns against the process's budget: reading ahead has what they leave."""
+        """Take the bytes of the columns out of the process's budget; reading ahead uses what is left."""
         self.charged_bytes = sum(map(_column_bytes, self.values.values()))
         process_budget().reserve(self.charged_bytes, force=True)
 
     def discharge(self) -> None:
-        """It is somebody else's now, or nobody's."""
+        """Give the bytes back to the budget, when the batch is handed out or discarded."""
         process_budget().release(self.charged_bytes)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row is written."""
+        """Whether every row has been written."""
         return self.sealed and not self.missing
 
 
@@ -100,12 +102,12 @@ class Delivery(NamedTuple):
     """A complete batch.
 
     Attributes:
-        values: Columns by name, of the full size; those of `rows` on are undefined.
-        rows: Samples that were given one.
-        dropped: Those of them whose sample was filtered out.
-        mark: Where the feed is behind it.
-        layout: What finishes it; None: it is finished.
-        number: In the run, from 0.
+        values: Columns by name, each with as many rows as a full batch; from row `rows` on they are undefined.
+        rows: Number of rows that were given to samples.
+        dropped: Rows whose sample was dropped, ascending.
+        mark: Position of the feed behind this batch.
+        layout: Layout that finishes the batch; None if the batch needs no finishing.
+        number: Number of the batch in its run, from 0.
     """
 
     values: dict[str, Any]
@@ -117,47 +119,68 @@ class Delivery(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sample of it was kept."""
+        """Whether every sample was dropped."""
         return len(self.dropped) == self.rows
 
 
 class RunPlan(NamedTuple):
-    """What stays the same from epoch to epoch."""
+    """How batches are made, in every epoch.
 
-    transforms: tuple[SampleTransform, ...]  # by source
+    Attributes:
+        transforms: Transform of the samples of each source, by number of the source.
+        batch: The stage of the pipeline that makes batches.
+        batch_size: Number of rows of a full batch of this rank.
+        drop_last: Whether the last batch is left out if it is not full.
+        threads_count: Number of decode threads.
+        prefetch_batches: Number of batches that may wait for the training loop, whatever their size.
+        prefetch_bytes: Total size in bytes up to which more batches than that may wait.
+        seed: Seed of the random numbers of samples.
+        in_order: Whether batches are handed out in order; otherwise whichever is complete first.
+    """
+
+    transforms: tuple[SampleTransform, ...]
     batch: Batch | BatchBySize
     batch_size: int
     drop_last: bool
     threads_count: int
     prefetch_batches: int
-    prefetch_bytes: int  # small batches wait in greater number, up to so many bytes in all
+    prefetch_bytes: int
     seed: int
     in_order: bool = True
 
 
 class BatchBuilder(Protocol):
-    """How samples become batches."""
+    """Makes batches of samples, in the threads of an ``EpochRun``."""
 
-    def fill(self) -> None:
-        """The reader thread: everything until the feed ends or the run stops."""
+    def build(self) -> None:
+        """Make all batches, in the reader thread, until the samples end or the run stops."""
 
     def work(self, task: Any) -> None:
-        """A decode thread: one task of those that ``fill`` handed out."""
+        """Do one of the tasks that ``build`` put into ``EpochRun.tasks``, in a decode thread."""
+
+
+class BatchInput(Protocol):
+    """What a builder reads: a ``Feed``, or the blocks that worker processes give."""
+
+    def close(self) -> None:
+        """Cancel what is being read; idempotent. May be called from any thread."""
 
 
 class EpochRun:
-    """Executes one epoch for one rank. ``close()`` ends its threads, at any time.
+    """Runs the threads of one epoch for one rank. ``close()`` ends them, at any time.
 
     Args:
-        plan: See ``RunPlan``.
-        feed: Of this epoch; closed with the run.
-        builder: Makes the ``BatchBuilder`` of this run.
-        meter: Told of samples, bytes and seconds.
+        plan: How to make batches.
+        reads: What the builder reads; it is closed with the run.
+        builder: Makes the builder of this run.
+        meter: Counts samples, bytes and seconds.
     """
 
-    def __init__(self, plan: RunPlan, *, feed: Feed, builder: Callable[[EpochRun], BatchBuilder], meter: Meter) -> None:
+    def __init__(
+        self, plan: RunPlan, *, reads: BatchInput, builder: Callable[[EpochRun], BatchBuilder], meter: Meter
+    ) -> None:
         self.plan = plan
-        self.feed = feed
+        self._reads = reads
         self.meter = meter
         self.stopping = False
         self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -170,13 +193,13 @@ class EpochRun:
         self._threads: list[threading.Thread] = []
         self._reader: ThreadMeter | None = None
         self._began_bytes = meter.bytes
-        self._counted_bytes = meter.bytes  # read, when memory was last given back, or was to be
-        self._parsed_s = meter.parse_s  # when the reader's work was last counted
+        self._counted_bytes = meter.bytes  # bytes read when free memory was last given back
+        self._parsed_s = meter.parse_s  # seconds of parsing when the reader's work was last counted
         try:
             self._builder = builder(self)
             for index in range(plan.threads_count):
                 self._start(self._decode_loop, f"penstock-decode-{index}")
-            # last: it holds the interpreter at once, and whoever starts a thread waits until that one ran
+            # last: it takes the interpreter at once, and starting a thread waits until that thread has run
             self._start(self._read_loop, "penstock-read")
         except BaseException:
             self.close()
@@ -186,8 +209,8 @@ class EpochRun:
         """The next batch, or None at the end of the epoch. Blocks until it is complete.
 
         Raises:
-            StoreError, DataError: where the order reaches what failed; again at each further call.
-            ClosedError: closed, or inherited through ``fork``.
+            StoreError, DataError: The next batch in order could not be made; raised again at each further call.
+            ClosedError: The run was closed, or this process inherited it through ``fork``.
         """
         self._check_process()
         with self.changed:
@@ -210,7 +233,7 @@ class EpochRun:
                 self.changed.wait()
 
     def _ready(self) -> OpenBatch | None:
-        """The batch to be handed out now: the first, or where order does not matter, any that is complete."""
+        """The batch to hand out now: the first one, or if the order does not matter, any that is complete."""
         first = self._batches[0] if self._batches else None
         if first is None or (first.is_complete and first.error is None):
             return first
@@ -221,7 +244,11 @@ class EpochRun:
         return first if first.is_complete else None
 
     def has_next(self) -> bool:
-        """Whether one more batch, or an error, is to come. Blocks until that is known; does not wait for the batch."""
+        """Whether another batch or an error follows. Blocks until that is known, but not until the batch is complete.
+
+        Raises:
+            ClosedError: The run was closed, or this process inherited it through ``fork``.
+        """
         self._check_process()
         with self.changed:
             while not self.stopping:
@@ -233,13 +260,13 @@ class EpochRun:
         raise ClosedError("the loader was closed while it was iterated")
 
     def close(self) -> None:
-        """Stop reading, drop what is under way, and wait for the threads; idempotent."""
+        """Stop reading, discard all batches, and wait for the threads; idempotent."""
         with self.changed:
             self.stopping = True
             while self._batches:
                 self._batches.pop().discharge()
             self.changed.notify_all()
-        self.feed.close()
+        self._reads.close()
         for _ in self._threads:
             self.tasks.put(None)
         deadline_s = time.monotonic() + JOIN_S_MAX
@@ -252,14 +279,14 @@ class EpochRun:
     # ── for the builder ────────────────────────────────────────────────────────────────────────────────────────────
 
     def append(self, batch: OpenBatch) -> None:
-        """Put a batch at the end of the queue, once there is room."""
+        """Put a batch at the end of the queue. Blocks until there is room."""
         began_s = time.perf_counter()
         with self.changed:
             while self._is_full() and not self.stopping:
                 self.changed.wait()
             batch.number = self._appended_count
             self._appended_count += 1
-            if not self.stopping:  # nobody would discharge it
+            if not self.stopping:  # after close() nobody would discharge it
                 batch.charge()
                 self._batches.append(batch)
             self._count_reader()
@@ -286,7 +313,7 @@ class EpochRun:
         self._threads.append(thread)
 
     def _count_reader(self) -> None:
-        """What the reader ran, and waited while it cut shards; its other waiting is for the store and for room."""
+        """Count the time that the reader spent parsing; otherwise it waits for the store and for room in the queue."""
         before_s, self._parsed_s = self._parsed_s, self.meter.parse_s
         if self._reader is not None:
             self._reader.worked(self._parsed_s - before_s)
@@ -295,13 +322,13 @@ class EpochRun:
         failure: BaseException | None = None
         self._reader = ThreadMeter(self.meter)
         try:
-            self._builder.fill()
+            self._builder.build()
         except BaseException as error:
             failure = error
-        self.feed.close()
+        self._reads.close()
         with self.changed:
             if self._batches and not self._batches[-1].sealed:
-                self._batches.pop().discharge()  # cut off by the failure, or the rest that drop_last leaves out
+                self._batches.pop().discharge()  # cut off by the failure, or left out by drop_last
             self._failure = failure
             self._finished = True
             self.changed.notify_all()
@@ -311,7 +338,7 @@ class EpochRun:
         while (task := self.tasks.get()) is not None and not self.stopping:
             began_s = time.perf_counter()
             self._builder.work(task)
-            del task  # a thread that waits keeps no parts and no batches alive
+            del task  # so that a waiting thread keeps no parts and no batches alive
             spent_s = time.perf_counter() - began_s
             with self.changed:
                 self.meter.decode_s += spent_s
@@ -319,7 +346,7 @@ class EpochRun:
 
 
 def _column_bytes(column: Any) -> int:
-    """Of an array, or of a list of buffers; what else lists hold is small."""
+    """Size in bytes of an array or of a list of ``bytes``. Other lists count as 0, because what they hold is small."""
     if isinstance(column, list):
         return sum(map(len, column)) if column and isinstance(column[0], bytes) else 0
     return int(getattr(column, "nbytes", 0))

@@ -1,4 +1,4 @@
-"""What ranks ask each other, and how the others hear of one that failed: by an answer that is smaller than any other."""
+"""What the ranks of a job decide together. A rank that fails tells the others by an answer smaller than any other."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FAILED = -(1 << 62)
-"""Said instead of an answer."""
+"""The answer of a rank that failed."""
 
 
 class RankConsensus:
-    """The ranks of an epoch, from its opening to its end.
+    """Decisions of all ranks, from the opening of an epoch to its end.
 
     Args:
-        agree: See ``Loader``.
+        agree: Returns the smallest of the integers that the ranks give it. Blocks until all ranks have called it.
     """
 
     def __init__(self, agree: Callable[[int], int]) -> None:
         self._agree = agree
-        self._has_failed = False  # some rank, and all know
+        self._has_failed = False  # some rank has, and all ranks know it
 
     def smallest(self, n: int) -> int:
-        """The smallest `n` of all ranks. Blocks for them.
+        """The smallest `n` of all ranks. Blocks until all ranks have called it.
 
         Raises:
-            PenstockError: one of them failed; again at each further call, without asking.
+            PenstockError: A rank failed. Each further call raises it again, without waiting for the other ranks.
         """
         self.check()
         found = self._agree(n)
@@ -38,22 +38,22 @@ class RankConsensus:
         return found
 
     def check(self) -> None:
-        """Refuse to go on where a rank failed.
+        """Raise an error if a rank has failed.
 
         Raises:
-            PenstockError: one did.
+            PenstockError: A rank failed.
         """
         if self._has_failed:
             raise PenstockError("another rank failed", hint="its own error says why; restart() on all ranks")
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
-        """Of what fails inside, the other ranks hear where they ask next, and wait for nobody."""
+    def reporting_failure(self) -> Iterator[None]:
+        """Tell the other ranks if the block fails, so that their next ``smallest`` raises instead of waiting for this rank."""
         try:
             yield
         except Exception:
             if not self._has_failed:
                 self._has_failed = True
-                with contextlib.suppress(Exception):  # a rank may be gone: what failed here is to be said
+                with contextlib.suppress(Exception):  # a rank may be gone; the error of the block is the one to raise
                     self._agree(FAILED)
             raise

@@ -1,288 +1,277 @@
-"""One epoch of one rank, as the training loop sees it: the run behind it, and agreement with the other ranks."""
+"""Opens an epoch: the one place that chooses how its batches are made and in which mode they are handed out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder
-from penstock.loader.batches.run import BatchBuilder, EpochRun
-from penstock.loader.epoch.out_of_order import OutOfOrderTracker
-from penstock.loader.epoch.padding import delivered, masked, padding, row_to_repeat
-from penstock.loader.lanes.feed import SelectedBatchesFeed
-from penstock.loader.position import IndexPosition, RebatchedPosition, StreamPosition, feed_position, skip_count
+from penstock.loader.batches.run import EpochRun
+from penstock.loader.epoch.out_of_order import CountedOutOfOrder, OutOfOrderTracker, StreamedOutOfOrder
+from penstock.loader.epoch.padding import Padder, Trimmer
+from penstock.loader.epoch.sources import AgreedBatches, CountedBatches, RebatchedBatches, StreamedBatches
+from penstock.loader.lanes.feed import EpochFeed, SelectedBatchesFeed
+from penstock.loader.position import RebatchedPosition, feed_position, skip_count
 from penstock.loader.statistics import Meter
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
-    from penstock.loader.batches.run import Delivery, RunPlan
+    from collections.abc import Callable
+
+    from penstock.loader.batches.run import BatchBuilder, Delivery, RunPlan
     from penstock.loader.epoch.consensus import RankConsensus
-    from penstock.loader.lanes.feed import EpochFeed
+    from penstock.loader.epoch.padding import Finisher
+    from penstock.loader.epoch.sources import BatchRun, BatchSource
+    from penstock.loader.lanes.feed import Feed
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.position import Position
     from penstock.loader.workers.children import ProcessPool
-    from penstock.loader.workers.processes import ProcessRun
     from penstock.order import Batches
-    from penstock.samples.columns import Layout
 
 
-class NumberedBatch(NamedTuple):
-    """A batch for the training loop, the position behind it, and its number in the epoch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRequest:
+    """What an epoch is opened with.
 
-    batch: Any
-    position: Position
-    number: int
-
-
-class Epoch:
-    """Gives batches until the epoch ends, for all ranks at once.
-
-    Args:
+    Attributes:
         plan: What to read.
         run_plan: How to make batches of it.
-        number: Of the epoch.
-        position: Where in it to begin; None is its beginning.
-        agree: With the other ranks; None: there are none, or nobody has to.
-        processes: See ``Loader``.
-        restarts: See there.
-        workers: Where worker processes wait between epochs.
-        first_batch: Batches of the epoch before `position`.
-        stride: ``(j, n)``: only batches k with k mod n = j are given.
-        meter: Told of samples, bytes and seconds.
+        epoch: Epoch number, from 0.
+        position: Position to begin at; None is the beginning of the epoch.
+        first_number: Number of batches of the epoch that were handed out before `position`.
+        stride: ``(j, n)``: only batches whose number mod n is j are given.
+        meter: Counts samples, bytes and seconds.
     """
 
-    def __init__(
-        self,
-        plan: LoaderPlan,
-        *,
-        run_plan: RunPlan,
-        number: int,
-        position: Position | None,
-        agree: RankConsensus | None,
-        meter: Meter,
-        processes: int = 0,
-        restarts: bool = False,
-        workers: ProcessPool | None = None,
-        first_batch: int = 0,
-        stride: tuple[int, int] = (0, 1),
-    ) -> None:
-        self._plan = plan
-        self._number = number
-        self._meter = meter
-        self._last: dict[str, Any] | None = None  # a row to pad with
-        self._tracker: OutOfOrderTracker | None = None
-        self._came_count = 0  # batches out of the run, where they come in any order
-        self._first_batch = first_batch
-        self._stride = stride
-        self._batch_number = first_batch - 1  # of the last one that came
-        self._goes_on: bool | None = None  # what the ranks agreed on for the next batch
-        self._skip_count = skip_count(position)
-        self._layout: Layout | None = None
-        self._batching = plan.read_batching
-        self._is_by_size = isinstance(run_plan.batch, BatchBySize)
-        self._batches: Batches | None
-        self._position: Position  # behind the last batch
-        self._run: EpochRun | ProcessRun
-        if processes:
-            from penstock.loader.workers.dividing import divided
-
-            assert workers is not None
-
-            self._batches, self._run, self._position = divided(
-                plan,
-                run_plan,
-                position,
-                epoch=number,
-                batching=self._batching,
-                processes=processes,
-                restarts=restarts,
-                workers=workers,
-                meter=meter,
-            )
-            self._agree = agree if plan.world_size > 1 and self._batches is None else None
-            self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
-            return
-        begun = None
-        if stride[1] > 1 and not plan.carries:
-            from penstock.loader.plan.strided import begin_strided
-
-            begun = begin_strided(
-                plan.read_plan,
-                number,
-                feed_position(position),
-                batching=self._batching,
-                first_batch=first_batch,
-                stride=stride,
-            )
-        self._is_chosen = begun is not None  # the feed gives the stride's batches alone
-        begun = begun or plan.read_plan.begin(number, feed_position(position), batching=self._batching)
-        self._batches = begun.batches if not plan.carries else None
-        self._agree = agree if plan.world_size > 1 and self._batches is None else None
-        # where batches are counted, the feed ends where the last of them does
-        self._run_plan = run_plan if self._batches is None else run_plan._replace(drop_last=False)
-        first = begun.feed.mark()
-        self._position = RebatchedPosition(first, self._skip_count) if plan.carries else first
-        if stride[1] > 1 and self._agree is not None:
-            raise ConfigError(f"stride={stride} with ranks that have to agree", hint="run `penstock index`")
-        if not run_plan.in_order and not plan.carries and self._agree is None:
-            self._tracker = OutOfOrderTracker(position, feed_position=first, global_size=plan.batching.global_size)
-        else:
-            self._run_plan = self._run_plan._replace(in_order=True)
-        self._run = self._started(begun)
-
-    def next(self) -> NumberedBatch | None:
-        """The next batch, or None at the end. Blocks.
-
-        Raises:
-            StoreError, DataError: where the order reaches what failed; again at each further call.
-            ClosedError: closed, or inherited through ``fork``.
-        """
-        if self._tracker is not None:
-            return self._next_out_of_order(self._tracker)
-        if self._batches is not None:
-            return self._next_counted(self._batches)
-        if self._agree is None:
-            while (delivery := self._run.next_batch()) is not None:
-                self._batch_number = self._next_number()
-                if self._plan.carries and not self._is_ours(self._batch_number):
-                    continue
-                if self._plan.is_masked or not delivery.is_empty:
-                    assert delivery.mark is not None
-                    return self._found(delivery, self._plan.rows_count, delivery.mark)
-            return None
-        return self._next_agreed()
-
-    def _next_agreed(self) -> NumberedBatch | None:
-        """The next batch, if all ranks have one; asked one batch ahead."""
-        assert self._agree is not None
-        if self._goes_on is None:
-            self._goes_on = self._asked()
-        if not self._goes_on:
-            return None
-        with self._agree.told():
-            delivery = self._run.next_batch()
-            self._batch_number += 1
-            if delivery is not None and delivery.mark is not None:
-                self._position = delivery.mark
-            found = self._found(delivery, self._plan.rows_count, self._position)
-        self._goes_on = None  # unless all say so
-        self._goes_on = self._asked()
-        return found
+    plan: LoaderPlan
+    run_plan: RunPlan
+    epoch: int
+    position: Position | None
+    first_number: int
+    stride: tuple[int, int]
+    meter: Meter
 
     @property
-    def asks(self) -> bool:
-        """Whether the ranks ask each other before each batch."""
-        return self._agree is not None
+    def first_of_stride(self) -> int:
+        """Number of the first batch that is given."""
+        which, every = self.stride
+        return self.first_number + (which - self.first_number) % every
 
-    def close(self) -> None:
-        """End the threads; idempotent."""
-        self._run.close()
 
-    def _next_out_of_order(self, tracker: OutOfOrderTracker) -> NumberedBatch | None:
-        """Whichever batch is complete, where order does not matter."""
-        batches = self._batches
-        while (delivery := self._run.next_batch()) is not None or (batches is not None and self._lacks_one(batches)):
-            number = tracker.number_of(self._came_count if delivery is None else delivery.number)
-            self._came_count += 1
-            rows_count, behind = self._plan.rows_count, delivery.mark if delivery is not None else None
-            if batches is not None:
-                rows_count = -(-len(batches.span(number)) // self._plan.world_size)
-                behind = IndexPosition(batches.position_after(number))
-            assert isinstance(behind, IndexPosition | StreamPosition)
-            self._batch_number += 1
-            position = tracker.take(number, behind)
-            if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
-                return self._found(delivery, rows_count, position)
-        return None
+class WorkerOptions(NamedTuple):
+    """Worker processes that make the batches.
 
-    def _lacks_one(self, batches: Batches) -> bool:
-        """Whether the last batch has rows on other ranks only, and is still to be padded here."""
-        assert self._tracker is not None
-        return self._plan.is_masked and self._tracker.number_of(self._came_count) < len(batches)
+    Attributes:
+        pool: Gives the processes.
+        processes_count: Number of processes; fewer are used if the rank has fewer lanes.
+        restarts: Whether a process that dies is replaced.
+    """
 
-    def _next_counted(self, batches: Batches) -> NumberedBatch | None:
-        """The next batch, where arithmetic says how many rows it has."""
-        while (number := self._next_number()) < self._first_batch + len(batches):
-            index = number - self._first_batch
-            rows_count = -(-len(batches.span(index)) // self._plan.world_size)
-            delivery = self._run.next_batch()
-            self._batch_number = number
-            if self._plan.is_masked or (delivery is not None and not delivery.is_empty):
-                return self._found(delivery, rows_count, IndexPosition(batches.position_after(index)))
-        return None
+    pool: ProcessPool
+    processes_count: int
+    restarts: bool
 
-    def _is_ours(self, number: int) -> bool:
-        return number % self._stride[1] == self._stride[0]
 
-    def _next_number(self) -> int:
-        """Of the batch that comes next out of the run: where nothing is carried, the others are not in it."""
-        number = self._batch_number + 1
-        return number if self._plan.carries else number + (self._stride[0] - number) % self._stride[1]
+class _OpenedRun(NamedTuple):
+    """A run of an epoch.
 
-    def _started(self, begun: EpochFeed) -> EpochRun:
-        feed = begun.feed
-        chosen = None
-        if self._tracker is not None:
-            first, chosen = 0, self._tracker.is_left
-        elif self._stride[1] > 1 and not self._plan.carries and not self._is_chosen:
-            first, chosen = self._first_batch, self._is_ours
-        if chosen is not None:
-            feed = SelectedBatchesFeed(feed, size=self._plan.rows_count, first_batch=first, chosen=chosen)
-        return EpochRun(self._run_plan, feed=feed, builder=self._builder, meter=self._meter)
+    Attributes:
+        run: Makes batches.
+        batches: Positions of all batches from the beginning of the run on; None if only reading tells how many there are.
+        position: Position at which the run begins.
+    """
 
-    def _builder(self, run: EpochRun) -> BatchBuilder:
-        if self._plan.carries:
-            from penstock.loader.batches.rebatching import Rebatcher
+    run: BatchRun
+    batches: Batches | None
+    position: Position
 
-            return Rebatcher(run, epoch=self._number, skip_count=self._skip_count)
-        if self._plan.is_plain:
-            return RawBatchBuilder(run)
-        return RowBatchBuilder(run, epoch=self._number)
 
-    def _asked(self) -> bool:
-        """Whether there is one more batch for all: until the first rank runs out, or the last one."""
-        assert self._agree is not None
-        self._agree.check()
-        with self._agree.told():
-            has_next = self._run.has_next()
-        agreed = self._agree.smallest(int(has_next if not self._plan.ends_with_last else not has_next))
-        return agreed == 0 if self._plan.ends_with_last else agreed > 0
+def open_epoch(
+    request: EpochRequest, *, consensus: RankConsensus | None = None, workers: WorkerOptions | None = None
+) -> BatchSource:
+    """Start to make the batches of an epoch, or of the rest of one.
 
-    def _found(self, delivery: Delivery | None, rows_count: int, position: Position) -> NumberedBatch:
-        if delivery is not None:
-            self._layout = delivery.layout
-            rows_count = delivery.rows if self._is_by_size else rows_count  # which are as long as they come out
-        if not self._plan.is_masked:
-            assert delivery is not None
-            return NumberedBatch(
-                self._finished(delivered(delivery, size=self._plan.rows_count)), position, self._batch_number
-            )
-        if self._last is None and (delivery is None or delivery.is_empty):
-            self._last = self._any_row()
-        if delivery is None:
-            return NumberedBatch(
-                self._finished(padding(self._last, rows_count=rows_count)), position, self._batch_number
-            )
-        batch = masked(delivery, rows_count=rows_count, last=self._last)
-        self._last = row_to_repeat(batch)
-        return NumberedBatch(self._finished(batch), position, self._batch_number)
+    Args:
+        request: What to read, from where on, and how to make batches of it.
+        consensus: Consensus with the other ranks, if there are any. Batches that an index counts do not need it.
+        workers: Worker processes that decode; None decodes in threads of this process.
 
-    def _finished(self, batch: dict[str, Any]) -> Any:
-        return batch if self._layout is None else self._layout.finish(batch)
+    Raises:
+        ConfigError: The options do not go together, or the position does not belong to this job.
+    """
+    plan = request.plan
+    if plan.read_plan.mode == "index" and not plan.carries:
+        consensus = None
+    if consensus is not None and request.stride[1] > 1:
+        raise ConfigError(f"stride={request.stride} with ranks that have to agree", hint="run `penstock index`")
+    if workers is not None:
+        return _in_order(request, _run_in_processes(request, workers), consensus)
+    if plan.carries:
+        return _in_order(request, _rebatch_in_threads(request), consensus)
+    if request.run_plan.in_order or consensus is not None:
+        return _in_order(request, _run_in_threads(request), consensus)
+    return _out_of_order(request)
 
-    def _any_row(self) -> dict[str, Any] | None:
-        """A sample to pad with: of this rank, where the epoch was resumed behind its last one; else of any other."""
-        transforms = tuple(transform.uncounted() for transform in self._run_plan.transforms)
-        run_plan = self._run_plan._replace(transforms=transforms, drop_last=False)
-        batching = self._batching._replace(drop_last=False)
-        for job in (self._plan.read_plan, self._plan.read_plan.divided(0, 1)):
-            feed = job.begin(self._number, None, batching=batching).feed
-            run = EpochRun(run_plan, feed=feed, builder=self._builder, meter=Meter())
-            try:
-                while (delivery := run.next_batch()) is not None:
-                    if not delivery.is_empty:
-                        self._layout = delivery.layout
-                        return row_to_repeat(delivered(delivery, size=self._plan.rows_count))
-            finally:
-                run.close()
-        return None
+
+def _in_order(request: EpochRequest, opened: _OpenedRun, consensus: RankConsensus | None) -> BatchSource:
+    plan, first_number = request.plan, request.first_number
+    finisher, rows_count = _finisher(request), plan.rows_count
+    if opened.batches is not None:
+        numbers = range(request.first_of_stride, first_number + len(opened.batches), request.stride[1])
+        return CountedBatches(opened.run, finisher, batches=opened.batches, first_number=first_number, numbers=numbers)
+    if consensus is not None:
+        return AgreedBatches(
+            opened.run,
+            finisher,
+            consensus=consensus,
+            rows_count=rows_count,
+            first_number=first_number,
+            position=opened.position,
+            ends_with_last=plan.ends_with_last,
+        )
+    if plan.carries:
+        return RebatchedBatches(
+            opened.run, finisher, rows_count=rows_count, first_number=first_number, stride=request.stride
+        )
+    return StreamedBatches(
+        opened.run, finisher, rows_count=rows_count, first_number=request.first_of_stride, step=request.stride[1]
+    )
+
+
+def _out_of_order(request: EpochRequest) -> BatchSource:
+    plan, first_number = request.plan, request.first_number
+    feed, batches = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching)
+    try:
+        tracker = OutOfOrderTracker(request.position, feed_position=feed.mark(), global_size=plan.batching.global_size)
+    except BaseException:
+        feed.close()
+        raise
+    left = SelectedBatchesFeed(feed, size=plan.rows_count, first_batch=0, chosen=tracker.is_left)
+    run = _thread_run(request, left, batches, in_order=False)
+    finisher = _finisher(request)
+    if batches is not None:
+        return CountedOutOfOrder(run, finisher, tracker=tracker, batches=batches, first_number=first_number)
+    return StreamedOutOfOrder(run, finisher, tracker=tracker, rows_count=plan.rows_count, first_number=first_number)
+
+
+# ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run_in_processes(request: EpochRequest, workers: WorkerOptions) -> _OpenedRun:
+    from penstock.loader.workers.dividing import divided
+
+    batches, run, position = divided(
+        request.plan,
+        request.run_plan._replace(in_order=True),
+        request.position,
+        epoch=request.epoch,
+        batching=request.plan.read_batching,
+        processes=workers.processes_count,
+        restarts=workers.restarts,
+        workers=workers.pool,
+        meter=request.meter,
+    )
+    return _OpenedRun(run, batches, position)
+
+
+def _run_in_threads(request: EpochRequest) -> _OpenedRun:
+    feed, batches = _open_feed(request)
+    position = feed.mark()  # before the run's reader thread takes from the feed
+    return _OpenedRun(_thread_run(request, feed, batches), batches, position)
+
+
+def _rebatch_in_threads(request: EpochRequest) -> _OpenedRun:
+    plan, skipped_count = request.plan, skip_count(request.position)
+    feed = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching).feed
+    position = RebatchedPosition(feed.mark(), skipped_count)
+    run = EpochRun(
+        request.run_plan._replace(in_order=True),
+        reads=feed,
+        builder=_builder(request, feed, skipped_count=skipped_count),
+        meter=request.meter,
+    )
+    return _OpenedRun(run, None, position)
+
+
+def _thread_run(request: EpochRequest, feed: Feed, batches: Batches | None, *, in_order: bool = True) -> EpochRun:
+    # a feed whose batches are counted ends where the last of them does
+    drop_last = request.run_plan.drop_last and batches is None
+    return EpochRun(
+        request.run_plan._replace(in_order=in_order, drop_last=drop_last),
+        reads=feed,
+        builder=_builder(request, feed),
+        meter=request.meter,
+    )
+
+
+def _open_feed(request: EpochRequest) -> EpochFeed:
+    """The samples of the batches of the stride; all samples if the stride is (0, 1)."""
+    plan, position, (which, every) = request.plan, feed_position(request.position), request.stride
+    if every > 1:
+        from penstock.loader.plan.strided import begin_strided
+
+        strided = begin_strided(
+            plan.read_plan,
+            request.epoch,
+            position,
+            batching=plan.read_batching,
+            first_batch=request.first_number,
+            stride=request.stride,
+        )
+        if strided is not None:
+            return strided
+    feed, batches = plan.read_plan.begin(request.epoch, position, batching=plan.read_batching)
+    if every > 1:
+        feed = SelectedBatchesFeed(
+            feed,
+            size=plan.rows_count,
+            first_batch=request.first_number,
+            chosen=lambda number: number % every == which,
+        )
+    return EpochFeed(feed, batches)
+
+
+def _builder(request: EpochRequest, feed: Feed, *, skipped_count: int = 0) -> Callable[[EpochRun], BatchBuilder]:
+    plan, epoch = request.plan, request.epoch
+    if plan.carries:
+        from penstock.loader.batches.rebatching import LocalRebatcher
+
+        return lambda run: LocalRebatcher(run, feed, epoch=epoch, skip_count=skipped_count)
+    if plan.is_plain:
+        return lambda run: RawBatchBuilder(run, feed)
+    return lambda run: RowBatchBuilder(run, feed, epoch=epoch)
+
+
+# ── finishing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _finisher(request: EpochRequest) -> Finisher:
+    if not request.plan.is_masked:
+        return Trimmer(request.plan.rows_count)
+    return Padder(lambda: _any_delivery(request), is_variable=isinstance(request.run_plan.batch, BatchBySize))
+
+
+def _any_delivery(request: EpochRequest) -> Delivery | None:
+    """A batch of the epoch that has a sample: of this rank, or if it has none, of any rank. None if no rank has one.
+
+    Cost: reads the epoch from its beginning, up to the first sample that is kept.
+    """
+    plan, run_plan = request.plan, request.run_plan
+    transforms = tuple(transform.uncounted() for transform in run_plan.transforms)
+    batching = plan.read_batching._replace(drop_last=False)
+    for read_plan in (plan.read_plan, plan.read_plan.divided(0, 1)):
+        feed = read_plan.begin(request.epoch, None, batching=batching).feed
+        run = EpochRun(
+            run_plan._replace(transforms=transforms, drop_last=False, in_order=True),
+            reads=feed,
+            builder=_builder(request, feed),
+            meter=Meter(),
+        )
+        try:
+            while (delivery := run.next_batch()) is not None:
+                if not delivery.is_empty:
+                    return delivery
+        finally:
+            run.close()
+    return None

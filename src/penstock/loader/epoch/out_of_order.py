@@ -1,27 +1,33 @@
-"""Batches out of order: whichever is complete first is handed out, each exactly once; and the state that says which were."""
+"""``in_order=False``: whichever batch is complete first is handed out, each exactly once; the state says which ones were."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.loader.position import OutOfOrderPosition
+from penstock.loader.epoch.sources import BatchSourceBase, NumberedBatch, rows_count_of
+from penstock.loader.position import IndexPosition, OutOfOrderPosition, StreamPosition
 from penstock.order import HandedOut
 
 if TYPE_CHECKING:
+    from penstock.loader.epoch.padding import Finisher
+    from penstock.loader.epoch.sources import BatchRun
     from penstock.loader.position import FeedPosition, Position
+    from penstock.order import Batches
 
 
 class OutOfOrderTracker:
-    """Keeps account of one run.
+    """Keeps account of the batches that one run has handed out.
+
+    Batches are numbered from the place where the run begins. The run does not make those that were handed out before.
 
     Args:
-        position: Where the run begins; None is the beginning of the epoch.
-        feed_position: The same, as the feed says it.
+        position: Position at which the run begins; None is the beginning of the epoch.
+        feed_position: The same place, as the feed describes it.
         global_size: Number of samples in a batch of all ranks.
 
     Raises:
-        ConfigError: batches of another size were handed out.
+        ConfigError: Batches of another size were handed out.
     """
 
     def __init__(self, position: Position | None, *, feed_position: FeedPosition, global_size: int) -> None:
@@ -39,13 +45,18 @@ class OutOfOrderTracker:
         # behind each batch, from the last one on behind which reading can go on: those of `_before` are not read again
         self._positions: dict[int, FeedPosition] = {-1: feed_position}
 
+    @property
+    def before_count(self) -> int:
+        """Number of batches behind the beginning of the run that were handed out before it."""
+        return len(self._before)
+
     def is_left(self, number: int) -> bool:
-        """Whether a batch, counted from where the run begins, is to be given by it."""
+        """Whether the run makes the batch with this number."""
         return number not in self._before
 
-    def number_of(self, delivered: int) -> int:
-        """Number of the `delivered`-th batch that the run makes."""
-        number = delivered
+    def number_of(self, made: int) -> int:
+        """Number of the batch that the run makes as its `made`-th, from 0."""
+        number = made
         for handed in sorted(self._before):
             number += handed <= number
         return number
@@ -54,8 +65,8 @@ class OutOfOrderTracker:
         """Note that a batch is handed out.
 
         Args:
-            number: Number of the batch, counted from where the run begins.
-            position: Where the feed is behind this batch.
+            number: Number of the batch.
+            position: Position of the feed behind this batch.
 
         Returns:
             The position to go on from.
@@ -71,3 +82,70 @@ class OutOfOrderTracker:
         if not handed:
             return base
         return OutOfOrderPosition(base, tuple(each - last - 1 for each in handed), self._global_size)
+
+
+class CountedOutOfOrder(BatchSourceBase):
+    """Batches in the order in which they are complete, where an index tells how many there are.
+
+    Args:
+        run: Makes the batches that are left.
+        finisher: Finishes them.
+        tracker: Account of what was handed out.
+        batches: Positions of all batches from the beginning of the run on.
+        first_number: Number of batches of the epoch that were handed out before.
+    """
+
+    def __init__(
+        self, run: BatchRun, finisher: Finisher, *, tracker: OutOfOrderTracker, batches: Batches, first_number: int
+    ) -> None:
+        super().__init__(run, finisher)
+        self._tracker = tracker
+        self._batches = batches
+        self._first_number = first_number
+        self._taken_count = 0
+
+    def next(self) -> NumberedBatch | None:
+        """The next complete batch that the finisher does not skip."""
+        while self._taken_count < len(self._batches) - self._tracker.before_count:
+            delivery = self._run.next_batch()
+            # without a delivery it is the last batch, of which this rank has no sample
+            index = self._tracker.number_of(self._taken_count if delivery is None else delivery.number)
+            number = self._first_number + self._taken_count
+            self._taken_count += 1
+            position = self._tracker.take(index, IndexPosition(self._batches.position_after(index)))
+            if not self._finisher.skips(delivery):
+                return NumberedBatch(
+                    self._finisher.finish(delivery, rows_count_of(self._batches, index)), position, number
+                )
+        return None
+
+
+class StreamedOutOfOrder(BatchSourceBase):
+    """Batches in the order in which they are complete, where only reading tells how many there are.
+
+    Args:
+        run: Makes the batches that are left.
+        finisher: Finishes them.
+        tracker: Account of what was handed out.
+        rows_count: Number of rows of a full batch.
+        first_number: Number of batches of the epoch that were handed out before.
+    """
+
+    def __init__(
+        self, run: BatchRun, finisher: Finisher, *, tracker: OutOfOrderTracker, rows_count: int, first_number: int
+    ) -> None:
+        super().__init__(run, finisher)
+        self._tracker = tracker
+        self._rows_count = rows_count
+        self._next_number = first_number
+
+    def next(self) -> NumberedBatch | None:
+        """The next complete batch that the finisher does not skip."""
+        while (delivery := self._run.next_batch()) is not None:
+            number = self._next_number
+            self._next_number += 1
+            assert isinstance(delivery.mark, StreamPosition)
+            position = self._tracker.take(self._tracker.number_of(delivery.number), delivery.mark)
+            if not self._finisher.skips(delivery):
+                return NumberedBatch(self._finisher.finish(delivery, self._rows_count), position, number)
+        return None

@@ -1,42 +1,125 @@
-"""From a complete batch to what the training loop gets: cut to its rows, without those dropped, padded and masked."""
+"""The last step of a batch: it is cut to its samples, or padded to the length that all ranks give it, and collated.
+
+A rank alone gives the samples that it has (``Trimmer``). Ranks that train in step must give batches of the same length, as
+often as each other; so the last sample is repeated where a rank has none, and ``__valid__`` says which rows count
+(``Padder``).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.loader.batches.run import Delivery
+    from penstock.samples.columns import Layout
 
 
-def delivered(delivery: Delivery, *, size: int) -> dict[str, Any]:
-    """The batch of one rank alone: as many rows as there are samples."""
-    values, rows = delivery.values, delivery.rows
-    if delivery.dropped:
-        return _selected(values, _kept(delivery))
-    if rows == size:
-        return values
-    return {name: column[:rows] for name, column in values.items()}
+class Finisher(Protocol):
+    """Makes of what the run delivers what the training loop gets."""
+
+    def skips(self, delivery: Delivery | None) -> bool:
+        """Whether the training loop gets nothing for this delivery; None: the run ended before this rank's last batch."""
+
+    def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
+        """The batch for the training loop.
+
+        Args:
+            delivery: What the run delivered, not skipped; None if this rank has no sample of this batch.
+            rows_count: Number of rows that the batch has on every rank.
+
+        Raises:
+            DataError: The user's collate function failed, or the epoch has no sample to pad with.
+        """
 
 
-def masked(delivery: Delivery, *, rows_count: int, last: dict[str, Any] | None) -> dict[str, Any]:
-    """The batch of one rank of several: always `rows_count` rows, and ``__valid__: bool[B]`` says which count.
+class Trimmer:
+    """Finishes the batches of a rank that need not be in step: as many rows as there are samples.
 
     Args:
-        delivery: May have fewer rows, or dropped ones; they repeat the last sample that is there.
-        rows_count: Of every rank's batch.
-        last: A batch before, to repeat from where this one is empty.
+        full_rows_count: Number of rows of a full batch.
     """
+
+    def __init__(self, full_rows_count: int) -> None:
+        self._full_rows_count = full_rows_count
+
+    def skips(self, delivery: Delivery | None) -> bool:
+        """Batches without a sample are left out."""
+        return delivery is None or delivery.is_empty
+
+    def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
+        """The samples that were kept; `rows_count` plays no part."""
+        del rows_count
+        assert delivery is not None
+        return _finished(delivery.layout, self._trimmed(delivery))
+
+    def _trimmed(self, delivery: Delivery) -> dict[str, Any]:
+        if delivery.dropped:
+            return _selected(delivery.values, _kept(delivery))
+        if delivery.rows == self._full_rows_count:
+            return delivery.values
+        return {name: column[: delivery.rows] for name, column in delivery.values.items()}
+
+
+class Padder:
+    """Finishes the batches of ranks in step: always all their rows, and ``__valid__: bool[B]`` says which of them count.
+
+    Args:
+        find_any: Finds a delivery with at least one sample, from anywhere in the epoch; None if there is none. It is called if
+            this rank must pad before it has had a sample.
+        is_variable: Whether each batch is as long as it is delivered (``batch_by_size``), whatever the other ranks give.
+    """
+
+    def __init__(self, find_any: Callable[[], Delivery | None], *, is_variable: bool) -> None:
+        self._find_any = find_any
+        self._is_variable = is_variable
+        self._layout: Layout | None = None
+        self._row: dict[str, Any] | None = None  # the last sample, in columns of one row
+
+    def skips(self, delivery: Delivery | None) -> bool:
+        """No batch is left out, because the other ranks give theirs."""
+        del delivery
+        return False
+
+    def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
+        """`rows_count` rows: the samples that were kept, each in its row, and the last sample again in all other rows."""
+        if delivery is not None:
+            self._layout = delivery.layout
+            rows_count = delivery.rows if self._is_variable else rows_count
+        if delivery is None or delivery.is_empty:
+            batch = self._only_padding(rows_count)
+        else:
+            batch = _masked(delivery, rows_count)
+            self._row = _last_row(batch)
+        return _finished(self._layout, batch)
+
+    def _only_padding(self, rows_count: int) -> dict[str, Any]:
+        """A batch without a sample, which only keeps this rank in step with the others."""
+        if self._row is None:
+            found = self._find_any()
+            if found is None:
+                raise DataError(
+                    "this epoch has not a single sample to pad this rank's batches with",
+                    hint="does .filter() or on_corrupt= leave out all of them? Else use fewer ranks, or drop_last=True",
+                )
+            self._layout = found.layout
+            self._row = _selected(found.values, _kept(found)[-1:])
+        rows = np.zeros(rows_count, dtype=np.int64)
+        return {**_selected(self._row, rows), "__valid__": np.zeros(rows_count, dtype=np.bool_)}
+
+
+def _masked(delivery: Delivery, rows_count: int) -> dict[str, Any]:
+    """A delivery as `rows_count` rows; those without a sample repeat the last sample that was kept."""
     kept = _kept(delivery)
     valid = np.zeros(rows_count, dtype=np.bool_)
     if len(kept) == rows_count:
         valid[:] = True
-        return {**_trimmed(delivery.values, rows_count), "__valid__": valid}
-    if not len(kept):
-        return padding(last, rows_count=rows_count)
+        return {**_cut(delivery.values, rows_count), "__valid__": valid}
     source = np.arange(rows_count)
     source[: delivery.rows][delivery.dropped] = kept[-1]
     source[delivery.rows :] = kept[-1]
@@ -44,29 +127,17 @@ def masked(delivery: Delivery, *, rows_count: int, last: dict[str, Any] | None) 
     return {**_selected(delivery.values, source), "__valid__": valid}
 
 
-def padding(last: dict[str, Any] | None, *, rows_count: int) -> dict[str, Any]:
-    """A batch that only keeps a rank in step with the others: the last sample again, and nothing valid.
-
-    Raises:
-        DataError: the epoch has no sample to repeat.
-    """
-    if last is None:
-        raise DataError(
-            "this epoch has not a single sample to pad this rank's batches with",
-            hint="does .filter() or on_corrupt= leave out all of them? Else use fewer ranks, or drop_last=True",
-        )
-    rows = np.full(rows_count, len(last["__key__"]) - 1)
-    return {**_selected(last, rows), "__valid__": np.zeros(rows_count, dtype=np.bool_)}
-
-
 def _kept(delivery: Delivery) -> Any:
+    """Rows whose sample was kept, ascending; int64[n]."""
     kept = np.ones(delivery.rows, dtype=np.bool_)
     kept[delivery.dropped] = False
     return np.flatnonzero(kept)
 
 
-def _trimmed(values: dict[str, Any], rows: int) -> dict[str, Any]:
-    return values if len(values["__key__"]) == rows else {name: column[:rows] for name, column in values.items()}
+def _cut(values: dict[str, Any], rows_count: int) -> dict[str, Any]:
+    if len(values["__key__"]) == rows_count:
+        return values
+    return {name: column[:rows_count] for name, column in values.items()}
 
 
 def _selected(values: dict[str, Any], rows: Any) -> dict[str, Any]:
@@ -77,8 +148,12 @@ def _selected(values: dict[str, Any], rows: Any) -> dict[str, Any]:
     }
 
 
-def row_to_repeat(batch: dict[str, Any]) -> dict[str, Any]:
-    """The last sample of a batch, copied."""
+def _last_row(batch: dict[str, Any]) -> dict[str, Any]:
+    """The last row of a batch, copied."""
     return {
         name: column[-1:].copy() if isinstance(column, np.ndarray) else column[-1:] for name, column in batch.items()
     }
+
+
+def _finished(layout: Layout | None, batch: dict[str, Any]) -> Any:
+    return batch if layout is None else layout.finish(batch)

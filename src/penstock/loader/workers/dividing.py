@@ -9,7 +9,7 @@ from penstock.fetch import process_budget
 from penstock.loader.plan.indexed import IndexedReadPlan
 from penstock.loader.position import IndexPosition, RebatchedPosition, feed_position, skip_count
 from penstock.loader.workers.processes import ProcessRun
-from penstock.loader.workers.remote_rebatching import Blocks, block_plan, carried
+from penstock.loader.workers.remote_rebatching import Blocks, block_plan, rebatching_run
 from penstock.loader.workers.row_assignment import IndexedRowAssigner, StreamRowAssigner, worker_position
 from penstock.loader.workers.worker_job import WorkerJob
 
@@ -109,7 +109,7 @@ def divided(
         return batches, run, begin
     skipped = skip_count(position)
     blocks = Blocks(run, batches=batches, mark=begin)
-    run_of_all = carried(run_plan, blocks, epoch=epoch, skip_count=skipped, meter=meter)
+    run_of_all = rebatching_run(run_plan, blocks, skip_count=skipped, meter=meter)
     return None, run_of_all, RebatchedPosition(begin, skipped)
 
 

@@ -124,25 +124,27 @@ class Blocks:
         self._count += 1
         return before, delivery.values, delivery.rows
 
-    def take(self, count: int) -> None:
-        """See ``Feed``: never asked, ``RemoteRebatcher`` takes blocks."""
-
-    def mark(self) -> FeedPosition:
-        """See ``Feed``."""
-        return self._mark
-
     def close(self) -> None:
-        """See ``Feed``."""
+        """End the run of the workers; idempotent. May be called from any thread."""
         with self._closing:
             self._run.close()
 
 
 class RemoteRebatcher(Rebatcher):
-    """``Rebatcher`` of what came out in other processes."""
+    """Rebatches what worker processes made; there is nothing to decode in this process.
 
-    def __init__(self, run: EpochRun, *, epoch: int, skip_count: int, blocks: Blocks) -> None:
-        super().__init__(run, epoch=epoch, skip_count=skip_count)
+    Args:
+        run: Run whose batches this builder makes.
+        blocks: Blocks of outputs, in order.
+        skip_count: Number of outputs at the beginning that were handed out before.
+    """
+
+    def __init__(self, run: EpochRun, blocks: Blocks, *, skip_count: int) -> None:
+        super().__init__(run, skip_count=skip_count)
         self._blocks = blocks
+
+    def work(self, task: Any) -> None:
+        """Nothing to do: ``build`` hands out no tasks."""
 
     def _outputs(self) -> Iterator[TransformOutput]:
         while (block := self._blocks.next()) is not None:
@@ -154,18 +156,15 @@ class RemoteRebatcher(Rebatcher):
                     raise found.revived("a worker process")
                 for each in found:
                     count += 1
-                    if self._skip_count:
-                        self._skip_count -= 1
-                        continue
                     after = RebatchedPosition(mark, count)
                     yield TransformOutput(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
 
 
-def carried(plan: RunPlan, blocks: Blocks, *, epoch: int, skip_count: int, meter: Meter) -> EpochRun:
-    """The loader's part: a reader thread that carries, and no decode threads."""
+def rebatching_run(plan: RunPlan, blocks: Blocks, *, skip_count: int, meter: Meter) -> EpochRun:
+    """The run in the training process: a reader thread that rebatches, and no decode threads."""
     return EpochRun(
         plan._replace(threads_count=0),
-        feed=blocks,
-        builder=lambda run: RemoteRebatcher(run, epoch=epoch, skip_count=skip_count, blocks=blocks),
+        reads=blocks,
+        builder=lambda run: RemoteRebatcher(run, blocks, skip_count=skip_count),
         meter=meter,
     )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.errors import DataError
-    from penstock.loader.lanes.feed import SampleBlock
+    from penstock.loader.lanes.feed import Feed, SampleBlock
     from penstock.loader.position import Position
 PR_SET_PDEATHSIG = 1
 
@@ -97,12 +97,14 @@ class SharedBatchBuilder(RowBatchBuilder):
             longer than to make it.
     """
 
-    def __init__(self, run: EpochRun, *, told: WorkerJob, inbox: Inbox, send: Callable[[Delivery], None]) -> None:
-        super().__init__(run, epoch=told.epoch)
+    def __init__(
+        self, run: EpochRun, feed: Feed, *, told: WorkerJob, inbox: Inbox, send: Callable[[Delivery], None]
+    ) -> None:
+        super().__init__(run, feed, epoch=told.epoch)
         self._send = send
         self._told = told
         self._inbox = inbox
-        self._members = RawBatchBuilder(run) if is_plain(told.pipeline) else None
+        self._members = RawBatchBuilder(run, feed) if is_plain(told.pipeline) else None
         self._batch_index = -1
         self._rows: list[int] = []
         self._slots: SlotLayout | None = None
@@ -119,7 +121,7 @@ class SharedBatchBuilder(RowBatchBuilder):
                 return len(self._rows)
             empty = OpenBatch({}, None)
             empty.sealed = True
-            empty.mark = self._run.feed.mark()
+            empty.mark = self._feed.mark()
             self._queue(empty)
             self._sealed(empty)
         return 0
@@ -142,7 +144,7 @@ class SharedBatchBuilder(RowBatchBuilder):
 
     def _tell(self, wanted: Mapping[int, int]) -> None:
         """Say of lanes how many samples of the epoch are known to be there: so many, if they have them."""
-        feed = self._run.feed
+        feed = self._feed
         assert isinstance(feed, LanesFeed)
         lanes = {lane.number: lane for lane in feed.lanes if isinstance(lane, Lane) and lane.number in wanted}
         failed: dict[int, BaseException] = {}
@@ -323,10 +325,11 @@ def work(told: WorkerJob, inbox: Inbox) -> None:
         position = delivery.mark if not told.global_size else None
         _send_done(inbox, heaps, next(numbers), delivery, position, (sums, events))
 
+    feed = told.feed()
     run = EpochRun(
         told.plan._replace(transforms=tuple(transforms)),
-        feed=told.feed(),
-        builder=lambda run: SharedBatchBuilder(run, told=told, inbox=inbox, send=send),
+        reads=feed,
+        builder=lambda run: SharedBatchBuilder(run, feed, told=told, inbox=inbox, send=send),
         meter=told.meter,
     )
     while (delivery := run.next_batch()) is not None:
