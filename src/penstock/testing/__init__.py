@@ -1,4 +1,4 @@
-"""For tests of what uses penstock, and of stores that others write.
+"""Tools for testing programs that use penstock, and stores that implement its interface.
 
-``contract``: what every store promises, as one pytest suite. ``ministack``: an S3 server on loopback.
+``contract`` is a pytest suite of what every store must do. ``ministack`` is an S3 server on loopback.
 """

@@ -1,4 +1,4 @@
-"""What every store promises, as one suite: inherit ``StoreContract``, give it a ``store`` fixture, run pytest.
+"""What every store must do, as a pytest suite: inherit from ``StoreContract``, define a ``store`` fixture, run pytest.
 
 ::
 
@@ -8,8 +8,8 @@
             with MyStore(...) as store:
                 yield store
 
-It runs on penstock's own stores and on every wrapper. Where a store legitimately differs it says so by a class
-attribute of ``Capabilities``; everything else is the same for all.
+The suite runs on penstock's own stores and on every wrapper. A store that may differ declares it by a class attribute of
+``Capabilities``; everything else is the same for all stores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _PARTS = (
     "contract_writing",
 )
 _modules = (f"penstock.testing.{part}" for part in _PARTS)
-pytest.register_assert_rewrite(*(name for name in _modules if name not in sys.modules))  # failures show both sides
+pytest.register_assert_rewrite(
+    *(name for name in _modules if name not in sys.modules)
+)  # so that failures show both sides
 
 from penstock.testing.contract_core import CoreContract  # noqa: E402 - after the line above
 from penstock.testing.contract_hedging import HedgingContract  # noqa: E402
@@ -40,8 +42,8 @@ __all__ = ["Capabilities", "ReadOnlyStoreContract", "StoreContract"]
 
 
 class ReadOnlyStoreContract(ReadingContract, HedgingContract):
-    """The promises of a store that cannot be written to: override ``seed`` as well."""
+    """What a read-only store must do. Override ``seed`` as well."""
 
 
 class StoreContract(ReadingContract, HedgingContract, ListingContract, WritingContract, CoreContract):
-    """All promises."""
+    """What every store must do."""

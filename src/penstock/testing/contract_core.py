@@ -1,4 +1,4 @@
-"""The contract of the core's one verb: sinks, landings, cancelling, multipart uploads by hand."""
+"""The contract of ``submit``: sinks, landings, cancellation, and multipart uploads step by step."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 class CoreContract(Capabilities):
-    """What ``submit`` promises."""
+    """What ``submit`` must do."""
 
     def test_done_comes_exactly_once(self, store: Store) -> None:
-        """Every operation ends once, well or not, with itself in the completion."""
+        """Every operation ends exactly once, whether it succeeds or fails, and the completion contains it."""
         self.seed(store, {"k": b"0123456789", "empty": b"", "d": b""})
         operations: list[Operation] = [
             Get("k"),
@@ -58,12 +58,12 @@ class CoreContract(Capabilities):
             Put("p", b"x"),
             Copy("k", "c"),
             Copy("none", "c"),
-            Delete(("d", "none")),  # not what another of these touches: they run at the same time
+            Delete(("d", "none")),  # keys that no other operation here uses, since all run at the same time
             AbortMultipart("k", "0123456789abcdef"),
         ]
         sinks = [submit(store, operation)[1] for operation in operations]
         completions = [sink.wait() for sink in sinks]
-        store.read("k")  # whatever was to come twice has come by now
+        store.read("k")  # a second completion would have arrived by now
         for operation, sink, completion in zip(operations, sinks, completions, strict=True):
             assert len(sink.completions) == 1
             assert type(completion.operation) is type(operation)
@@ -71,7 +71,7 @@ class CoreContract(Capabilities):
         assert failed == [ObjectMissingError, SpanError, ObjectMissingError, ObjectMissingError]
 
     def test_done_comes_from_another_thread(self, store: Store) -> None:
-        """A sink may take a lock that the submitting thread holds: it is never called from inside ``submit``."""
+        """``submit`` never calls the sink itself, so a sink may take a lock that the submitting thread holds."""
         self.seed(store, {"k": b"x"})
         for operation in (Get("k"), Head("k"), ListPage(), Put("p", b"x"), Get("none")):
             _, sink = submit(store, operation)
@@ -79,7 +79,7 @@ class CoreContract(Capabilities):
             assert threading.get_ident() not in sink.thread_ids
 
     def test_the_head_says_what_follows(self, store: Store) -> None:
-        """Before a body, the sink hears size, version and the exact span; of an empty object it hears nothing."""
+        """Before a body arrives, ``head`` gets size, version and exact span; it is not called for an empty object."""
         self.seed(store, {"k": b"0123456789", "empty": b""})
         _, sink = submit(store, Get("k"))
         completion = sink.wait()
@@ -97,7 +97,7 @@ class CoreContract(Capabilities):
         assert completion.info.size_bytes == 0
 
     def test_a_body_lands_where_the_sink_says(self, store: Store) -> None:
-        """A landing is filled exactly; not a byte around it is touched."""
+        """A landing is filled exactly, and no byte around it changes."""
         data = content(100_000)
         self.seed(store, {"k": data})
         buffer = bytearray(b"#" * 200_000)
@@ -112,7 +112,7 @@ class CoreContract(Capabilities):
 
     @pytest.mark.parametrize("span", [ByteRange(10, 90_010), ByteRange(99_990, 120_000), None], ids=str)
     def test_a_landing_named_beforehand_holds_the_body(self, store: Store, span: ByteRange | None) -> None:
-        """An operation that succeeds has filled the landing that its sink named, whoever received the body."""
+        """A successful operation has filled the landing that its sink named, whichever request received the body."""
         data = content(100_000)
         self.seed(store, {"k": data})
         length = span.length_bytes if span is not None else len(data)
@@ -129,7 +129,7 @@ class CoreContract(Capabilities):
 
     @pytest.mark.parametrize("beforehand", [False, True])
     def test_a_shorter_landing_takes_what_it_holds(self, store: Store, beforehand: bool) -> None:
-        """Where the sink's landing is shorter than a span that was told, that much is read and the operation succeeds."""
+        """If the landing is shorter than the span, only its length is read, and the operation succeeds."""
         data = content(100_000)
         self.seed(store, {"k": data})
         buffer = bytearray(b"#" * 300)
@@ -139,7 +139,7 @@ class CoreContract(Capabilities):
         assert buffer == b"#" * 100 + data[:100] + b"#" * 100
 
     def test_a_sink_may_refuse_the_body(self, store: Store) -> None:
-        """A StoreError raised by head() ends the operation with it."""
+        """If ``head`` raises a ``StoreError``, the operation ends with it."""
         self.seed(store, {"k": content(100_000)})
         _, sink = submit(store, Get("k"), WatchingSink(refuse=StoreError("not this one")))
         error = sink.wait().error
@@ -148,7 +148,7 @@ class CoreContract(Capabilities):
         assert len(sink.completions) == 1
 
     def test_cancelling_at_any_time(self, store: Store) -> None:
-        """cancel() before, during and after, once or twice: done still comes, exactly once, and the store goes on."""
+        """Whenever and however often ``cancel`` is called, ``done`` is called exactly once and the store remains usable."""
         data = content(3_000_000)
         self.seed(store, {"k": data})
         for turn in range(30):
@@ -165,14 +165,14 @@ class CoreContract(Capabilities):
         assert len(sink.completions) == 1
 
     def test_an_answered_transfer_is_not_late(self, store: Store) -> None:
-        """``unanswered_s`` is 0 once the operation ended."""
+        """``unanswered_s`` returns 0 after the operation has ended."""
         self.seed(store, {"k": b"x"})
         transfer, sink = submit(store, Head("k"))
         sink.wait()
         assert transfer.unanswered_s() == 0
 
     def test_attempts_tell_of_the_work(self, store: Store) -> None:
-        """A completion lists its attempts; the last one's bytes are those that landed."""
+        """A completion lists its attempts, whose received bytes add up to the bytes that landed."""
         self.seed(store, {"k": b"0123456789"})
         completion = submit(store, Get("k", ByteRange(0, 4)))[1].wait()
         assert completion.attempts
@@ -182,14 +182,14 @@ class CoreContract(Capabilities):
     # ── multipart ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, store: Store, key: str = "m") -> str:
-        """An upload id."""
+        """Begin a multipart upload and return its id."""
         completion = submit(store, CreateMultipart(key))[1].wait()
         raise_error(completion)
         assert isinstance(completion.value, str)
         return completion.value
 
     def part(self, store: Store, operation: PutPart | CopyPart) -> Part:
-        """A part that the store holds now."""
+        """Upload or copy a part and return it."""
         completion = submit(store, operation)[1].wait()
         raise_error(completion)
         assert isinstance(completion.value, Part)
@@ -197,7 +197,7 @@ class CoreContract(Capabilities):
         return completion.value
 
     def test_parts_become_an_object_by_complete(self, store: Store) -> None:
-        """Parts sent in any order become one object, in order of number, by CompleteMultipart and not before."""
+        """``CompleteMultipart`` joins parts by number, in whatever order they were sent; nothing is visible before it."""
         length = max(self.part_bytes_min, 1000)
         first, second = content(length, 1), content(10, 2)
         upload_id = self.begin(store)
@@ -209,11 +209,11 @@ class CoreContract(Capabilities):
         assert store.read("m").data == first + second
         assert completion.info is not None
         if self.commits_tell_etags:
-            assert one_version(completion.info.etag, store.stat("m").etag)  # Ceph 16 does not tell the first
+            assert one_version(completion.info.etag, store.stat("m").etag)  # Ceph 16 omits the first
         assert keys_of(store.list()) == ["m"]
 
     def test_an_aborted_upload_leaves_nothing(self, store: Store) -> None:
-        """After AbortMultipart the upload is gone: no part can be added, nothing can be committed."""
+        """After ``AbortMultipart`` no part can be added, and nothing can be committed."""
         upload_id = self.begin(store)
         part = self.part(store, PutPart("m", upload_id, 1, b"x"))
         raise_error(submit(store, AbortMultipart("m", upload_id))[1].wait())
@@ -223,7 +223,7 @@ class CoreContract(Capabilities):
         assert self.uploads_left(store) in (None, 0)
 
     def test_parts_that_were_not_sent_are_refused(self, store: Store) -> None:
-        """Committing a part that the store does not hold is an error, and nothing becomes visible."""
+        """Committing a part that the store does not hold is an error, and no object becomes visible."""
         upload_id = self.begin(store)
         self.part(store, PutPart("m", upload_id, 1, b"x"))
         wrong = Part(7, '"00000000000000000000000000000000"')
@@ -234,9 +234,9 @@ class CoreContract(Capabilities):
         submit(store, AbortMultipart("m", upload_id))[1].wait()
 
     def test_parts_can_be_copied_from_an_object(self, store: Store) -> None:
-        """CopyPart takes a range of another object as a part."""
+        """``CopyPart`` copies a range of another object into a part."""
         if not self.copies_parts:
-            pytest.skip("the server copies no parts, and says so")
+            pytest.skip("copies_parts is False")
         data = content(2 * max(self.part_bytes_min, 1000))
         self.seed(store, {"s": data})
         half = len(data) // 2
@@ -250,7 +250,7 @@ class CoreContract(Capabilities):
 
     @pytest.mark.parametrize("keys_count", [1, 3])
     def test_delete_answers_with_what_failed(self, store: Store, keys_count: int) -> None:
-        """Deleting answers with the keys that could not be: none here, whether they were there or not."""
+        """``Delete`` returns the keys that could not be deleted; missing keys are not among them."""
         self.seed(store, {"k0": b"x"})
         completion = submit(store, Delete(tuple(f"k{index}" for index in range(keys_count))))[1].wait()
         raise_error(completion)

@@ -1,4 +1,4 @@
-"""The contract of reading where a second request wins every time: the bytes are right, and lie where they were wanted."""
+"""The contract of reading when the second request of a hedge always wins: the bytes are right and land in the right place."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Overtaken(Hedged):
-    """Hedges every GET and HEAD at once, and has the first request of each lose.
+    """A wrapper that hedges every GET and HEAD at once, and lets the second request win.
 
-    Before a first request ends it writes garbage to the landing that its caller named, as a body does that arrives while
-    the other request has been adopted already.
+    Before the first request ends, it writes garbage to the landing that its caller named. A real body does the same if it
+    arrives after the other request has won.
 
     Args:
-        inner: The store.
+        inner: The store inside.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -35,7 +35,7 @@ class Overtaken(Hedged):
         return Overtaken, (self.inner.inner,)  # type: ignore[attr-defined]
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``."""
+        """Start the operation and its hedge."""
         transfer = super().submit(operation, sink)
         if isinstance(transfer, _HedgedOperation):
             transfer.hedge()
@@ -43,20 +43,20 @@ class Overtaken(Hedged):
 
 
 class _HeldBack(Wrapper):
-    """Lets no first request of a ``Hedged`` end before its second one has been adopted, or has failed."""
+    """A wrapper that lets no first request of a ``Hedged`` end before its second request has won or failed."""
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         if isinstance(sink, _HedgedOperation):
-            self.inner.submit(operation, WatchingSink())  # it happens, and refuses what cannot be asked
+            self.inner.submit(operation, WatchingSink())  # so that it takes place, and invalid operations are refused
             return _First(operation, sink)
         return self.inner.submit(operation, _Winner(sink) if isinstance(sink, _SecondRequest) else sink)
 
 
 class _First:
-    """A first request that is never answered, until it is cancelled."""
+    """A first request that gets no answer before it is cancelled."""
 
     def __init__(self, operation: Operation, sink: Sink) -> None:
-        self._waiting = [(operation, sink)]  # who pops it tells the sink
+        self._waiting = [(operation, sink)]  # the thread that pops it notifies the sink
 
     def cancel(self) -> None:
         engine.call_later(0.0, self._end)
@@ -77,7 +77,7 @@ class _First:
 
 
 class _Winner:
-    """Hears the second request; where it fails, the first one is given up too."""
+    """The sink of a second request; if that fails, it cancels the first one too."""
 
     def __init__(self, sink: _SecondRequest) -> None:
         self._sink = sink
@@ -94,10 +94,10 @@ class _Winner:
 
 
 class HedgingContract(Capabilities):
-    """What reading promises where the second request wins."""
+    """What reading must do when the second request wins."""
 
     def test_a_hedge_that_wins_lands_where_the_body_was_wanted(self, store: Store) -> None:
-        """A landing named beforehand holds the second request's body, and not a byte around it is touched."""
+        """A landing named beforehand receives the body of the second request, and no byte around it changes."""
         data = content(100_000)
         self.seed(store, {"k": data})
         for span, length in ((ByteRange(10, 90_010), 90_000), (ByteRange(99_000, 120_000), 1000), (None, 100_000)):
@@ -113,7 +113,7 @@ class HedgingContract(Capabilities):
             assert set(buffer[:1000]) | set(buffer[landing.end :]) == {ord("#")}
 
     def test_every_verb_gives_the_bytes_of_a_hedge_that_wins(self, store: Store) -> None:
-        """read, read_many, read_parts and stat, of objects of one part and of several, of ranges, and of nothing."""
+        """All reading methods return the right bytes of small and large objects, of ranges, and of empty objects."""
         objects = {"one": content(3_000_000), "two": content(100, 1), "empty": b""}
         self.seed(store, objects)
         hedged = Overtaken(store)
@@ -136,7 +136,7 @@ class HedgingContract(Capabilities):
 
     @pytest.mark.parametrize("length_bytes", [100_000, 300_000, 1_200_000])
     def test_a_file_gives_the_bytes_of_a_hedge_that_wins(self, store: Store, length_bytes: int) -> None:
-        """Jumps, small reads after jumps, and reading in sequence give what a file in memory gives."""
+        """Seeking, small reads after it, and sequential reading return what a file in memory would return."""
         data = content(3_000_000)
         self.seed(store, {"k": data})
         with Overtaken(store).open("k") as file:
@@ -148,7 +148,7 @@ class HedgingContract(Capabilities):
             assert file.read() == data
 
     def test_a_missing_object_is_missing_behind_a_hedge(self, store: Store) -> None:
-        """Both requests fail alike: the error is the store's own, and comes once."""
+        """If both requests fail, the sink gets the store's own error, once."""
         self.seed(store, {"k": b"x"})
         for operation in (Get("none"), Head("none")):
             _, sink = submit(Overtaken(store), operation)

@@ -28,11 +28,11 @@ KEYS = (
     "b/\uff5e",
     "c/x/y/z",
 )
-"""In key order: ``-`` and ``.`` sort before ``/``, which sorts before ``0``; and by UTF-8, not by UTF-16."""
+"""Keys in order: ``-`` and ``.`` sort before ``/``, which sorts before ``0``, and other characters by UTF-8, not by UTF-16."""
 
 
 def shallow(keys: list[str], prefix: str) -> list[tuple[str, bool]]:
-    """What a listing that stops at the next slash must give: (key, is_prefix)."""
+    """Return what a listing that stops at the next slash must contain: pairs (key, is_prefix)."""
     found = set()
     for key in keys:
         if key.startswith(prefix):
@@ -42,21 +42,21 @@ def shallow(keys: list[str], prefix: str) -> list[tuple[str, bool]]:
 
 
 class ListingContract(Capabilities):
-    """What listing promises."""
+    """What listing must do."""
 
     def keys(self) -> list[str]:
-        """``KEYS``, without those that a store of paths cannot hold together (a file and a directory of one name)."""
+        """Return ``KEYS`` without those that would be a file and a directory of the same name, if keys are paths."""
         clash = {"a", "a/b"} if self.keys_are_paths or self.keys_are_files else set()
         return [key for key in KEYS if key not in clash]
 
     @pytest.fixture
     def listed(self, store: Store) -> Store:
-        """A store that holds ``keys()``."""
+        """Return a store that holds ``keys()``."""
         self.seed(store, {key: key.encode() for key in self.keys()})
         return store
 
     def test_list_gives_all_in_key_order(self, listed: Store) -> None:
-        """Everything, once, in the order of the keys' UTF-8 bytes, with size and version."""
+        """A listing contains every object once, in the order of the keys' UTF-8 bytes, with size and version."""
         infos = list(listed.list())
         assert keys_of(infos) == sorted(self.keys(), key=str.encode)
         assert [info.size_bytes for info in infos] == [len(info.key.encode()) for info in infos]
@@ -68,23 +68,23 @@ class ListingContract(Capabilities):
 
     @pytest.mark.parametrize("prefix", ["", "a", "a/", "a/b", "a/b/", "a.", "b/", "b/\u00e9", "c/x", "none", "none/"])
     def test_list_takes_any_prefix(self, listed: Store, prefix: str) -> None:
-        """A prefix is any string, not only whole path segments; also with recursive=False."""
+        """A prefix may be any string, not only whole path segments, also with ``recursive=False``."""
         keys = self.keys()
         assert keys_of(listed.list(prefix)) == sorted(key for key in keys if key.startswith(prefix))
         found = [(info.key, info.is_prefix) for info in listed.list(prefix, recursive=False)]
         assert found == shallow(keys, prefix)
 
     def test_list_of_an_empty_store(self, store: Store) -> None:
-        """A store without objects lists nothing."""
+        """The listing of a store without objects is empty."""
         self.seed(store, {"k": b"x"})
         store.delete("k")
         assert list(store.list()) == []
         assert list(store.list(recursive=False)) == []
 
     def test_deleted_objects_take_their_prefix_with_them(self, store: Store) -> None:
-        """Prefixes exist only as long as there are objects below them."""
+        """A prefix exists only as long as there are objects below it."""
         if not self.prefixes_vanish:
-            pytest.skip("the store keeps empty directories, and says so")
+            pytest.skip("prefixes_vanish is False")
         self.seed(store, {"p/q/a": b"", "p/b": b""})
         store.delete(["p/q/a"])
         assert keys_of(store.list(recursive=False)) == ["p/"]
@@ -93,7 +93,7 @@ class ListingContract(Capabilities):
         assert list(store.list(recursive=False)) == []
 
     def test_list_takes_many_pages(self, store: Store) -> None:
-        """More keys than a page holds come all, once and in order, from one prefix and from many."""
+        """A listing of several pages contains every key once and in order, with one prefix and with many."""
         flat = {f"flat/{index:05}": b"" for index in range(self.keys_many)}
         deep = {f"deep/{index % 7}/{index:05}": b"" for index in range(0, self.keys_many, 5)}
         self.seed(store, flat | deep)
@@ -105,7 +105,7 @@ class ListingContract(Capabilities):
     @pytest.mark.parametrize("keys_max", [1, 2, 3, 100])
     @pytest.mark.parametrize("delimiter", ["", "/"])
     def test_pages_join_without_gap(self, listed: Store, keys_max: int, delimiter: str) -> None:
-        """Pages of any size give the whole listing when joined by their tokens."""
+        """Pages of any size, joined by their tokens, form the whole listing."""
         found: list[str] = []
         token = None
         for _ in range(50):
@@ -122,19 +122,19 @@ class ListingContract(Capabilities):
 
     @pytest.mark.parametrize("start_after", ["a", "a.b", "a/", "a/b", "a/b/c", "a/b/zzz", "b/\u00e9", "zzz"])
     def test_start_after_is_exclusive(self, listed: Store, start_after: str) -> None:
-        """A page begins with the first key past ``start_after``, which need not be a key."""
+        """A page begins with the first key after ``start_after``, which need not be a key itself."""
         completion = submit(listed, ListPage("", "", None, start_after))[1].wait()
         raise_error(completion)
         assert keys_of(completion.value.objects) == sorted(key for key in self.keys() if key > start_after)
 
     def test_list_checks_before_it_is_iterated(self, store: Store) -> None:
-        """A bad prefix raises at the call, not at the first next()."""
+        """An invalid prefix raises when ``list`` is called, not when the result is first used."""
         with pytest.raises(ConfigError):
             store.list(b"bytes")  # type: ignore[arg-type,unused-ignore]
         with pytest.raises(ConfigError):
             store.list("\ud800")
 
     def test_a_dropped_listing_ends(self, listed: Store) -> None:
-        """Taking one key and dropping the iterator leaves the store as it was."""
+        """The store remains usable after a listing was dropped half-way."""
         assert next(listed.list()).key == min(self.keys())
         assert len(list(listed.list())) == len(self.keys())

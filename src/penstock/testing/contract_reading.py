@@ -1,4 +1,4 @@
-"""The contract of reading: whole objects, ranges, many, in parts; versions; errors."""
+"""The contract of reading: whole objects, ranges, many requests, parts, versions and errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from penstock.fetch import Request
     from penstock.store import Store
 
-LARGE_BYTES = 20_000_003  # three parts of 8 MiB, the last odd
+LARGE_BYTES = 20_000_003  # three parts of at most 8 MiB, the last one of odd size
 
 
 class ReadingContract(Capabilities):
-    """What reading promises."""
+    """What reading must do."""
 
     def test_read_gives_the_whole_object(self, store: Store) -> None:
-        """A read without a span returns all bytes, and says of which key and version."""
+        """A read without a span returns all bytes, with their key and version."""
         data = content(100_000)
         self.seed(store, {"a/b": data})
         blob = store.read("a/b")
@@ -43,10 +43,10 @@ class ReadingContract(Capabilities):
         assert store.read("k", ByteRange(start, end)).data == data[start:end]
 
     def test_a_span_past_the_end_is_cut(self, store: Store) -> None:
-        """A range that only ends past the object's end is cut there, as HTTP does."""
+        """A range that begins inside the object and ends past it is cut at its end, as in HTTP."""
         data = content(1000)
         self.seed(store, {"k": data})
-        for end in (5000, 30_000_000, 10**15):  # of one part, of several, and of more than fits into any memory
+        for end in (5000, 30_000_000, 10**15):  # one part, several parts, and more than fits into memory
             span = ByteRange(990, end)
             assert store.read("k", span).data == data[990:]
             assert [bytes(blob.data) for blob in store.read_many([("k", span)])] == [data[990:]]
@@ -54,7 +54,7 @@ class ReadingContract(Capabilities):
 
     @pytest.mark.parametrize("start", [1000, 1001, 10**15])
     def test_a_span_that_starts_past_the_end_is_refused(self, store: Store, start: int) -> None:
-        """A range that holds no byte of the object is a SpanError, which is a ValueError too."""
+        """A range that contains no byte of the object raises ``SpanError``, which is also a ``ValueError``."""
         self.seed(store, {"k": content(1000)})
         for length in (10, 30_000_000):
             with pytest.raises(SpanError) as caught:
@@ -63,13 +63,13 @@ class ReadingContract(Capabilities):
 
     @pytest.mark.parametrize(("start", "end"), [(-1, 5), (5, 5), (6, 5), (0, 1.5), ("0", "1"), (0, None)])
     def test_what_is_no_span_is_refused_at_once(self, store: Store, start: int, end: int) -> None:
-        """A negative, empty or reversed range, or one that is not of whole numbers, is the caller's error."""
+        """A range that is negative, empty or reversed, or does not consist of integers, raises ``ConfigError``."""
         self.seed(store, {"k": b"0123456789"})
         with pytest.raises(ConfigError):
             store.read("k", ByteRange(start, end))
 
     def test_an_empty_object_is_read(self, store: Store) -> None:
-        """An object of no bytes reads as no bytes; no range of it exists."""
+        """An empty object can be read, but no range of it."""
         self.seed(store, {"empty": b""})
         assert bytes(store.read("empty").data) == b""
         assert store.stat("empty").size_bytes == 0
@@ -77,7 +77,7 @@ class ReadingContract(Capabilities):
             store.read("empty", ByteRange(0, 1))
 
     def test_a_missing_object_is_named(self, store: Store) -> None:
-        """Reading what is not there is ObjectMissingError, a FileNotFoundError, and names the object."""
+        """Reading a missing object raises ``ObjectMissingError``, a ``FileNotFoundError`` that names the object."""
         self.seed(store, {"k": b"x"})
         for key, span in (("none", None), ("none", ByteRange(0, 1)), ("deeper/none", None)):
             with pytest.raises(ObjectMissingError, match="none") as caught:
@@ -88,7 +88,7 @@ class ReadingContract(Capabilities):
             store.stat("none")
 
     def test_a_prefix_is_no_object(self, store: Store) -> None:
-        """What only has objects below it cannot be read or stated."""
+        """A key that only has objects below it can neither be read nor be passed to ``stat``."""
         self.seed(store, {"folder/k": b"x"})
         with pytest.raises(ObjectMissingError):
             store.read("folder")
@@ -96,14 +96,14 @@ class ReadingContract(Capabilities):
             store.stat("folder")
 
     def test_a_large_object_is_read_exactly(self, store: Store) -> None:
-        """Objects of several parts arrive whole and in place, and so do ranges across parts."""
+        """Objects of several parts, and ranges across parts, are read completely and in order."""
         data = content(LARGE_BYTES)
         self.seed(store, {"large": data})
         assert store.read("large").data == data
         assert store.read("large", ByteRange(8_000_000, 18_000_000)).data == data[8_000_000:18_000_000]
 
     def test_a_changed_object_is_not_read(self, store: Store) -> None:
-        """With if_match, another version is an ObjectChangedError, never its bytes."""
+        """With ``if_match``, another version raises ``ObjectChangedError``, and its bytes are never returned."""
         self.seed(store, {"k": b"first"})
         etag = store.stat("k").etag
         if not self.has_etags:
@@ -118,7 +118,7 @@ class ReadingContract(Capabilities):
             assert isinstance(completion.error, ObjectChangedError)
 
     def test_read_many_keeps_the_order_asked(self, store: Store) -> None:
-        """Ordered, blobs come in the order of the requests, each once, with its index."""
+        """With ``ordered=True``, blobs come in the order of the requests, each once, with its index."""
         objects = {f"k{index:03}": content(index * 37, index) for index in range(1, 60)}
         self.seed(store, objects)
         asked: list[str | tuple[str, ByteRange | None]] = [
@@ -135,7 +135,7 @@ class ReadingContract(Capabilities):
             assert blob.data == (objects[key][span.start : span.end] if span else objects[key])
 
     def test_read_many_unordered_gives_each_once(self, store: Store) -> None:
-        """Unordered, every request is answered exactly once, and its index says which it was."""
+        """With ``ordered=False``, every request has exactly one blob, whose index identifies it."""
         objects = {f"k{index:03}": content(index * 37, index) for index in range(60)}
         self.seed(store, objects)
         keys = list(objects)
@@ -144,12 +144,12 @@ class ReadingContract(Capabilities):
         assert all(blobs[index].data == objects[key] for index, key in enumerate(keys))
 
     def test_read_many_of_nothing(self, store: Store) -> None:
-        """No requests, no blobs."""
+        """Without requests there are no blobs."""
         assert list(store.read_many([])) == []
         assert list(store.try_read_many(iter(()), ordered=False)) == []
 
     def test_read_many_ends_at_the_first_error(self, store: Store) -> None:
-        """Ordered, everything before the failing request comes, then its error, then nothing."""
+        """With ``ordered=True``, all blobs before the failing request come, then its error, then nothing."""
         self.seed(store, {"a": b"1", "b": b"2", "c": b"3"})
         blobs = store.read_many(["a", "b", "none", "c"])
         assert [next(blobs).key, next(blobs).key] == ["a", "b"]
@@ -159,7 +159,7 @@ class ReadingContract(Capabilities):
 
     @pytest.mark.parametrize("ordered", [True, False])
     def test_try_read_many_goes_on_after_errors(self, store: Store, ordered: bool) -> None:
-        """try_read_many answers every request: with a blob, or with the error in its place."""
+        """``try_read_many`` returns a blob or an error for every request."""
         self.seed(store, {"a": b"1", "c": b"3"})
         answers = list(store.try_read_many(["none", "a", ("a", ByteRange(5, 6)), "c"], ordered=ordered))
         assert len(answers) == 4
@@ -173,7 +173,7 @@ class ReadingContract(Capabilities):
 
     @pytest.mark.parametrize("ordered", [True, False])
     def test_each_request_gets_its_own_answer(self, store: Store, ordered: bool) -> None:
-        """Neighbouring ranges are read as one: whatever becomes of that, each request has one answer, with its own index."""
+        """Even if neighbouring ranges are read with one request to the store, each has one answer of its own."""
         data = content(1000)
         self.seed(store, {"a": data, "b": data[::-1]})
         asked: list[tuple[str, ByteRange]] = []
@@ -199,7 +199,7 @@ class ReadingContract(Capabilities):
 
     @pytest.mark.parametrize("length", [5, 1000, 100_000])
     def test_a_file_is_of_one_version(self, store: Store, length: int) -> None:
-        """What was replaced after it was opened is not read from any more, whether by jumps or in sequence."""
+        """If an object is replaced after it was opened, the file cannot be read any more, with or without seeking."""
         self.seed(store, {"k": content(600_000)})
         file = store.open("k")
         assert file.read(10) == content(10)
@@ -209,7 +209,7 @@ class ReadingContract(Capabilities):
             file.read(length)
 
     def test_read_many_takes_requests_as_it_goes(self, store: Store) -> None:
-        """Endless requests are read a little ahead, never all; dropping the iterator ends it, and the store goes on."""
+        """An endless iterator of requests is consumed only a little ahead, and the blobs may be dropped at any time."""
         self.seed(store, {"k": b"x" * 100})
         taken: list[int] = []
 
@@ -226,7 +226,7 @@ class ReadingContract(Capabilities):
         assert store.read("k").data == b"x" * 100
 
     def test_read_parts_streams_in_order(self, store: Store) -> None:
-        """Chunks come in order and without gap, tell where they belong, and the last of each object says so."""
+        """Chunks come in order and without gaps, with their positions, and the last one of each object is marked."""
         objects = {"one": content(LARGE_BYTES), "two": content(10, 1), "empty": b""}
         self.seed(store, objects)
         asked: list[Request] = ["one", ("one", ByteRange(100, 200)), "two"]
@@ -247,7 +247,7 @@ class ReadingContract(Capabilities):
             assert other.describe("k") == store.describe("k")
 
     def test_close_is_idempotent(self, store: Store) -> None:
-        """Closing twice, or closing what was never used, does nothing more."""
+        """Closing a store twice, or without having used it, does nothing."""
         self.seed(store, {"k": b"x"})
         other = pickle.loads(pickle.dumps(store))
         other.close()
@@ -257,7 +257,7 @@ class ReadingContract(Capabilities):
         store.close()
 
     def test_describe_names_the_object(self, store: Store) -> None:
-        """The description is a URL that ends in the key."""
+        """The description of an object is a URL that ends with the key."""
         assert store.describe("a/b.tar").endswith("a/b.tar")
         assert "://" in store.describe("k")
         store.statistics()

@@ -1,4 +1,4 @@
-"""What the parts of the contract suite share: capabilities, sinks that watch, and ways to fill a store."""
+"""What the parts of the contract suite share: capabilities, recording sinks, and functions that fill a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.types import ByteRange, Completion, Core, Key, Landing, ObjectInfo, Operation, Transfer
 
 WAIT_S_MAX = 60.0
-"""Longest wait for anything; a store that takes longer hangs."""
+"""Longest time to wait for an event, in seconds; a store that takes longer counts as hanging."""
 
 ODD_KEYS = (
     "with space",
@@ -37,36 +37,37 @@ ODD_KEYS = (
     "dots...and.dots",
     "k" * 200 + "/" + "k" * 200,
 )
-"""Keys that any store takes and gives back unchanged."""
+"""Keys that every store must accept and return unchanged."""
 
 NOT_PATHS = ("double//slash", "trailing/", "/leading", "//", "x/y//")
-"""Legal S3 keys that name no file; a store whose keys are paths refuses them."""
+"""Valid S3 keys that are not valid file names; a store whose keys are paths refuses them."""
 
 LONGEST_KEY = "/".join(["0123456789abcde"] * 64) + "f"
-"""1 024 bytes, S3's longest, in segments that a file system takes."""
+"""A key of 1 024 bytes, the longest that S3 allows, in segments that a file system allows."""
 
 DOT_KEYS = ("a/../b", "../a", "a/./b", "./a", "a/.", "a/..", ".", "..")
-"""HTTP clients rewrite these silently; a store takes them exactly or refuses them by name."""
+"""Keys that HTTP clients silently rewrite; a store must keep them exactly, or refuse them with an error that names them."""
 
 
 class Capabilities:
-    """Where stores legitimately differ. Override in the subclass.
+    """How stores may differ. Override attributes in the subclass.
 
     Attributes:
-        keys_are_paths: Refuses ``NOT_PATHS`` with ``ConfigError``.
-        keys_are_files: The server keeps objects as files: ``NOT_PATHS`` may become other names or be refused, and of
-            ``a`` and ``a/b`` it holds one.
-        knows_if_absent: ``if_absent`` refuses to replace an object; a server without it replaces it and says nothing.
-        copies_parts: It takes a part of an upload from an object (``CopyPart``).
-        commits_tell_etags: The answer to a commit has the ETag that the object then has.
-        part_bytes_min: The smallest part of a multipart upload, but for the last.
-        atomic_if_absent: Of two concurrent writes with ``if_absent`` one fails.
-        keys_many: Keys written where a listing must take several pages; more than 1 000 shows real pages.
-        prefixes_vanish: A prefix is gone with the last object below it.
-        has_etags: What it says of an object names the version by a strong ETag. Where it does not, versions are told
-            apart by size and modification time, and ``if_match`` has nothing to hold on to.
-        tells_lengths: The answer to a ``Get`` of a whole object tells its length before the body; else the sink hears
-            ``UNKNOWN_BYTES``.
+        keys_are_paths: Whether the store refuses ``NOT_PATHS`` with ``ConfigError``.
+        keys_are_files: Whether the server keeps objects as files. It may then rename or refuse ``NOT_PATHS``, and cannot hold
+            both ``a`` and ``a/b``.
+        knows_if_absent: Whether ``if_absent`` prevents replacing an object. A server that ignores it replaces the object
+            silently.
+        copies_parts: Whether the store supports ``CopyPart``.
+        commits_tell_etags: Whether the answer to a commit has the final ETag of the object.
+        part_bytes_min: Smallest size of a part of a multipart upload, except the last, in bytes.
+        atomic_if_absent: Whether only one of several concurrent writes with ``if_absent`` succeeds.
+        keys_many: Number of keys written to test listings of several pages; S3 needs more than 1 000.
+        prefixes_vanish: Whether a prefix disappears with the last object below it.
+        has_etags: Whether the store identifies versions by strong ETags. Without them, versions are distinguished by size and
+            modification time, and ``if_match`` cannot be tested.
+        tells_lengths: Whether the answer to a ``Get`` of a whole object has its length before the body. Otherwise the
+            sink gets ``UNKNOWN_BYTES``.
     """
 
     keys_are_paths = False
@@ -82,16 +83,16 @@ class Capabilities:
     tells_lengths = True
 
     def seed(self, store: Store, objects: Mapping[Key, bytes]) -> None:
-        """Have `store` hold `objects`."""
+        """Write `objects` to `store`."""
         put_all(store, objects)
 
     def uploads_left(self, store: Store) -> int | None:
-        """Multipart uploads that were begun and neither committed nor dropped; None where the store does not tell."""
+        """Return the number of multipart uploads neither committed nor aborted; None if the store does not tell."""
         return None
 
 
 def put_all(core: Core, objects: Mapping[Key, bytes]) -> None:
-    """Put many small objects, 32 at a time."""
+    """Write many small objects, 32 at a time."""
     in_flight: InFlight[str] = InFlight(core)
     for key, data in objects.items():
         if len(in_flight) >= 32:
@@ -108,27 +109,27 @@ def raise_error(completion: Completion) -> None:
 
 
 def one_version(*etags: str | None) -> bool:
-    """Whether all ETags that were told are the same: some answers tell none where others do."""
+    """Whether all ETags that are not None are equal, as some answers lack an ETag."""
     return len({*etags} - {None}) <= 1
 
 
 def keys_of(infos: Iterable[ObjectInfo]) -> list[Key]:
-    """Their keys."""
+    """Return the keys of objects."""
     return [info.key for info in infos]
 
 
 def content(length_bytes: int, seed: int = 0) -> bytes:
-    """Bytes without a short period, so that a shifted or repeated range shows."""
+    """Return bytes without a short period, so that a comparison reveals a shifted or repeated range."""
     block = bytes((index * 167 + index // 251 + seed * 31) % 256 for index in range(min(length_bytes, 64_007)))
     return (block * (length_bytes // max(1, len(block)) + 1))[:length_bytes]
 
 
 class WatchingSink:
-    """Counts what it hears, and on which thread.
+    """A sink that records its calls and their threads.
 
     Args:
-        landing: Where a body goes.
-        beforehand: The store may know that before there is an answer, and then skip ``head``.
+        landing: Destination of the body.
+        beforehand: Whether to name the landing before there is an answer; the store may then skip ``head``.
         refuse: Error that ``head`` raises.
     """
 
@@ -144,7 +145,7 @@ class WatchingSink:
         self._ended = threading.Event()
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """See ``Sink``."""
+        """Record the call, and return the landing or raise the error."""
         self.heads.append((info, span))
         self.thread_ids.add(threading.get_ident())
         if self.refuse is not None:
@@ -152,25 +153,25 @@ class WatchingSink:
         return self.given
 
     def done(self, completion: Completion) -> None:
-        """See ``Sink``."""
+        """Record the completion."""
         self.completions.append(completion)
         self.thread_ids.add(threading.get_ident())
         self._ended.set()
 
     def wait(self, wait_s_max: float = WAIT_S_MAX) -> Completion:
-        """The first completion."""
+        """Wait for the first completion and return it."""
         assert self._ended.wait(wait_s_max), f"no answer within {wait_s_max} s"
         return self.completions[0]
 
 
 def submit(store: Core, operation: Operation, sink: WatchingSink | None = None) -> tuple[Transfer, WatchingSink]:
-    """Submit with a sink that watches."""
+    """Submit an operation with a recording sink."""
     sink = sink or WatchingSink()
     return store.submit(operation, sink), sink
 
 
 def refused(store: Store, key: Key) -> bool:
-    """Whether `store` refuses `key` by name; else it holds it now, exactly."""
+    """Write an object, and return whether the store refused its key with an error that names it."""
     try:
         store.write(key, b"exact")
     except ConfigError:
@@ -181,5 +182,5 @@ def refused(store: Store, key: Key) -> bool:
 
 
 def short(key: str) -> str:
-    """A test's name for a key."""
+    """Return a short name of a key for a test's id."""
     return ascii(key)[:40]

@@ -1,4 +1,4 @@
-"""The contract of writing: whole objects, writers, deleting, copying, odd keys."""
+"""The contract of writing: whole objects, unusual keys, writers, deleting and copying."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class WritingContract(Capabilities):
-    """What writing promises."""
+    """What writing must do."""
 
     # ── whole objects ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
     @pytest.mark.parametrize("length_bytes", [0, 1, 100_000])
     def test_write_stores_the_bytes(self, store: Store, kind: type, length_bytes: int) -> None:
-        """Any buffer of bytes is stored as it is, and what write returns is what stat says."""
+        """Any buffer of bytes is stored unchanged, and ``write`` returns the same version as ``stat``."""
         data = content(length_bytes)
         info = store.write("a/b", kind(data))
         assert store.read("a/b").data == data
@@ -53,7 +53,7 @@ class WritingContract(Capabilities):
         assert one_version(info.etag, store.stat("a/b").etag)
 
     def test_write_replaces(self, store: Store) -> None:
-        """A second write of a key takes the place of the first, whole."""
+        """A second write of a key replaces the object completely."""
         store.write("k", b"first and long")
         before = store.stat("k")
         store.write("k", b"second")
@@ -61,16 +61,16 @@ class WritingContract(Capabilities):
         assert not same_version(store.stat("k"), before)
 
     def test_a_large_write_is_cut_and_whole(self, store: Store) -> None:
-        """Data of several parts is stored whole; what write returns has its size."""
+        """Data of several parts becomes one object, whose size ``write`` returns."""
         data = content(18_000_000)
         assert store.write("large", data).size_bytes == len(data)
         assert store.read("large").data == data
         assert self.uploads_left(store) in (None, 0)
 
     def test_if_absent_creates_or_refuses(self, store: Store) -> None:
-        """With if_absent an existing object stays as it is, and the writer hears ObjectExistsError, with a hint."""
+        """With ``if_absent``, an existing object stays unchanged, and ``write`` raises ``ObjectExistsError`` with a hint."""
         if not self.knows_if_absent:
-            pytest.skip("the server ignores If-None-Match, and says so")
+            pytest.skip("knows_if_absent is False")
         store.write("k", b"first", if_absent=True)
         with pytest.raises(ObjectExistsError, match=r"k.*Hint: .*another key") as caught:
             store.write("k", b"second", if_absent=True)
@@ -79,9 +79,9 @@ class WritingContract(Capabilities):
         assert keys_of(store.list()) == ["k"]
 
     def test_if_absent_has_one_winner(self, store: Store) -> None:
-        """Of many concurrent writes with if_absent exactly one succeeds, and its bytes are there."""
+        """Exactly one of many concurrent writes with ``if_absent`` succeeds, and the object has its bytes."""
         if not (self.atomic_if_absent and self.knows_if_absent):
-            pytest.skip("the store looks first and writes then, and says so")
+            pytest.skip("atomic_if_absent is False")
         won: list[bytes] = []
 
         def write(data: bytes) -> None:
@@ -100,7 +100,7 @@ class WritingContract(Capabilities):
         assert store.read("k").data == won[0]
 
     def test_what_is_no_bytes_is_refused(self, store: Store) -> None:
-        """Text and buffers with holes are the caller's error."""
+        """Text, non-contiguous buffers and other values raise ``ConfigError``."""
         for data in ("text", memoryview(b"0123456789")[::2], 5):
             with pytest.raises(ConfigError):
                 store.write("k", data)  # type: ignore[arg-type,unused-ignore]
@@ -110,7 +110,7 @@ class WritingContract(Capabilities):
 
     @pytest.mark.parametrize("key", [*ODD_KEYS, LONGEST_KEY], ids=short)
     def test_any_key_is_kept_exactly(self, store: Store, key: str) -> None:
-        """Spaces, unicode, percent signs, pluses and 1 024 bytes come back as they went, everywhere."""
+        """Every operation keeps spaces, unicode, percent signs, pluses and keys of 1 024 bytes unchanged."""
         store.write(key, b"here")
         assert store.read(key).data == b"here"
         assert store.stat(key).key == key
@@ -124,9 +124,9 @@ class WritingContract(Capabilities):
 
     @pytest.mark.parametrize("key", NOT_PATHS)
     def test_keys_that_are_no_paths(self, store: Store, key: str) -> None:
-        """Empty segments are kept exactly, or refused by name where keys are paths."""
+        """Empty segments are kept exactly; if keys are paths, the key is refused by name."""
         if self.keys_are_files:
-            pytest.skip("the server keeps objects as files, and says so")
+            pytest.skip("keys_are_files is True")
         assert refused(store, key) == self.keys_are_paths
         if self.keys_are_paths:
             return
@@ -137,7 +137,7 @@ class WritingContract(Capabilities):
 
     @pytest.mark.parametrize("key", DOT_KEYS)
     def test_dot_segments_never_name_another_object(self, store: Store, key: str) -> None:
-        """A key with ``.`` or ``..`` segments works exactly or is refused by name; no other object appears."""
+        """A key with ``.`` or ``..`` segments is kept exactly or refused by name, and names no other object."""
         store.write("b", b"other")
         if refused(store, key):
             assert keys_of(store.list()) == ["b"]
@@ -148,7 +148,7 @@ class WritingContract(Capabilities):
 
     @pytest.mark.parametrize("key", ["", "k" * 1025, "é" * 513, "\ud800"], ids=short)
     def test_what_is_no_key_is_refused(self, store: Store, key: str) -> None:
-        """Empty keys, keys of more than 1 024 bytes and lone surrogates are the caller's error, at once."""
+        """Empty keys, keys of more than 1 024 bytes and lone surrogates raise ``ConfigError`` at once."""
         with pytest.raises(ConfigError):
             store.write(key, b"")
         with pytest.raises(ConfigError):
@@ -161,23 +161,23 @@ class WritingContract(Capabilities):
     # ── writers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def writer(self, store: Store, key: str = "w") -> Writer:
-        """A writer with the smallest parts that the store takes, at least 64 KiB."""
+        """Return a writer with the smallest parts that the store allows, but at least 64 KiB."""
         return store.writer(key, part_bytes=max(self.part_bytes_min, 1 << 16))
 
     def write_and_fail(self, writer: Writer, data: bytes) -> None:
-        """An exception inside ``with``."""
+        """Raise an exception inside ``with``."""
         with writer:
             writer.write(data)
             raise ZeroDivisionError
 
     def parts(self, count: int) -> bytes:
-        """Content of `count` full parts and a bit."""
+        """Return content for `count` full parts and a short one."""
         return content(count * max(self.part_bytes_min, 1 << 16) + 1234)
 
     @pytest.mark.parametrize("parts_count", [0, 1, 6])
     @pytest.mark.parametrize("step_bytes", [9_999, 10**9])
     def test_a_writer_commits_at_close(self, store: Store, parts_count: int, step_bytes: int) -> None:
-        """What was written, in pieces of any size, becomes visible at close(), whole, and not before."""
+        """Data written in pieces of any size becomes visible at ``close()``, completely and not before."""
         data = self.parts(parts_count)
         writer = self.writer(store)
         for start in range(0, len(data), step_bytes):
@@ -192,14 +192,14 @@ class WritingContract(Capabilities):
         assert self.uploads_left(store) in (None, 0)
 
     def test_an_empty_writer_makes_an_empty_object(self, store: Store) -> None:
-        """Closing without having written stores an object of no bytes."""
+        """Closing a writer without having written creates an empty object."""
         with store.writer("w"):
             pass
         assert store.stat("w").size_bytes == 0
 
     @pytest.mark.parametrize("parts_count", [0, 1, 6])
     def test_an_exception_never_commits(self, store: Store, parts_count: int) -> None:
-        """An exception inside ``with`` leaves what was there before, and drops what was sent."""
+        """After an exception inside ``with`` the old object is unchanged, and the parts sent are dropped."""
         store.write("w", b"before")
         writer = self.writer(store)
         with pytest.raises(ZeroDivisionError):
@@ -210,7 +210,7 @@ class WritingContract(Capabilities):
 
     @pytest.mark.parametrize("parts_count", [0, 1, 6])
     def test_abort_never_commits(self, store: Store, parts_count: int) -> None:
-        """abort() drops what was sent; close() after it does nothing, write() is refused."""
+        """``abort()`` drops the parts sent; afterwards ``close()`` does nothing, and ``write()`` raises."""
         store.write("w", b"before")
         writer = self.writer(store)
         writer.write(self.parts(parts_count))
@@ -224,7 +224,7 @@ class WritingContract(Capabilities):
     @pytest.mark.parametrize("parts_count", [0, 1, 6])
     @pytest.mark.parametrize("cycle", [False, True])
     def test_garbage_collection_never_commits(self, store: Store, parts_count: int, cycle: bool) -> None:
-        """A dropped writer, alone or in a reference cycle, commits nothing and drops what was sent."""
+        """A writer that is garbage-collected, alone or in a cycle, commits nothing and drops the parts sent."""
         store.write("w", b"before")
         writer = self.writer(store)
         writer.write(self.parts(parts_count))
@@ -235,7 +235,7 @@ class WritingContract(Capabilities):
         self.assert_only_before(store)
 
     def assert_only_before(self, store: Store) -> None:
-        """The object is as it was; sooner or later no upload is left."""
+        """Assert that the old object is unchanged, and that no upload is left after a while."""
         assert store.read("w").data == b"before"
         assert keys_of(store.list()) == ["w"]
         pause = threading.Event()
@@ -246,7 +246,7 @@ class WritingContract(Capabilities):
         assert self.uploads_left(store) == 0
 
     def test_a_writer_is_a_file_object(self, store: Store) -> None:
-        """Pickle and a text wrapper write through it; it is writable, not readable, not seekable."""
+        """A writer works with pickle and text wrappers, and is writable but neither readable nor seekable."""
         value = {"weights": list(range(10_000)), "name": "é"}
         with store.open("w", "wb") as file:
             assert isinstance(file, io.IOBase)
@@ -259,7 +259,7 @@ class WritingContract(Capabilities):
         assert store.read("t").data == b"zeile\n"
 
     def test_a_writer_takes_any_buffer(self, store: Store) -> None:
-        """Buffers of other item sizes are taken as bytes, and may be changed as soon as write() returned."""
+        """Buffers with other item sizes are written as bytes, and may be changed as soon as ``write()`` has returned."""
         reused = bytearray(100_000)
         with self.writer(store) as writer:
             for value in range(4):
@@ -270,7 +270,7 @@ class WritingContract(Capabilities):
     # ── deleting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def test_delete_takes_one_or_many(self, store: Store) -> None:
-        """A key, a list, an iterator; keys that are not there are no error; the others stay."""
+        """``delete`` takes a key, a list or an iterator; missing keys are not an error, and other objects remain."""
         self.seed(store, {f"k{index}": b"x" for index in range(10)})
         store.delete("k0")
         store.delete(["k1", "none"])
@@ -281,7 +281,7 @@ class WritingContract(Capabilities):
             store.stat("k0")
 
     def test_delete_takes_more_than_one_request(self, store: Store) -> None:
-        """More keys than one request may name are deleted all."""
+        """All objects are deleted, even if there are more than one request may name."""
         keys = [f"p/{index:05}" for index in range(self.keys_many)]
         self.seed(store, dict.fromkeys(keys, b""))
         store.delete(keys)
@@ -290,7 +290,7 @@ class WritingContract(Capabilities):
     # ── copying ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def test_copy_gives_the_same_bytes(self, store: Store) -> None:
-        """A copy holds the source's bytes and replaces what was there; the source stays."""
+        """A copy has the bytes of its source and replaces the target; the source remains."""
         data = content(50_000)
         store.write("s", data)
         store.write("x/t", b"before")
@@ -300,9 +300,9 @@ class WritingContract(Capabilities):
         assert store.read("x/t").data == store.read("s").data == data
 
     def test_a_large_copy_goes_in_parts(self, store: Store) -> None:
-        """Above the store's limit for one copy, parts are copied, with the same result."""
+        """Objects above the limit for one copy are copied in parts, with the same result."""
         if not self.copies_parts:
-            pytest.skip("the server copies no parts, and says so")
+            pytest.skip("copies_parts is False")
         part_bytes = max(self.part_bytes_min, 1 << 16)
         data = content(3 * part_bytes + 77)
         store.write("s", data)
@@ -311,7 +311,7 @@ class WritingContract(Capabilities):
         assert self.uploads_left(store) in (None, 0)
 
     def test_copying_what_is_missing(self, store: Store) -> None:
-        """A missing source is named, and no target appears."""
+        """Copying a missing object raises an error that names it, and creates no target."""
         store.write("k", b"x")
         with pytest.raises(StoreError, match="none") as caught:
             store.copy("none", "t")

@@ -1,11 +1,11 @@
-"""A real S3 server on loopback, for tests, demos and trying things out: ministack, with generated keys.
+"""An S3 server on loopback for tests, demos and experiments: ministack, with generated keys.
 
-ministack never verifies the signatures of its root key, so the keys handed out here are those of an IAM user whose
-policy allows everything: a wrong secret is then refused as a real store refuses it. The server ends with its owner
-whatever happens: ``close()`` ends it by pid, and it leaves by itself when its standard input closes, which the kernel
-does for an owner that was killed.
+ministack does not verify the signatures of its root key. Therefore ``Ministack`` returns the keys of an IAM user whose policy
+allows everything, so that the server refuses a wrong secret as a real store does. The server always ends with its owner:
+``close()`` ends it by its pid, and it exits by itself when its standard input is closed, which the kernel does if the owner
+is killed.
 
-Needs the packages ``ministack`` and ``botocore``. Cost: one process of about 100 MB, 1 to 3 seconds to start.
+It needs the packages ``ministack`` and ``botocore``. Cost: one process of about 100 MB, which takes 1 to 3 seconds to start.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _POLICY = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
-_STARTS_MAX = 3  # another process may take the free port between our look and the server's bind
+_STARTS_MAX = 3  # another process may take the free port before the server binds it
 _POLL_S = 0.05
 
 
 class Ministack:
-    """One running server. A context manager; ``close()`` is idempotent.
+    """A running server. It is a context manager, and ``close()`` is idempotent.
 
     Args:
         settings: Further environment variables for ministack, e.g. ``{"SERVICES": "s3,iam,sts"}``.
-        ready_s_max: Seconds to wait for its first answer.
+        ready_s_max: Longest time to wait for the first answer, in seconds.
 
     Attributes:
-        endpoint_url: ``http://127.0.0.1:port``.
-        access_key: Of an IAM user who may do everything.
-        secret_key: Its secret.
-        region: ``us-east-1``.
-        pid: Of the server's process.
+        endpoint_url: URL of the server, ``http://127.0.0.1:port``.
+        access_key: Access key of an IAM user who may do everything.
+        secret_key: Secret key of that user.
+        region: Region of the server, ``us-east-1``.
+        pid: Process id of the server.
 
     Raises:
         ConfigError: ministack is not installed, or too old to verify signatures.
-        UnavailableError: It did not answer in time; the message ends with its log.
+        UnavailableError: The server did not answer in time; the message ends with its log.
     """
 
     def __init__(self, *, settings: Mapping[str, str] | None = None, ready_s_max: float = 60.0) -> None:
@@ -70,7 +70,7 @@ class Ministack:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The AWS variables with which a child process finds this server."""
+        """The AWS environment variables that let a child process use this server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -81,11 +81,11 @@ class Ministack:
         }
 
     def client(self, service: str = "s3") -> Any:
-        """A botocore client with the user's keys: the independent witness of what penstock did."""
+        """Return a botocore client with the user's keys, to check independently what penstock did."""
         return self._client(service, self.access_key, self.secret_key)
 
     def create_bucket(self, name: str | None = None) -> str:
-        """Create an empty bucket and return its name, a random one by default."""
+        """Create an empty bucket and return its name, which is random by default."""
         name = name or f"penstock-{secrets.token_hex(6)}"
         client = self.client()
         client.create_bucket(Bucket=name)
@@ -93,7 +93,7 @@ class Ministack:
         return name
 
     def close(self) -> None:
-        """End the server and remove its files; it is gone when this returns."""
+        """End the server, wait for its end, and remove its files."""
         self._end_process()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -129,13 +129,13 @@ class Ministack:
             log = self._folder / "log"
             with log.open("wb") as output:
                 self._process = subprocess.Popen(
-                    # -P: no folder of ours on sys.path, where a module might bear a name of the server's
+                    # -P keeps this folder off sys.path, where a module might have the name of one of the server's
                     [sys.executable, "-P", __file__],
                     env=self._server_environment(port) | settings,
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for the owner, who then closes us
+                    start_new_session=True,  # Ctrl-C reaches only the owner, who then closes the server
                 )
             self.pid = self._process.pid
             if self._wait_ready(deadline_s):
@@ -158,7 +158,7 @@ class Ministack:
             "AWS_ACCESS_KEY_ID": self._root[0],
             "AWS_SECRET_ACCESS_KEY": self._root[1],
             "SERVICES": "s3,iam,sts",
-            "SFTP_ENABLED": "0",  # these two would listen on fixed ports
+            "SFTP_ENABLED": "0",  # this service and the next would listen on fixed ports
             "IOT_MTLS_ENABLED": "0",
             "LOG_LEVEL": "WARNING",
             "TMPDIR": str(self._folder),
@@ -166,18 +166,18 @@ class Ministack:
         }
 
     def _wait_ready(self, deadline_s: float) -> bool:
-        """Whether it answers; False when it exited or time is up."""
+        """Wait for an answer; False if the server exited or the time is over."""
         assert self._process is not None
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline_s:
             try:
                 with opener.open(f"{self.endpoint_url}/_ministack/health", timeout=5) as answer:
                     health = json.load(answer)
-            except OSError:  # URLError included: nobody listens yet
+            except OSError:  # includes URLError: nobody listens yet
                 pass
             else:
                 if self._process.poll() is not None:
-                    return False  # another server took this port, and it was that one which answered
+                    return False  # another server has taken the port, and answered
                 if health.get("auth") != "enabled":
                     raise ConfigError(
                         f"ministack {health.get('version')} does not verify signatures",
@@ -223,7 +223,7 @@ def _free_port() -> int:
 
 
 def _serve() -> None:
-    """Run ministack in this process until its owner closes our standard input."""
+    """Run ministack in this process until its owner closes the standard input."""
     import signal
     import threading
 
@@ -231,7 +231,7 @@ def _serve() -> None:
 
     def leave_with_owner() -> None:
         sys.stdin.buffer.read()
-        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)  # the folder that our owner made for us
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)  # the folder that the owner created
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=leave_with_owner, daemon=True).start()
