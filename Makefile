@@ -100,7 +100,7 @@ test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by M
 	@echo "== set-up: $(@D) with the tools of the group $(notdir $(@D)) (once)"
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --group $(notdir $(@D))
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --group $(notdir $(@D)) $(if $(findstring docs,$(@D)),--editable .)
 	@touch $@
 
 docs: .venvs/docs/.ready  ## The documentation as a site in site/VERSION, its links checked

@@ -25,7 +25,7 @@ pathlib.Path("files").mkdir()
 for number in range(8):
     pathlib.Path(f"files/{number}.cls").write_text(str(number))
 ps.pack("files/", "shards/", samples_max=4)
-pipeline = ps.shards("shards/").decode(ps.Integer("cls")).batch(4)
+pipeline = ps.shards("shards/").decode(ps.Integer("cls"))
 """
 USES = {
     "": """
@@ -36,12 +36,12 @@ with ps.connect("store/") as store:
     assert bytes(store.read("a", ps.ByteRange(2, 4)).data) == b"23"
     assert [bytes(blob.data) for blob in store.read_many(["a", "a"])] == [b"0123456789"] * 2
 """ + SHARDS + """
-with ps.Loader(ps.shards("shards/").shuffle().decode(ps.Integer("cls")).batch(4)) as loader:
+with ps.Loader(pipeline.shuffle().batch(4)) as loader:
     assert sorted(label for batch in loader for label in batch["cls"].tolist()) == list(range(8))
 """,
     "torch": SHARDS + """
 import torch
-with ps.Loader(pipeline) as loader:
+with ps.Loader(pipeline.batch(4)) as loader:
     assert [batch["cls"].tolist() for batch in ps.torch.Tensors(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 assert isinstance(ps.torch.MapDataset(ps.shards("shards/")), torch.utils.data.Dataset)
 """,
@@ -58,7 +58,7 @@ with ps.Loader(ps.shards("shards/").decode(ps.Image("jpg", height=16, width=16))
 assert batch["jpg"].shape == (4, 16, 16, 3) and batch["jpg"][..., 0].min() > 250
 """,
     "processes": SHARDS + """
-with ps.Loader(pipeline.map(lambda sample: {"cls": sample["cls"]}), processes=1) as loader:
+with ps.Loader(pipeline.map(lambda sample: {"cls": sample["cls"]}).batch(4), processes=1) as loader:
     assert [batch["cls"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 """,
     "audio": """
@@ -121,13 +121,13 @@ def main() -> None:
     """Try the wheel without extras, then with each; the first failure ends it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--only", default="", help="extras, separated by commas")
+    parser.add_argument("--only", default=",".join(USES), help="extras, separated by commas; the empty one is none")
     arguments = parser.parse_args()
     wheel = arguments.wheel.resolve()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     missing = set(project["optional-dependencies"]) ^ (USES.keys() - {""})
     assert not missing, f"extras without a program, or programs without an extra: {sorted(missing)}"
-    for extra in arguments.only.split(",") if arguments.only else USES:
+    for extra in arguments.only.split(","):
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="penstock-install-") as name:
             work = Path(name) / "work"

@@ -1,4 +1,4 @@
-"""The hooks that mkdocs runs: pages from outside docs/, the version, and the list of versions.
+"""The hooks that mkdocs runs: pages from outside docs/, the options of commands, the version, and the list of versions.
 
 Markdown files link to each other as GitHub resolves links, and some of them lie outside docs/. They become pages of the
 site here, and the links to them follow. Each build goes to ``site/VERSION/``; ``site/versions.json`` lists what is
@@ -7,6 +7,7 @@ there, in the form that the theme's version selector reads.
 
 from __future__ import annotations
 
+import html
 import json
 import posixpath
 import re
@@ -73,8 +74,39 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             return text
         return f"{mark}[{text}]({posixpath.relpath(path, posixpath.dirname(here) or '.')}{hash_}{anchor})"
 
+    if here == "reference/cli.md":
+        markdown = with_options(markdown)
     pieces = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(piece if piece.startswith("```") else LINK.sub(moved, piece) for piece in pieces)
+
+
+def with_options(markdown: str) -> str:
+    """The page of commands, with a table of its own options behind each command's section."""
+    from penstock.cli.app import commands
+
+    head, *sections = re.split(r"^(?=## `penstock )", markdown, flags=re.MULTILINE)
+    by_name = commands().commands
+    common = set(re.findall(r"`(--[\w-]+)", head))
+    whole = [head.rstrip()]
+    for section in sections:
+        whole.append(section.rstrip())
+        command = by_name[section.split()[2].strip("`")]
+        for name, part in getattr(command, "commands", {"": command}).items():
+            rows = [option_row(option) for option in part.params if not common.intersection(option.opts)]
+            if any(rows):
+                whole.append("\n".join([f"| {name} option | |", "|---|---|", *filter(None, rows)]))
+    return "\n\n".join(whole) + "\n"
+
+
+def option_row(option: Any) -> str:
+    """A row of Markdown that shows an option; nothing for an argument."""
+    if option.param_type_name != "option":
+        return ""
+    value = f" {option.metavar}" if option.metavar else ""
+    names = ", ".join(f"<code>{html.escape(name + value)}</code>" for name in option.opts).replace("|", "&#124;")
+    text = re.sub(r"(__\w+__)", r"`\1`", option.help or "").replace("*", "\\*").replace("|", "&#124;")
+    default = f" Default: `{option.default}`." if value and option.default not in (None, "") else ""
+    return f"| {names} | {text}{default} |"
 
 
 def on_post_build(*, config: Any) -> None:

@@ -1,14 +1,14 @@
-"""Memory that is used again once nothing refers to it: leases over long-lived owners.
+"""Buffers whose memory is reused as soon as nothing refers to it.
 
-A body in fresh memory costs a page fault per 4 KiB (glibc maps and trims large blocks each time): 10 to 20 µs for 100 KB,
-as much as all of our Python for it. So memory stays with an owner, and what is handed out is a lease: a ctypes array over
-the owner's memory. Every memoryview, slice and ``np.frombuffer`` of a lease keeps it alive; when the last goes, its
-finaliser gives the owner back, never earlier. Making a lease costs 1.5 µs.
+A body in fresh memory costs one page fault per 4 KiB, because glibc maps and trims large blocks each time: 10 to 20 µs for
+100 KB, as much as all of penstock's Python code for that body. Therefore memory stays with an owner, and callers get a lease: a
+ctypes array over the owner's memory. Every memoryview, slice and ``np.frombuffer`` of a lease keeps it alive. When the last
+one is dropped, the lease's finaliser gives the owner back. Creating a lease takes 1.5 µs.
 
-A subclass of ``bytearray`` that resurrects itself in ``__del__`` would be shorter, but CPython finalises an object once.
+A subclass of ``bytearray`` that resurrects itself in ``__del__`` would be shorter, but CPython finalises an object only once.
 
-A body of its own lands inside a ``bytes`` object that nobody has seen yet (CPython's C API allows that, and only that):
-whoever wants ``bytes`` in the end takes this one, where a copy of 100 KB would cost 20 µs with the GIL held.
+The body of a whole object lands inside a ``bytes`` object that no other code has seen yet, which CPython's C API allows. If
+the caller finally wants ``bytes``, it takes this object; a copy of 100 KB would take 20 µs with the GIL held.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 _POOLED_BYTES_MIN = 16 * KIB
-"""Below, ``malloc`` reuses by itself."""
+"""Below this size ``malloc`` itself reuses memory."""
 _POOLED_BYTES_MAX = 2 * MIB
 _KEPT_BYTES_MAX = 16 * MIB
-"""Of free owners, per size class; a process usually uses one or two classes."""
+"""Bytes of free memory kept in each size class; a process usually uses one or two classes."""
 GIVE_BACK_BYTES = 1024 * MIB
-"""Read by epochs between two times that free memory is given back: it leaves some 130 MiB in a window of 109 MiB."""
+"""Bytes that epochs read before free memory is given back again. With a window of 109 MiB this leaves some 130 MiB unused."""
 _read_bytes = 0
 
 
@@ -48,9 +48,12 @@ def _lease_type(capacity_bytes: int) -> Any:
 
 
 def lease(owner: bytearray | mmap.mmap, home: Callable[[Any], None]) -> memoryview:
-    """uint8[len(owner)], writable: `owner`'s memory; ``home(owner)`` runs when the last reference to it goes.
+    """Return the memory of `owner` as uint8[len(owner)], writable.
 
-    `home` runs in any thread, inside any other code: it must take no lock.
+    Args:
+        owner: The memory.
+        home: Called with `owner` when the last reference to the result is dropped. It runs in any thread, inside any other
+            code, so it must not take a lock.
     """
     leased = _lease_type(len(owner)).from_buffer(owner)
     leased.owner = owner
@@ -58,8 +61,8 @@ def lease(owner: bytearray | mmap.mmap, home: Callable[[Any], None]) -> memoryvi
     return memoryview(leased).cast("B")
 
 
-class _Class:
-    """Free owners of one size."""
+class _SizeClass:
+    """Free memory of one size."""
 
     __slots__ = ("capacity_bytes", "count_max", "free")
 
@@ -87,16 +90,18 @@ _address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
 
 
 class _Inside(ctypes.c_ubyte * (1 << 40)):  # type: ignore[misc]
-    """The memory of a ``bytes`` object, which it keeps; views are cut to its length, so that there is one such type."""
+    """The memory of a ``bytes`` object, which it keeps alive. Views are cut to its length, so one such type suffices."""
 
     __slots__ = ("value",)
 
 
 def bytes_buffer(size_bytes: int) -> memoryview:
-    """uint8[size_bytes], writable, contents undefined: the memory of a new ``bytes`` object.
+    """Return the memory of a new ``bytes`` object as uint8[size_bytes], writable, with undefined contents.
 
-    ``as_bytes`` and ``whole_bytes`` take the object out; from then on nobody may write as long as anybody has it. libcurl,
-    which only reads a body, lets go of it with its request: so parts of uploads are filled again. Cost: 1.5 µs.
+    ``as_bytes`` and ``whole_bytes`` return the object itself; nobody may write to the memory while it is in use. libcurl only
+    reads a body and releases it when its request ends, so buffers for parts of uploads can be filled again.
+
+    Cost: 1.5 µs.
     """
     value = _new_bytes(None, size_bytes)
     inside = _Inside.from_address(_address_of(value))
@@ -105,18 +110,18 @@ def bytes_buffer(size_bytes: int) -> memoryview:
 
 
 def is_typed(value: Buffer) -> bool:
-    """Whether a member of a sample is numbers, because its format says so, and not bytes: uint8 of one dimension."""
+    """Whether a member of a sample holds numbers of a type that its format defines, instead of bytes (uint8[n])."""
     return isinstance(value, memoryview) and (value.format != "B" or value.ndim != 1)
 
 
 def as_bytes(view: Buffer) -> bytes:
-    """The bytes of a view: the object that it is of, where there is one and it is all of it, else a copy."""
+    """Return the contents of a view: the underlying ``bytes`` object if the view covers all of it, else a copy."""
     whole = whole_bytes(view)
     return bytes(view) if whole is None else whole
 
 
 def whole_bytes(view: Buffer) -> bytes | None:
-    """The ``bytes`` object whose memory this is, all of it; None where there is none."""
+    """Return the ``bytes`` object that a view covers completely, or None if there is none."""
     owner = view.obj if type(view) is memoryview else view
     if type(owner) is _Inside:
         owner = owner.value
@@ -125,17 +130,23 @@ def whole_bytes(view: Buffer) -> bytes | None:
     return owner
 
 
-_classes: dict[int, _Class] = {}
+_classes: dict[int, _SizeClass] = {}
 
 
 def give_back_free_memory(read_bytes: int = GIVE_BACK_BYTES) -> None:
-    """Return to the system what ``malloc`` keeps of freed memory, where the C library can (glibc).
+    """Return freed memory that ``malloc`` keeps to the system, if the C library can do that (glibc).
 
-    Samples are made in one thread and dropped in others, in any order: each thread's heap keeps the holes, and every epoch's
-    threads may take another heap. Cost: 0.14 s of CPU for each GB that is given back, 0.3 ms where there is nothing, and the
-    page faults of whoever takes it again; so only when the `read_bytes` of several calls have come to ``GIVE_BACK_BYTES``.
+    Samples are created in one thread and dropped in others, in any order. So the heap of each thread keeps holes, and the
+    threads of the next epoch may use other heaps.
+
+    Args:
+        read_bytes: Bytes read since the last call. The memory is given back only when the calls together have reached
+            ``GIVE_BACK_BYTES``.
+
+    Cost: 0.14 s of CPU for each GB that is given back, 0.3 ms if there is nothing to give back, and page faults when the memory
+        is used again.
     """
-    global _read_bytes  # of calls since the last time; a thread that loses an update makes it a little later
+    global _read_bytes  # since memory was last given back; a lost update only delays the next time
     _read_bytes += read_bytes
     if _read_bytes >= GIVE_BACK_BYTES:
         _read_bytes = 0
@@ -145,9 +156,10 @@ def give_back_free_memory(read_bytes: int = GIVE_BACK_BYTES) -> None:
 
 
 def small_buffer(size_bytes: int) -> memoryview:
-    """uint8[at least size_bytes], writable, contents undefined; the caller's until nothing refers to it.
+    """Return a buffer uint8[at least size_bytes], writable, with undefined contents.
 
-    Eight size classes per doubling: at most an eighth is unused.
+    It belongs to the caller until nothing refers to it. There are eight size classes per doubling, so at most an eighth of the
+    memory is unused.
     """
     if not _POOLED_BYTES_MIN <= size_bytes <= _POOLED_BYTES_MAX:
         return memoryview(bytearray(size_bytes))
@@ -155,5 +167,5 @@ def small_buffer(size_bytes: int) -> memoryview:
     capacity_bytes = -(-size_bytes // grain) * grain
     found = _classes.get(capacity_bytes)
     if found is None:
-        found = _classes.setdefault(capacity_bytes, _Class(capacity_bytes))
+        found = _classes.setdefault(capacity_bytes, _SizeClass(capacity_bytes))
     return found.take()

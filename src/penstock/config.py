@@ -1,4 +1,4 @@
-"""Limits and defaults, each with its unit and where the number comes from."""
+"""Limits and defaults, each with its unit and the source of the number."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 SEED_MAX = 2**64 - 1
-"""The largest seed or epoch: each is one word of the random generator's key."""
+"""The largest seed or epoch number; each fills one word of the random generator's key."""
 
 
 def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Refuse what is no whole number in [low, high], or where there is no bound above, of at least `low`.
+    """Check that an argument is a whole number in [low, high].
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        low: Smallest value allowed.
+        high: Largest value allowed; None if there is no upper bound.
 
     Raises:
-        ConfigError: It names the value and its bounds.
+        ConfigError: It is not; the message names the value and its bounds.
     """
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < low or (high is not None and value > high):  # type: ignore[operator]
@@ -36,10 +42,17 @@ def check_whole(name: str, value: object, low: int, high: int | None = None) -> 
 
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, *, opened: bool = False) -> None:
-    """Refuse what is no number in [low, high], or with `opened` in (low, high].
+    """Check that an argument is a number in [low, high].
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        low: Smallest value allowed.
+        high: Largest value allowed.
+        opened: Whether `low` itself is excluded.
 
     Raises:
-        ConfigError: It names the value and its bounds.
+        ConfigError: It is not; the message names the value and its bounds.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (opened and value == low):  # type: ignore[operator]
@@ -48,25 +61,25 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
 
 
 def check_path(name: str, value: object) -> None:
-    """Refuse what is no path; None is none given.
+    """Check that an argument is a path or None.
 
     Raises:
-        ConfigError: It names the value.
+        ConfigError: It is not; the message names the value.
     """
     if value is not None and not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{name}={value!r} must be a path")
 
 
 def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse options that do not exist.
+    """Check that options exist.
 
     Args:
-        what: Takes them, for the message.
-        given: Their names.
-        known: All that there are.
+        what: Name of the function that takes the options, for the message.
+        given: Names of the options given.
+        known: Names of all options that exist.
 
     Raises:
-        ConfigError: It names the option, and the one that was probably meant.
+        ConfigError: An option does not exist; the message names it, and the one that was probably meant.
     """
     names = list(known)
     for name in given:
@@ -75,26 +88,29 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
 
             near = get_close_matches(name, names, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(names)}"
-            raise ConfigError(f"{what}({name}=...) is no option of {what}()", hint=hint)
+            raise ConfigError(f"{what}({name}=...) is not an option of {what}()", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig:
-    """How connections are made and when they are given up.
+    """How connections are opened, and when an attempt is abandoned.
 
     Attributes:
-        connect_s_max: Seconds for DNS, TCP and TLS together.
-        first_byte_s_max: Seconds from sending a request to the first byte of its answer.
-        stall_bytes_per_s: A body slower than this for ``stall_s_max`` seconds is given up (and resumed by ``Retrying``).
-        stall_s_max: See ``stall_bytes_per_s``.
-        total_s_max: Seconds for one attempt, whatever its size.
-        connections_max: Open connections kept in the pool of one event loop.
-        threads_count: Event-loop threads. None follows the machine and the scheme: one for plain HTTP; over TLS one for
-            every four of ``cores_count()``, at most four. Source: bench/event_loops.py.
-        receive_buffer_bytes: libcurl's receive buffer, used over TLS and through proxies. TLS records are 16 KiB, and a small
-            buffer stays in the cache. Source: docs/development/experiments.md, 2026-11-21, large objects.
-        ca_bundle: PEM file of the authorities to trust; None means ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the system's.
-        verify_tls: False accepts any certificate; for tests only.
+        connect_s_max: Longest time for DNS, TCP and TLS together, in seconds.
+        first_byte_s_max: Longest time from sending a request to the first byte of its answer, in seconds.
+        stall_bytes_per_s: Slowest rate of a body. A body that is slower for ``stall_s_max`` seconds is abandoned, and
+            ``Retrying`` resumes it.
+        stall_s_max: Longest time that a body may be slower than ``stall_bytes_per_s``, in seconds.
+        total_s_max: Longest time for one attempt, whatever its size, in seconds.
+        connections_max: Largest number of open connections in the pool of one event loop.
+        threads_count: Number of event-loop threads. None chooses by scheme and machine: one thread for plain HTTP; over TLS one
+            for every four of ``cores_count()``, but at most four. Source: bench/event_loops.py.
+        receive_buffer_bytes: Size of libcurl's receive buffer, which is used over TLS and through proxies. TLS records have
+            16 KiB, and a small buffer stays in the processor's cache.
+            Source: docs/development/experiments.md, 2026-11-21, large objects.
+        ca_bundle: PEM file of the certificate authorities to trust; None takes ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the
+            system's.
+        verify_tls: Whether to verify the server's certificate; False accepts any, and is for tests only.
         proxy: URL of a proxy, ``http://[user:password@]host:port``; None follows ``HTTPS_PROXY``, ``HTTP_PROXY``,
             ``ALL_PROXY`` and ``NO_PROXY``. Its user and password are never shown.
     """
@@ -137,13 +153,13 @@ class TransportConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
-    """When a failed request is tried again.
+    """When a failed request is sent again.
 
     Attributes:
-        attempts_max: Attempts, the first included.
-        total_s_max: Seconds from submission after which no new attempt starts.
-        backoff_s: Mean wait before the second attempt; doubles each time, with full jitter.
-        backoff_s_max: Longest wait, also when the store asks for more by ``Retry-After``.
+        attempts_max: Largest number of attempts, including the first.
+        total_s_max: Time after submission in which new attempts may start, in seconds.
+        backoff_s: Mean wait before the second attempt, in seconds. It doubles each time, with full jitter.
+        backoff_s_max: Longest wait in seconds, even if the store asks for a longer one by ``Retry-After``.
     """
 
     attempts_max: int = 5
@@ -159,12 +175,12 @@ class RetryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeConfig:
-    """When a second, identical GET or HEAD is sent because the first is late.
+    """When a second, identical GET or HEAD is sent because the first one is late.
 
     Attributes:
-        quantile: A request is late when its answer has not begun after this quantile of recent first-byte times.
-        ratio_max: Hedges per request in the long run: a token bucket.
-        wait_s_min: Never hedge earlier than this.
+        quantile: Quantile of recent first-byte times, in [0.5, 1), after which a request without an answer is late.
+        ratio_max: Largest number of second requests per request in the long run, limited by a token bucket.
+        wait_s_min: Shortest time before a second request is sent, in seconds.
     """
 
     quantile: float = 0.99
@@ -181,15 +197,16 @@ class HedgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
-    """How far and how wide reading runs ahead of its consumer.
+    """How far ahead of its consumer a reader reads, and with how many requests.
 
     Attributes:
-        part_bytes: Larger spans are cut into parts of this size, fetched in parallel.
-        requests_min: Requests in flight at the start.
-        requests_max: The most in flight; 256 covers 30 ms at 8 000 small objects/s.
-        gap_bytes_max: Two ranges of one object closer than this are read as one request. Break-even is
-            rate_bytes_per_s * first_byte_s, e.g. 90 MB/s * 30 ms = 2.7 MB; the default is careful.
-        budget_bytes_max: Bytes that all reading in this process may hold; None means ``default_budget_bytes()``.
+        part_bytes: Size of a part. Larger spans are cut into parts of this size, which are fetched in parallel.
+        requests_min: Number of requests in flight at the start.
+        requests_max: Largest number of requests in flight; 256 covers 30 ms at 8 000 small objects/s.
+        gap_bytes_max: Largest gap between two ranges of one object that are read with one request. The break-even gap is
+            rate_bytes_per_s * first_byte_s, e.g. 90 MB/s * 30 ms = 2.7 MB; the default is cautious.
+        budget_bytes_max: Largest number of bytes that all readers in this process may hold; None takes
+            ``default_budget_bytes()``.
     """
 
     part_bytes: int = 8 * MIB
@@ -212,10 +229,10 @@ class FetchConfig:
 def check_configs(
     *, transport: object = None, retry: object = None, hedge: object = None, fetch: object = None
 ) -> None:
-    """Refuse what is no record of its kind, before threads of the transport find out.
+    """Check the types of configs, before a thread of the transport fails on them.
 
     Raises:
-        ConfigError: It names the argument and the record.
+        ConfigError: One has another type; the message names the argument and the type.
     """
     kinds = {"transport": TransportConfig, "retry": RetryConfig, "hedge": HedgeConfig, "fetch": FetchConfig}
     for (name, kind), value in zip(kinds.items(), (transport, retry, hedge, fetch), strict=True):
@@ -225,7 +242,7 @@ def check_configs(
 
 @cache
 def memory_bytes_max() -> int:
-    """Bytes of memory that this process may use: the machine's, or its cgroup's limit if smaller.
+    """Return the bytes of memory that this process may use: the machine's, or its cgroup's limit if that is smaller.
 
     Source: cgroup v2 ``memory.max``, cgroup v1 ``memory.limit_in_bytes``, ``sysconf``.
     """
@@ -259,7 +276,7 @@ _sharing_count = 1
 
 
 def share_machine(processes_count: int) -> None:
-    """Say that this process is one of `processes_count` alike, among which the machine's cores are divided."""
+    """Divide the machine's cores: this process is one of `processes_count` that do the same work."""
     global _sharing_count
     _sharing_count = processes_count
     cores_count.cache_clear()
@@ -267,10 +284,10 @@ def share_machine(processes_count: int) -> None:
 
 @cache
 def cores_count() -> int:
-    """Cores for this process, at least one: those that the system lets it use, divided by ``share_machine``'s number."""
+    """Return the number of cores for this process, at least 1: those it may use, divided by ``share_machine``'s number."""
     return max(1, len(os.sched_getaffinity(0)) // _sharing_count)
 
 
 def default_budget_bytes() -> int:
-    """The smaller of 2 GiB and an eighth of the memory that this process may use."""
+    """Return the default byte budget: 2 GiB, or an eighth of the memory that this process may use if that is less."""
     return min(2 * GIB, memory_bytes_max() // 8)

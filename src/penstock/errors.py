@@ -1,38 +1,38 @@
-"""Every error that penstock raises, by whose fault it is.
+"""All errors that penstock raises, grouped by who can fix the cause.
 
 ::
 
     PenstockError
-    ├── ConfigError            (ValueError)         the caller: a bad argument, URL, limit
-    ├── ClosedError            (RuntimeError)       the caller: used after close, or inherited by a fork
-    ├── WorkerDiedError        (RuntimeError)       a loader's worker process ended: killed, out of memory
-    ├── StoreError             (OSError)            the store, or the way to it
+    ├── ConfigError            (ValueError)         the caller: an invalid argument, URL or limit
+    ├── ClosedError            (RuntimeError)       the caller: used after close(), or inherited by a fork
+    ├── WorkerDiedError        (RuntimeError)       a worker process of a loader ended: killed, or out of memory
+    ├── StoreError             (OSError)            the store, or the connection to it
     │   ├── ObjectMissingError (FileNotFoundError)  no such key
     │   │   └── BucketMissingError                  no such bucket
-    │   │       └── DirectoryMissingError           no such directory, where a path takes a bucket's place
-    │   ├── AccessDeniedError  (PermissionError)    the store knows who asks, and refuses
-    │   │   └── CredentialsError                    wrong, expired or no credentials at all
-    │   ├── ObjectChangedError                      another version appeared between two requests
-    │   ├── ObjectExistsError  (FileExistsError)    a write that must create found an object
-    │   ├── SpanError          (ValueError)         the range starts past the end
+    │   │       └── DirectoryMissingError           no such directory; for paths, which have no bucket
+    │   ├── AccessDeniedError  (PermissionError)    the store refuses this user
+    │   │   └── CredentialsError                    the credentials are wrong, expired or missing
+    │   ├── ObjectChangedError                      the object was replaced between two requests
+    │   ├── ObjectExistsError  (FileExistsError)    a write with if_absent found an object
+    │   ├── SpanError          (ValueError)         the range starts at or past the end
     │   ├── ThrottledError                          503 SlowDown, 429
     │   ├── UnavailableError   (ConnectionError)    5xx, refused, reset, DNS, TLS
-    │   │   ├── ShortReadError                      the body ended before what its header promised
-    │   │   └── DeadlineError  (TimeoutError)       connect, first byte, stall or total deadline
-    │   ├── ChecksumError                           the bytes are not those whose checksum the store keeps
-    │   ├── ProtocolError                           the answer is not S3 (or not what was asked)
-    │   ├── ClosedStoreError   (ClosedError)        the store was closed while an operation waited; engine only
-    │   └── CancelledOperationError                 cancelled by whoever submitted it; engine only
-    └── DataError              (ValueError)         the bytes arrived; what is in them is wrong
-        ├── CorruptShardError                       not a tar, TFRecord, ...; names shard and offset
-        ├── UnsupportedFormatError                  valid, but penstock does not read it; never skipped
-        ├── UncheckedError                          read, but nothing tells whether it is what was indexed
-        ├── FieldMissingError  (KeyError)           a sample lacks a field that the pipeline asks for
-        └── DecodeError                             a field does not decode; names stage, sample, shard
+    │   │   ├── ShortReadError                      the body is shorter than its header says
+    │   │   └── DeadlineError  (TimeoutError)       a time limit: connect, first byte, stall or total
+    │   ├── ChecksumError                           the bytes do not match the store's checksum
+    │   ├── ProtocolError                           the answer is not valid S3, or answers something else
+    │   ├── ClosedStoreError   (ClosedError)        the store was closed while an operation waited; internal
+    │   └── CancelledOperationError                 the caller cancelled the operation; internal
+    └── DataError              (ValueError)         the bytes arrived, but their contents are wrong
+        ├── CorruptShardError                       not a valid tar, TFRecord, ...; names shard and offset
+        ├── UnsupportedFormatError                  valid, but penstock cannot read it; never skipped
+        ├── UncheckedError                          read, but there is no checksum to compare it with
+        ├── FieldMissingError  (KeyError)           a sample lacks a field that the pipeline needs
+        └── DecodeError                             a field cannot be decoded; names stage, sample, shard
 
-Each also inherits the builtin that people already catch. Fields are keyword-only with defaults, so errors pickle.
-No message, field or repr holds a credential or a signed URL: the base class passes what it is given through
-``penstock.redaction``, so code that raises an error may quote a URL as it is.
+Each class also inherits the builtin exception that users already catch. Fields are keyword-only and have defaults, so errors
+can be pickled. No message, field or repr contains a credential or a signed URL: the base class passes its arguments through
+``penstock.redaction``, so code that raises an error may quote any URL.
 """
 
 from __future__ import annotations
@@ -80,16 +80,19 @@ _SHOWN = {
     "sample_key": public_url,
     "user_traceback": public_text,
 }
-"""Attributes that may quote a URL, and how each is made safe to show."""
+"""Attributes that may contain a URL, and the function that makes each safe to show."""
 
 
 class PenstockError(Exception):
-    """Base of all errors of this package.
+    """Base class of all errors of this package.
 
     Args:
-        what: What happened, the value and the bound, in one line.
+        what: What happened, with the value and the bound, in one line.
         hint: What the reader can do about it.
-        **fields: The class's own fields (see ``FIELDS``); unknown names are a ``TypeError``.
+        **fields: The fields that the class lists in ``FIELDS``.
+
+    Raises:
+        TypeError: The class has no field of this name.
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = ()
@@ -124,20 +127,20 @@ def _rebuild(kind: type[PenstockError], what: str, fields: dict[str, Any]) -> Pe
 
 
 class ConfigError(PenstockError, ValueError):
-    """The caller asked for what cannot be: the message names the value and the bound."""
+    """An argument is invalid; the message names the value and the bound."""
 
 
 class ClosedError(PenstockError, RuntimeError):
-    """Used after ``close()``, or inherited through ``fork`` from a process whose engine it belonged to."""
+    """An object was used after ``close()``, or was inherited through ``fork`` from the process that created it."""
 
 
 class WorkerDiedError(PenstockError, RuntimeError):
-    """A worker process of a ``Loader`` ended before its work did, by a signal or by itself.
+    """A worker process of a ``Loader`` ended before its work was done, by a signal or by itself.
 
     Attributes:
-        worker: Its number, from 0.
-        process_id: Of the process that ended.
-        exit_code: Its exit status; the negative number of the signal that killed it.
+        worker: Number of the worker, from 0.
+        process_id: Process id of the worker.
+        exit_code: Exit status of the process, or the negative number of the signal that killed it.
     """
 
     FIELDS = ("worker", "process_id", "exit_code")
@@ -147,20 +150,22 @@ class WorkerDiedError(PenstockError, RuntimeError):
 
 
 class StoreError(PenstockError, OSError):
-    """The store, or the way to it, failed.
+    """The store, or the connection to it, failed.
+
+    Fields that do not apply are None.
 
     Attributes:
-        operation: What was asked: ``GET``, ``LIST``, ``PUT``...
-        url: Of the object or prefix, without query and credentials.
-        span: ``(start, end)`` in bytes, half-open, where a range was asked.
-        status: The HTTP status, where there was one.
-        code: The store's own word, e.g. ``NoSuchKey``.
-        request_id: The store's name for the request, for its operators.
-        request_index: Position of the request in the input of ``read_many`` and its kin; None elsewhere.
-        attempts_count: Attempts made, the first included.
-        elapsed_s: Seconds from submission to this error.
-        retryable: Whether the same request may succeed later; ``Retrying`` goes by it.
-        retry_after_s: Seconds the store asked to wait.
+        operation: The operation that failed: ``GET``, ``LIST``, ``PUT``, ...
+        url: URL of the object or prefix, without query and credentials.
+        span: The requested range, ``(start, end)`` in bytes, half-open.
+        status: HTTP status of the answer.
+        code: The store's own code for the error, e.g. ``NoSuchKey``.
+        request_id: The store's id of the request, for its operators.
+        request_index: Position of the request in the input of ``read_many`` or a similar method, from 0.
+        attempts_count: Number of attempts, including the first.
+        elapsed_s: Time from submission to this error, in seconds.
+        retryable: Whether the same request may succeed later; ``Retrying`` decides by it.
+        retry_after_s: Time that the store asks to wait before the next attempt, in seconds.
     """
 
     FIELDS = (
@@ -229,33 +234,33 @@ class BucketMissingError(ObjectMissingError):
 
 
 class DirectoryMissingError(BucketMissingError):
-    """There is no such directory: what a bucket is to S3, the directory is to a path."""
+    """There is no such directory. A path has a directory where S3 has a bucket."""
 
     HINT = "check the path"
 
 
 class AccessDeniedError(StoreError, PermissionError):
-    """The store refuses this to whoever asks."""
+    """The store refuses the operation to this user."""
 
-    HINT = "check what this user, or these keys, may do"
+    HINT = "check the permissions of this user or of these keys"
     ERRNO = errno.EACCES
 
 
 class CredentialsError(AccessDeniedError):
-    """The credentials are wrong, expired, or there are none."""
+    """The credentials are wrong, expired or missing."""
 
-    HINT = "check access key, secret key and region"
+    HINT = "check the access key, the secret key and the region"
 
 
 class ObjectChangedError(StoreError):
-    """Another version of the object appeared while it was being read; nothing was mixed."""
+    """The object was replaced while it was read. Bytes of different versions were not mixed."""
 
-    HINT = "somebody writes this object while it is read; read it again for the new version"
+    HINT = "somebody replaced this object while it was read; read it again to get the new version"
     ERRNO = errno.ESTALE
 
 
 class ObjectExistsError(StoreError, FileExistsError):
-    """A write that must create an object found one."""
+    """A write that must create an object found an existing one."""
 
     HINT = 'choose another key; without if_absent (by mode "wb") a write replaces the object'
     ERRNO = errno.EEXIST
@@ -271,55 +276,56 @@ class SpanError(StoreError, ValueError):
 class ThrottledError(StoreError):
     """The store asks to slow down (503 SlowDown, 429)."""
 
-    HINT = "fewer requests at once (FetchConfig(requests_max=...)), or more patience (RetryConfig)"
+    HINT = "send fewer requests at once (FetchConfig(requests_max=...)), or retry for longer (RetryConfig)"
     RETRYABLE = True
     ERRNO = errno.EBUSY
 
 
 class UnavailableError(StoreError, ConnectionError):
-    """The store cannot be reached, or failed on its side (5xx)."""
+    """The store cannot be reached, or answered with a server error (5xx)."""
 
-    HINT = "the trouble is the store's, or on the way to it; see the store's logs for the request id"
+    HINT = "the store or the network failed; look for the request id in the store's logs"
     RETRYABLE = True
 
 
 class ShortReadError(UnavailableError):
-    """A body ended before the length that its header promised."""
+    """A body ended before the length that its header announced."""
 
 
 class DeadlineError(UnavailableError, TimeoutError):
-    """A deadline passed: connect, first byte, stall or total."""
+    """A time limit was exceeded: connect, first byte, stall or total."""
 
-    HINT = "the limits are TransportConfig's"
+    HINT = "TransportConfig has the limits"
     ERRNO = errno.ETIMEDOUT
 
 
 class ChecksumError(StoreError):
-    """The bytes do not have the checksum that the store keeps for them."""
+    """The bytes do not match the checksum that the store keeps for them."""
 
-    HINT = "read it again; if it stays, the object or the way to it is damaged"
+    HINT = "read the object again; if the error remains, the object is damaged, or something on the way to it"
     RETRYABLE = True
 
 
 class ProtocolError(StoreError):
-    """The answer is not S3's, or not the answer to what was asked."""
+    """The answer is not a valid answer of S3, or does not answer the request."""
 
 
 class ClosedStoreError(StoreError, ClosedError):
-    """The store was closed before an operation began: what the operation ends with. Users see and catch ``ClosedError``."""
+    """The store was closed before an operation began. The operation ends with this error; users catch ``ClosedError``."""
 
 
 class CancelledOperationError(StoreError):
-    """The operation was cancelled by whoever submitted it; inside the engine only, no user sees it."""
+    """The code that submitted the operation cancelled it. Users do not see this error."""
 
 
 DEFECT_HINT = "this should not happen; the log of 'penstock' has the traceback, please report it"
 
 
 def as_completion_error(error: Exception) -> StoreError:
-    """What an operation ends with when a store refused to take it with `error`: a ``ClosedError`` stays one.
+    """Return the error with which an operation ends after a store raised `error` instead of accepting it.
 
-    An exception that is not from this module is a defect: its traceback is logged, and the operation's error names it.
+    A ``ClosedError`` remains one. An exception that is not from this module is a defect: its traceback is logged, and the
+    operation's error names it.
     """
     if isinstance(error, StoreError):
         return error
@@ -333,15 +339,17 @@ def as_completion_error(error: Exception) -> StoreError:
 
 
 class DataError(PenstockError, ValueError):
-    """The bytes arrived as stored; what is in them is wrong.
+    """The bytes arrived as they are stored, but their contents are wrong.
+
+    Fields that do not apply are None.
 
     Attributes:
         shard: URL or key of the shard.
-        offset_bytes: Where in the shard.
-        sample_key: ``__key__`` of the sample, where there is one.
+        offset_bytes: Position in the shard, in bytes.
+        sample_key: ``__key__`` of the sample.
         field: Name of the field.
         stage: Stage of the pipeline, e.g. ``decode`` or ``map[1]``.
-        user_traceback: Where a function of the user's failed: its frames as Python prints them; not part of the message.
+        user_traceback: Traceback of a user's function that failed, as Python prints it; not part of the message.
     """
 
     FIELDS = ("shard", "offset_bytes", "sample_key", "field", "stage", "user_traceback")
@@ -359,26 +367,26 @@ class DataError(PenstockError, ValueError):
 
 
 class CorruptShardError(DataError):
-    """The shard is not of its format, from the given offset on."""
+    """From the given offset on, the shard does not follow its format."""
 
 
 class UnsupportedFormatError(DataError):
-    """The data is valid, but of a kind that penstock does not read, e.g. an encrypted zip member.
+    """The data is valid, but of a kind that penstock cannot read, e.g. an encrypted zip member.
 
-    It is never skipped, whatever ``on_corrupt=`` says: nothing is damaged, and skipping would lose good samples silently.
+    It is never skipped, whatever ``on_corrupt=`` says: nothing is damaged, and skipping it would silently lose good samples.
     """
 
 
 class UncheckedError(DataError):
-    """A shard was read and looks right, but there are no checksums that its contents could be compared with."""
+    """A shard was read and looks right, but there are no checksums to compare its contents with."""
 
 
 class FieldMissingError(DataError, KeyError):
-    """A sample lacks a field that the pipeline asks for."""
+    """A sample lacks a field that the pipeline needs."""
 
 
 class DecodeError(DataError):
-    """A field's bytes do not decode, or user code failed on a sample."""
+    """The bytes of a field cannot be decoded, or a user's function failed on a sample."""
 
 
 WIRE: dict[type[PenstockError], tuple[int, int]] = {
@@ -410,4 +418,4 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     DecodeError: (errno.EIO, 500),
     PenstockError: (errno.EIO, 500),
 }
-"""Every class's errno (mount, files) and HTTP status (gateway). A test demands a row for each class."""
+"""The errno of each class, for mounts and files, and its HTTP status, for gateways. A test demands a row for each class."""

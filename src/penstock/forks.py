@@ -1,9 +1,9 @@
-"""What happens to live objects when the user forks.
+"""What happens to live objects when the user forks the process.
 
-penstock never forks a process that has its threads. If the user does (a DataLoader with ``fork``), the child has one
-thread: the loop threads are gone, locks may be held for ever, sockets are shared with the parent. So in the child every
-registered object replaces its locks and forgets its transfers, inherited transfers, iterators and writers raise
-``ClosedError``, and the parent goes on undisturbed. ``generation()`` tells whether an object was inherited.
+penstock itself never forks a process in which its threads are running. If the user does (a DataLoader with ``fork``), the
+child has only one thread: the event loops are gone, locks may be held for ever, and sockets are shared with the parent.
+Therefore each registered object replaces its locks in the child and forgets its transfers, and inherited transfers, iterators
+and writers raise ``ClosedError``. The parent goes on undisturbed. ``generation()`` tells whether an object was inherited.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Forked(Protocol):
     """An object with threads, locks or transfers of its own."""
 
     def after_fork_in_child(self) -> None:
-        """Replace locks and forget what belonged to the parent's threads. The child has one thread at this moment."""
+        """Replace locks, and forget what belonged to the parent's threads; the child has only one thread at this moment."""
 
 
 _generation = 0
@@ -27,7 +27,10 @@ _registered: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 def generation() -> int:
-    """Forks between the first process and this one; remember it at construction, compare it at use."""
+    """Return the number of forks between the first process and this one.
+
+    An object stores it at construction and passes it to ``check`` at use.
+    """
     return _generation
 
 
@@ -37,14 +40,18 @@ def register(item: Forked) -> None:
 
 
 def check(made_in: int, what: str) -> None:
-    """Refuse the use of an object that was made before a fork, in its child.
+    """Refuse to use an object that was inherited through a fork.
+
+    Args:
+        made_in: ``generation()`` when the object was created.
+        what: The object, for the message.
 
     Raises:
-        ClosedError: `made_in` is not this process's generation.
+        ClosedError: The object was created before a fork, and this is the child.
     """
     if made_in != _generation:
         raise ClosedError(
-            f"{what} was inherited through fork", hint="make a new one in the child; stores may be used again"
+            f"{what} was inherited through fork", hint="create a new one in the child; stores may be used again"
         )
 
 

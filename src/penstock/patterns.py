@@ -1,4 +1,4 @@
-"""Patterns of names: the one implementation of ``*``, ``**``, ``?``, ``[ab]`` and ``{000..009}``."""
+"""Patterns of names: wildcards ``*``, ``**``, ``?`` and ``[ab]``, and braces ``{000..009}``."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NAMES_MAX = 1_000_000  # a brace pattern that gives more is a typing error
+NAMES_MAX = 1_000_000  # a brace pattern with more names is probably a typing error
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _GLOB = re.compile(r"[*?\[]")
 
 
 def is_pattern(url: str) -> bool:
-    """Whether `url` has wildcards or braces; those of HTTP servers cannot be listed, so that theirs are names."""
+    """Whether a URL has wildcards or braces. In an ``http(s)`` URL they are ordinary characters, as it cannot be listed."""
     return not url.startswith(("http://", "https://")) and re.search(r"[*?\[{]", url) is not None
 
 
 def has_glob(url: str) -> bool:
-    """Whether `url` is a shell pattern. Those of HTTP servers are not: they cannot be listed, and ``?`` is a query."""
+    """Whether a URL has wildcards. An ``http(s)`` URL has none: it cannot be listed, and ``?`` begins its query."""
     return not url.startswith(("http://", "https://")) and _GLOB.search(url) is not None
 
 
-def braces_unfolded(pattern: str) -> list[str]:
-    """``a-{00..02}.tar`` as ``a-00.tar``, ``a-01.tar``, ``a-02.tar``; ``{x,y}`` as ``x`` and ``y``; several multiply.
+def expand_braces(pattern: str) -> list[str]:
+    """Expand the braces of a pattern.
+
+    ``a-{00..02}.tar`` becomes ``a-00.tar``, ``a-01.tar`` and ``a-02.tar``; ``{x,y}`` becomes ``x`` and ``y``. Several
+    braces give every combination.
 
     Raises:
-        ConfigError: it gives more than ``NAMES_MAX``, or a brace is open, empty or runs backwards.
+        ConfigError: There are more than ``NAMES_MAX`` names, or a brace is not closed, is empty or runs backwards.
     """
     pieces = _BRACES.split(pattern)  # text, inside, text, inside, ..., text
     if any(brace in text for text in pieces[::2] for brace in "{}"):
@@ -39,7 +42,7 @@ def braces_unfolded(pattern: str) -> list[str]:
     for inside, text in zip(pieces[1::2], pieces[2::2], strict=True):
         words_count = _words_count(inside, pattern)
         if len(results) * words_count > NAMES_MAX:
-            raise ConfigError(f"{pattern!r} gives {len(results) * words_count} names, more than {NAMES_MAX}")
+            raise ConfigError(f"{pattern!r} expands to {len(results) * words_count} names, more than {NAMES_MAX}")
         words = list(_words(inside))
         results = [head + word + text for head in results for word in words]
     return results
@@ -62,45 +65,47 @@ def _words(inside: str) -> Iterator[str]:
     if match is None:
         yield from inside.split(",")
         return
-    width = len(match[1]) if match[1].startswith("0") else 0  # as in bash: zeros in front keep the width
+    width = len(match[1]) if match[1].startswith("0") else 0  # as in bash, leading zeros keep the width
     for number in range(int(match[1]), int(match[2]) + 1):
         yield str(number).zfill(width)
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a key, relative to what `pattern` is relative to, is one that the pattern names, braces and wildcards alike.
+    """Return a function that tells whether a key matches a pattern with braces and wildcards.
+
+    Keys and pattern are relative to the same folder.
 
     Raises:
-        ConfigError: braces or brackets that mean nothing.
+        ConfigError: The pattern has invalid braces or brackets.
     """
-    unfolded = braces_unfolded(pattern)
+    unfolded = expand_braces(pattern)
     names = frozenset(name for name in unfolded if not _GLOB.search(name))
     globs = [glob_matcher(each) for each in unfolded if _GLOB.search(each)]
     return lambda key: key in names or any(matches(key) for matches in globs)
 
 
-def glob_parts(url: str) -> tuple[str, str]:
-    """The folder above the first wildcard or brace, which is listed, and the pattern below it."""
+def split_glob(url: str) -> tuple[str, str]:
+    """Split a URL into the folder above its first wildcard or brace, which must be listed, and the pattern below it."""
     match = re.search(r"[*?\[{]", url)
     at = url.rfind("/", 0, match.start() if match else None) + 1
     return url[:at] or "./", url[at:]
 
 
 def glob_matcher(pattern: str) -> Callable[[str], object]:
-    """What says whether a key matches `pattern`, which has no braces.
+    """Return a function that tells whether a key matches a pattern without braces.
 
     Raises:
-        ConfigError: brackets that mean nothing.
+        ConfigError: The pattern has invalid brackets.
     """
     try:
         return re.compile(_regex(pattern)).fullmatch
     except re.error as error:
-        hint = "several URLs are given as a list, not as text" if pattern.startswith("[") else None
-        raise ConfigError(f"{pattern!r} is no pattern: {error}", hint=hint) from None
+        hint = "give several URLs as a list, not as text" if pattern.startswith("[") else None
+        raise ConfigError(f"{pattern!r} is not a valid pattern: {error}", hint=hint) from None
 
 
 def _regex(pattern: str) -> str:
-    """`pattern` as a regular expression: ``*`` and ``?`` stay inside a path segment, ``**`` does not."""
+    """Return a pattern as a regular expression. ``*`` and ``?`` match inside a path segment, ``**`` across segments."""
     out = []
     for token in re.findall(r"\*\*/?|\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
         if token.startswith("**"):

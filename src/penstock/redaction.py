@@ -1,8 +1,8 @@
-"""What may be shown of a URL, and of text in which URLs may stand: the one place that decides.
+"""Removes secrets from URLs, and from text that may contain URLs. No other module decides what is shown of them.
 
-A URL can hold three kinds of secrets: a password or token before the ``@`` of its host, a signature in its query
-(presigned URLs, Azure's SAS), and named parameters such as ``token=``. Everything that prints or stores a URL calls
-``public_url``; every error of penstock passes its own text through ``public_text``, so no message has to remember it.
+A URL can contain three kinds of secrets: a password or token before the ``@`` of its host, a signature in its query
+(presigned URLs, Azure's SAS), and named parameters such as ``token=``. All code that prints or stores a URL calls
+``public_url``. Every error of penstock passes its own text through ``public_text``, so code that raises one need not.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from urllib.parse import SplitResult, urlsplit
 HIDDEN = "..."
 
 _SCHEME = re.compile(r"(?<![A-Za-z0-9+.-])(https?:/*|[A-Za-z0-9+.-]+://)", re.IGNORECASE)
-"""The look-behind keeps the search linear: a match begins only where a word does."""
+"""The look-behind keeps the search linear: a match begins only at the start of a word."""
 
 _AUTHORITY_END = re.compile(r"[/?#]")
 _PORT = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(?:[0-9]*|\{[^}]*\}))?")
 _LOGIN_SCHEMES = frozenset({"abfs", "abfss", "adl", "ftp", "ftps", "hdfs", "sftp", "smb", "ssh", "wasb", "wasbs"})
-"""Here the name before the ``@`` is a container or an account, without which the URL means another place."""
+"""With these schemes the name before the ``@`` is a container or an account, which the URL needs to name its place."""
 
 _CONTROL_IN_LINES = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
-"""Control characters, marks that reverse the direction of text, and halves of characters, which cannot be printed."""
+"""Control characters, marks that change the direction of text, and surrogates, which cannot be printed."""
 
 _CONTROL = re.compile(f"[\\t\\n]|{_CONTROL_IN_LINES.pattern}")
 
 _CLOSING = "'\")]}>,.;:!"
-"""What follows a URL in a sentence and is no part of it."""
+"""Characters that may follow a URL in a sentence and do not belong to it."""
 
 _PARAMETER = re.compile(
     r"(?<![\w.%-])([\w.%-]{0,64}(?:signature|token|secret|passw|credential|access_?-?key|api_?-?key|authorization)[\w.%-]{0,64}"
     r"|sig|pwd|auth|policy|key-pair-id|googleaccessid)=('[^']*'|\"[^\"]*\"|[^\s&;#'\",)]+)",
     re.IGNORECASE,
 )
-"""Bounds keep the search linear, here as below."""
+"""The bounds keep the search linear, as they do below."""
 
 _LOGIN = re.compile(r"(?<![^\s'\"(=,])[^\s/:@'\"(=,]+:[^\s@'\"]{1,256}@(?=[\w.\[-])")
-"""``user:password@host`` where no scheme says that it is a URL."""
+"""``user:password@host`` without a scheme."""
 
 
 def public_url(url: str) -> str:
-    """`url` without its password, without secret parameters, and for ``http(s)`` without its query.
+    """Return a URL without its password and secret parameters, and for ``http(s)`` without its query.
 
     Args:
-        url: One URL, path or key; also several that are chained, as ``simplecache::https://...``.
+        url: A URL, path or key, or a chain of URLs such as ``simplecache::https://...``.
     """
     head, *rest = _SCHEME.split(url)
     if not rest:
@@ -58,22 +58,22 @@ def public_url(url: str) -> str:
 
 
 def public_key(key: str) -> str:
-    """`key`, which over HTTP may end with a signed query, as a repr shows it."""
+    """Return a key as a repr shows it: without its query, which over HTTP may be signed."""
     name, mark, _ = key.partition("?")
     return f"{name}?{HIDDEN}" if mark else key
 
 
 def stored_key(key: str) -> str:
-    """`key` of an HTTP store as it may lie on a disk: with a digest for its query, which may be a signature."""
+    """Return the key of an HTTP store as it may be stored on disk: with a digest in place of its query, which may be signed."""
     name, mark, query = key.partition("?")
     return f"{name}?{blake2b(query.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if mark else key
 
 
 def public_text(text: str) -> str:
-    """`text` with every URL in it as ``public_url`` shows it; other words stay as they are.
+    """Return a text with every URL in it replaced by what ``public_url`` returns.
 
     Args:
-        text: A message, which may quote URLs, and what servers and other libraries said.
+        text: A message, which may quote URLs and messages of servers and other libraries.
     """
     if "://" not in text and "=" not in text and "@" not in text and "http" not in text:
         return text
@@ -86,21 +86,21 @@ def public_text(text: str) -> str:
 
 
 def url_parts(url: str) -> SplitResult | None:
-    """`url` split by ``urllib``; None where that cannot be done: Python's own error quotes the password."""
+    """Split a URL with ``urllib``. The result is None if that fails, because Python's own error quotes the password."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises ValueError where it is no number
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError:
         return None
     return parts
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """`text` with control characters escaped, as Python writes them in literals: names in a store must not command a terminal.
+    """Return a text with control characters escaped as in Python literals, so that names in a store cannot control a terminal.
 
     Args:
-        text: One line, or with `lines` several.
-        lines: Keep line breaks and tabs as they are.
+        text: One line, or with `lines` several lines.
+        lines: Whether to keep line breaks and tabs.
     """
     return (_CONTROL_IN_LINES if lines else _CONTROL).sub(_escaped, text)
 
@@ -110,7 +110,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def showable(error: BaseException) -> bool:
-    """Whether a foreign error, and what caused it, can stand behind one of ours in a traceback without showing a secret."""
+    """Whether another library's error, with its causes, can be the cause of one of penstock's without showing a secret."""
     following: BaseException | None = error
     while following is not None:
         if public_text(text := str(following)) != text or public_text(text := repr(following)) != text:

@@ -1,4 +1,4 @@
-"""Small tools for statistics: cheap to feed, exact enough to read."""
+"""Quantiles of recent measurements: cheap to update, and exact enough to read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import math
 
 
 class Recent:
-    """The last `count` numbers, and quantiles of them. Adding costs about 0.1 µs; lossy only under contention."""
+    """The most recent numbers, and their quantiles. Contention between threads may lose a few numbers.
+
+    Args:
+        count: How many numbers to keep.
+
+    Cost: about 0.1 µs for each number added.
+    """
 
     __slots__ = ("_count", "_next", "_values")
 
@@ -19,7 +25,7 @@ class Recent:
         return len(self._values)
 
     def add(self, value: float) -> None:
-        """Take `value` in; the oldest goes once there are `count`."""
+        """Add a number; it replaces the oldest one if there are `count` already."""
         values = self._values
         if len(values) < self._count:
             values.append(value)
@@ -29,7 +35,7 @@ class Recent:
             self._next = index + 1
 
     def quantile(self, q: float) -> float:
-        """The `q`-quantile (nearest rank), ``nan`` without numbers. Cost: sorts `count` numbers."""
+        """Return the `q`-quantile by nearest rank, or ``nan`` if there are no numbers. Cost: sorting `count` numbers."""
         values = sorted(self._values)
         if not values:
             return math.nan

@@ -1,10 +1,10 @@
-"""Short tracebacks: an error shows the user's code, and leaves out the frames of this package.
+"""Short tracebacks: they show the user's code and omit the frames of this package.
 
-Every public class, function and iterator that runs users' functions, or from which an error reaches the user, is a
-``@boundary``. What passes through one of them keeps the frames of the user's code and loses those of penstock, so that
-a script prints a few lines. ``PENSTOCK_TRACEBACK=full`` in the environment keeps everything.
+Every public class, function and iterator that calls users' functions, or from which an error reaches the user, is a
+``@boundary``. An error that passes through one keeps the frames of the user's code and loses those of penstock, so that
+a script prints only a few lines. ``PENSTOCK_TRACEBACK=full`` in the environment keeps all frames.
 
-A user's function that fails is reported by ``failed``: the message names it, its file and line, and the sample.
+``failed`` makes the error for a user's function that failed; its message names the function, its file and line, and the sample.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _SPECIAL = frozenset(
 
 
 def is_full() -> bool:
-    """Whether the environment asks for whole tracebacks."""
+    """Whether the environment asks for complete tracebacks."""
     return os.environ.get(VARIABLE) == "full"
 
 
 def boundary(target: T) -> T:
-    """Shorten the tracebacks of errors that leave `target`: a function, a generator function, or a class's public methods.
+    """Shorten the tracebacks of errors that leave a function, a generator function, or the public methods of a class.
 
-    Cost: one more Python call, about 0.1 µs; the environment is read only when something fails.
+    Cost: one more Python call, about 0.1 µs. The environment is read only after a failure.
     """
     if isinstance(target, FunctionType):
         guarded: T = _guarded(target)
@@ -61,7 +61,7 @@ def boundary(target: T) -> T:
 
 
 def _guarded(function: Any) -> Any:
-    # A bare `raise` adds no frame of its own, so that nothing of this package is left.
+    # A bare `raise` adds no frame of its own, so that no frame of this package remains.
     if function.__code__.co_flags & _IS_GENERATOR:
 
         @functools.wraps(function)
@@ -86,10 +86,10 @@ def _guarded(function: Any) -> Any:
 
 
 def shorten(error: BaseException) -> None:
-    """Leave out this package's frames of an error, and the causes that only it understands.
+    """Remove this package's frames from the traceback of an error, and causes that mean nothing to the user.
 
-    Errors of other kinds are changed only where a user's code raised them: what fails in this package without being one
-    of its errors is a mistake of ours, and its report needs every frame.
+    Another library's error is changed only if the user's code raised it. If this package raised it, it is a defect of
+    penstock, and a report of it needs every frame.
     """
     if is_full():
         return
@@ -104,7 +104,7 @@ def shorten(error: BaseException) -> None:
     if shown is not None and (failure or _is_users(shown)):
         _hide_package(shown)
     elif shown is not None:
-        error.__context__, error.__cause__ = shown, None  # which also hides the context
+        error.__context__, error.__cause__ = shown, None  # setting the cause also hides the context
     if failure and (cause is None or cause.__traceback__ is None):  # it was raised in another process
         note = printable(f"Raised from:\n{failure}", lines=True)
         if note not in getattr(error, "__notes__", ()):
@@ -112,13 +112,13 @@ def shorten(error: BaseException) -> None:
 
 
 def failed(function: object, error: BaseException, *, kind: type[DataError] = DecodeError, **fields: Any) -> DataError:
-    """What to raise from `error` where a user's function raised it.
+    """Return the error to raise after a user's function failed; the caller raises it from `error`.
 
     Args:
-        function: The user's.
-        error: What it raised, or what is wrong with its result.
-        kind: Class of the error to raise.
-        **fields: Its fields: ``stage``, ``sample_key``, ``shard``.
+        function: The user's function.
+        error: The exception that it raised, or that describes what is wrong with its result.
+        kind: Class of the returned error.
+        **fields: Fields of the returned error: ``stage``, ``sample_key``, ``shard``.
     """
     frames = [entry for entry in _entries(error.__traceback__) if not _is_ours(entry)]
     where = _place(function, frames)
@@ -127,7 +127,7 @@ def failed(function: object, error: BaseException, *, kind: type[DataError] = De
 
 
 def function_name(function: object) -> str:
-    """The qualified name of a function, or of the class of a callable object."""
+    """Return the qualified name of a function, or of the class of a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -140,7 +140,7 @@ def _formatted(error: BaseException, frames: list[TracebackType]) -> str:
 
 
 def _place(function: object, frames: list[TracebackType]) -> str | None:
-    """File and line of the innermost frame in the user's own files, else in the function; None where it has no file."""
+    """Return file and line of the innermost frame in the user's files, else of the function; None if it has no file."""
     chosen = [entry for entry in frames if not _is_installed(entry)][-1:] or frames[:1]
     if chosen:
         return f"{_shown(chosen[0].tb_frame.f_code.co_filename)}:{chosen[0].tb_lineno}"
@@ -153,15 +153,15 @@ def _place(function: object, frames: list[TracebackType]) -> str | None:
 
 
 def _shown(path: str) -> str:
-    """A path below the working directory without it."""
+    """Return a path relative to the working directory if it lies below it."""
     try:
         return path.removeprefix(f"{Path.cwd()}/")
-    except OSError:  # it was removed
+    except OSError:  # the working directory was removed
         return path
 
 
 def _is_users(error: BaseException) -> bool:
-    """Whether a user's code took part in raising `error`, or in raising what caused it."""
+    """Whether the user's code is in the traceback of an error or of one of its causes."""
     following: BaseException | None = error
     while following is not None:
         if _users_frames(following.__traceback__):
@@ -171,7 +171,7 @@ def _is_users(error: BaseException) -> bool:
 
 
 def _hide_package(error: BaseException) -> None:
-    """Leave this package's frames out of an error, and out of those that caused it."""
+    """Remove this package's frames from the traceback of an error and from those of its causes."""
     following: BaseException | None = error
     while following is not None:
         entries = _entries(following.__traceback__)
@@ -199,7 +199,7 @@ def _chained(entries: list[TracebackType]) -> TracebackType | None:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    """Whether a frame is this package's; methods that ``dataclass`` makes have no file."""
+    """Whether a frame belongs to this package; methods that ``dataclass`` generates have no file, only a module name."""
     frame = entry.tb_frame
     return frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_globals.get("__name__", "").startswith("penstock.")
 

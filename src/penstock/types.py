@@ -1,9 +1,9 @@
-"""The nouns that every layer shares, and the one verb of a store.
+"""The types that all layers share, and the one method that every store implements.
 
-A store's core is ``submit(operation, sink) -> Transfer``: start `operation`, tell `sink` when it ends, never block.
-Everything else (read, read_many, list, writer, ...) is built on it once, in ``store/``; wrappers (retry, hedge, limit,
-fault, trace, cache) have the same shape. Requests and answers are plain records, cheap to make: about 15 000 of them
-pass each second.
+That method is ``submit(operation, sink) -> Transfer``. It starts `operation`, notifies `sink` when it ends, and never blocks.
+Everything else (read, read_many, list, writer, ...) is built on it once, in ``store/``, and wrappers (retry, hedge, limit,
+fault, trace, cache) implement the same method. Operations and answers are plain records that are cheap to create, since about
+15 000 of them pass each second.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Key: TypeAlias = str
-"""Name of an object inside its store: unicode, at most 1 024 bytes as UTF-8, no leading slash added or removed."""
+"""Name of an object in its store: at most 1 024 bytes of UTF-8. A leading slash is neither added nor removed."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 UNKNOWN_BYTES = 1 << 62
-"""``ObjectInfo.size_bytes``, and the end of a span, while a body is on its way whose length nobody told.
+"""``ObjectInfo.size_bytes``, and the end of a span, while a body of unknown length arrives.
 
-``Sink.head`` may hear it, and ``Get`` takes it as the end of a span that goes to the end of the object, wherever that
-is. No operation that succeeded shows it.
+``Sink.head`` may receive it. ``Get`` takes it as the end of a span that reaches to the end of the object. The result of a
+successful operation never contains it.
 """
 
 
 class ByteRange(NamedTuple):
-    """Half-open range of bytes ``[start, end)``; ``0 <= start < end``. Check with ``checked()``."""
+    """A half-open range of bytes ``[start, end)`` with ``0 <= start < end``, which ``checked()`` verifies."""
 
     start: int
     end: int
 
     @property
     def length_bytes(self) -> int:
-        """Bytes in the range."""
+        """Length of the range in bytes."""
         return self.end - self.start
 
     @property
     def header(self) -> str:
-        """The line of an HTTP request that asks for it; without a last byte where that is ``UNKNOWN_BYTES``."""
+        """The header line of an HTTP request for this range; if the end is ``UNKNOWN_BYTES``, it names no last byte."""
         return f"Range: bytes={self.start}-{self.end - 1 if self.end != UNKNOWN_BYTES else ''}"
 
     def checked(self) -> ByteRange:
-        """Itself, or ``ConfigError`` where it is no range.
+        """Return the range itself if it is valid.
 
         Raises:
-            ConfigError: start is negative, end is not past start, or one of them is no whole number.
+            ConfigError: The start is negative, the end is not greater than the start, or one of them is not an integer.
         """
         try:
             if 0 <= operator.index(self.start) < operator.index(self.end):
@@ -62,10 +62,10 @@ class ByteRange(NamedTuple):
         raise ConfigError(f"ByteRange({self.start!r}, {self.end!r}) must be whole numbers, 0 <= start < end")
 
     def within(self, size_bytes: int) -> ByteRange:
-        """The bytes of it that an object of `size_bytes` has: itself, cut at the object's end.
+        """Return the range cut at the end of an object of `size_bytes` bytes.
 
         Raises:
-            SpanError: it starts at or past the end.
+            SpanError: The range starts at or past the end of the object.
         """
         if self.start >= size_bytes:
             raise SpanError(
@@ -78,14 +78,14 @@ _STRONG_ETAG = re.compile(r'"[!#-~]+"')
 
 
 def strong_etag(text: str | None) -> str | None:
-    """The strong ETag that `text` names, in its one normal form ``"..."``; None where it names none.
+    """Return a strong ETag in its normal form ``"..."``, or None if the text contains none.
 
-    Some stores leave the quotes out of their listings, others out of their headers, so every ETag passes through here
-    where it is parsed: two that name the same version are then equal. A weak ETag (``W/"..."``) names what an object
-    means and not its bytes, and ``If-Match`` never matches it. Text that no header line can carry is no ETag either.
+    Some stores omit the quotes in listings, others in headers. Every ETag passes through this function when it is parsed, so
+    that two ETags of the same version are equal. A weak ETag (``W/"..."``) identifies the meaning of an object, not its bytes,
+    and ``If-Match`` never matches it. Text that a header line cannot contain is not an ETag either.
 
     Args:
-        text: From a header, a listing or a manifest, with or without quotes.
+        text: An ETag from a header, a listing or a manifest, with or without quotes.
     """
     if text is None or _STRONG_ETAG.fullmatch(text):
         return text
@@ -96,11 +96,11 @@ def strong_etag(text: str | None) -> str | None:
 
 
 class ObjectInfo(NamedTuple):
-    """What a store says of an object without giving its bytes.
+    """What a store says about an object without sending its bytes.
 
-    ``etag`` is in the form that ``strong_etag`` gives it, or the store's own pin (``size-mtime-inode``) where the store
-    has no ETags.
-    A ``list(recursive=False)`` also yields prefixes: key ends with ``/``, ``is_prefix`` is true, size 0.
+    ``etag`` is in the form that ``strong_etag`` returns. A store without ETags may use an identifier of its own
+    (``size-mtime-inode``). ``list(recursive=False)`` also yields prefixes: their keys end with ``/``, ``is_prefix`` is true,
+    and their size is 0.
     """
 
     key: Key
@@ -116,10 +116,10 @@ class ObjectInfo(NamedTuple):
 
 
 def same_version(one: ObjectInfo, other: ObjectInfo) -> bool:
-    """Whether two answers are of one version of an object, as far as they tell.
+    """Whether two answers describe the same version of an object, as far as this can be known.
 
-    Without an ETag, size and modification time stand for it. Two versions of one size that were written within the
-    resolution of the time, a second over HTTP, cannot be told apart.
+    Without an ETag, size and modification time are compared. They do not distinguish two versions of the same size that were
+    written within the resolution of the time, which is one second over HTTP.
     """
     if (one.etag, one.size_bytes) != (other.etag, other.size_bytes):
         return False
@@ -127,16 +127,16 @@ def same_version(one: ObjectInfo, other: ObjectInfo) -> bool:
 
 
 class Blob:
-    """Bytes that a read returned. They belong to the caller and are counted in no budget.
+    """Bytes that a read returned. They belong to the caller and count towards no budget.
 
     Attributes:
         data: uint8[length], read without copying.
-        key: Of the object.
-        span: The bytes asked for; None means the whole object.
-        etag: Of the version read.
-        request_index: Position of the request in ``read_many``'s input; 0 for ``read``.
-        verified: ``"crc32c"``, ``"crc64nvme"``, ...: the checksum that these bytes were held against;
-            ``"length"`` where only length and ETag could be.
+        key: Key of the object.
+        span: The requested range; None for the whole object.
+        etag: ETag of the version that was read; None if the store has no ETags.
+        request_index: Position of the request in the input of ``read_many``, from 0; 0 for ``read``.
+        verified: Checksum that the bytes were compared with: ``"crc32c"``, ``"crc64nvme"``, ...; ``"length"`` if only the
+            length and the ETag could be checked.
     """
 
     __slots__ = ("data", "etag", "key", "request_index", "span", "verified")
@@ -159,11 +159,11 @@ class Blob:
         return f"<Blob {public_key(self.key)!r}{span} {len(self.data)} bytes, verified by {self.verified}>"
 
 
-# ── operations: what can be asked of a store ────────────────────────────────────────────────────────────────────────
+# ── operations that a store performs ────────────────────────────────────────────────────────────────────────
 
 
 class Get(NamedTuple):
-    """Bytes of an object: all of it, or a span. With `if_match`, of that version or ``ObjectChangedError``."""
+    """Read an object, or a span of it. With `if_match`, another version than that raises ``ObjectChangedError``."""
 
     key: Key
     span: ByteRange | None = None
@@ -171,25 +171,26 @@ class Get(NamedTuple):
 
 
 class Head(NamedTuple):
-    """``ObjectInfo`` of an object, as ``Completion.info``; ``Completion.value`` is the claim it was written with, if any."""
+    """Get the ``ObjectInfo`` of an object as ``Completion.info``, and the claim it was written with as ``Completion.value``."""
 
     key: Key
 
 
 class ListPage(NamedTuple):
-    """One page of keys, in key order; ``Completion.value`` is a ``Page``."""
+    """List one page of keys, in key order; ``Completion.value`` is a ``Page``."""
 
     prefix: str = ""
     delimiter: str = ""
-    token: str | None = None  # the previous page's
+    token: str | None = None  # next_token of the previous page
     start_after: str = ""
     keys_max: int = 1000
 
 
 class Put(NamedTuple):
-    """A whole object, visible at once. ``Completion.info`` describes it.
+    """Write a whole object, which becomes visible at once; ``Completion.info`` describes it.
 
-    A store that may lose answers keeps `claim` beside the object: who asks again and finds one learns whose it is.
+    A store whose answers may be lost keeps `claim` beside the object. A writer that tries again and finds an object then knows
+    whether it wrote the object itself.
     """
 
     key: Key
@@ -199,9 +200,10 @@ class Put(NamedTuple):
 
 
 class CreateMultipart(NamedTuple):
-    """Begin an object in parts; ``Completion.value`` is its upload id. `claim`: as of ``Put``.
+    """Begin a multipart upload; ``Completion.value`` is its upload id.
 
-    With `checksum`, a store that can is asked to keep a checksum of the whole object.
+    `claim` has the same meaning as in ``Put``. With `checksum`, the store is asked to keep a checksum of the whole object if it
+    can.
     """
 
     key: Key
@@ -210,7 +212,7 @@ class CreateMultipart(NamedTuple):
 
 
 class PutPart(NamedTuple):
-    """One part; ``Completion.value`` is a ``Part``."""
+    """Upload one part; ``Completion.value`` is a ``Part``."""
 
     key: Key
     upload_id: str
@@ -219,9 +221,10 @@ class PutPart(NamedTuple):
 
 
 class CompleteMultipart(NamedTuple):
-    """Commit: the object becomes visible, whole. `checksum`: as the upload was begun.
+    """Commit a multipart upload: the whole object becomes visible.
 
-    ``Completion.info`` has the checksums that the store now keeps, where it tells them.
+    `checksum` must be the same as in ``CreateMultipart``. ``Completion.info`` has the checksums that the store keeps, if it
+    reports them.
     """
 
     key: Key
@@ -232,20 +235,20 @@ class CompleteMultipart(NamedTuple):
 
 
 class AbortMultipart(NamedTuple):
-    """Drop the parts; nothing becomes visible."""
+    """Abort a multipart upload: its parts are dropped, and nothing becomes visible."""
 
     key: Key
     upload_id: str
 
 
 class Delete(NamedTuple):
-    """Remove objects, at most 1 000; those that are not there are no error. ``Completion.value``: keys that failed."""
+    """Delete at most 1 000 objects. Missing ones are not an error; ``Completion.value`` has the keys that failed."""
 
     keys: tuple[Key, ...]
 
 
 class Copy(NamedTuple):
-    """Copy inside the store, by the store. At most 5 GB on S3; ``Store.copy`` cuts larger ones into part copies."""
+    """Copy an object inside the store, on S3 of at most 5 GB; ``Store.copy`` copies larger objects in parts."""
 
     source: Key
     target: Key
@@ -253,7 +256,7 @@ class Copy(NamedTuple):
 
 
 class CopyPart(NamedTuple):
-    """One part of a multipart upload, copied from an object by the store; ``Completion.value`` is a ``Part``."""
+    """Copy a span of an object into a part of a multipart upload; ``Completion.value`` is a ``Part``."""
 
     source: Key
     span: ByteRange
@@ -279,7 +282,7 @@ Operation: TypeAlias = (
 
 
 class Part(NamedTuple):
-    """A part that the store holds: its number, ETag, and checksums by name as base64."""
+    """A part of a multipart upload that the store holds: its number, its ETag, and its checksums by name in base64."""
 
     part_number: int
     etag: str
@@ -287,7 +290,7 @@ class Part(NamedTuple):
 
 
 class Page(NamedTuple):
-    """One page of a listing: objects, and with a delimiter the prefixes below; both in key order."""
+    """One page of a listing: objects and, with a delimiter, common prefixes, both in key order."""
 
     objects: list[ObjectInfo]
     prefixes: list[str]
@@ -298,11 +301,11 @@ class Page(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One attempt at an operation. Times in seconds; ``start_s`` on the monotonic clock."""
+    """One attempt at an operation. Times are in seconds; ``start_s`` is on the monotonic clock."""
 
     start_s: float
-    status: int  # 0 where no answer came
-    offset_bytes: int  # where in the asked span this attempt began
+    status: int  # HTTP status; 0 if there was no answer
+    offset_bytes: int  # position in the requested span where this attempt began
     received_bytes: int
     queued_s: float  # from submission to sending
     connect_s: float  # DNS, TCP and TLS; 0 on a reused connection
@@ -310,20 +313,26 @@ class Attempt(NamedTuple):
     total_s: float
     throttled: bool
     request_id: str | None
-    resent: bool = False  # the kept-alive connection had died, so that it was sent again on a fresh one
+    resent: bool = False  # sent again on a new connection, because the kept-alive one had died
 
 
 class Landing:
-    """Where a body goes: ``buffer[start:end]``. ``buffer`` is writable; ``position`` is where the next byte goes.
+    """The destination of a body: ``buffer[start:end]``.
 
-    ``position`` survives a broken transfer, so that the rest can be fetched into the same place. ``direct`` is an mmap of
-    the same memory that nobody else writes to meanwhile: a store may use its ``write`` and file position instead.
+    Attributes:
+        buffer: A bytearray, or a writable memoryview of uint8.
+        start: Position of the first byte in `buffer`.
+        end: Position after the last byte in `buffer`.
+        position: Position of the next byte in `buffer`. A broken transfer leaves it as it is, so that the rest of the body
+            can be fetched into the same place.
+        direct: An mmap of the same memory that nobody else writes to meanwhile, or None. A store may use its ``write`` and
+            its file position instead of `buffer`.
     """
 
     __slots__ = ("buffer", "direct", "end", "position", "start")
 
     def __init__(self, buffer: Any, start: int, end: int, *, direct: Any = None) -> None:
-        self.buffer = buffer  # bytearray or writable memoryview of uint8
+        self.buffer = buffer
         self.start = start
         self.end = end
         self.position = start
@@ -331,17 +340,17 @@ class Landing:
 
     @property
     def view(self) -> memoryview:
-        """uint8[position - start]: what has landed."""
+        """The bytes that have arrived: uint8[position - start]."""
         return memoryview(self.buffer)[self.start : self.position]
 
     @property
     def length_bytes(self) -> int:
-        """Bytes it holds when full."""
+        """Number of bytes that it holds when it is full."""
         return self.end - self.start
 
 
 class GrowingLanding(Landing):
-    """Where a body goes whose length nobody told: private memory that grows with it. ``end`` is ``UNKNOWN_BYTES``.
+    """The destination of a body of unknown length: private memory that grows. ``end`` is ``UNKNOWN_BYTES``.
 
     Args:
         reserve: Called with the length in bytes that the body is about to have; raises ``StoreError`` to refuse it.
@@ -354,10 +363,10 @@ class GrowingLanding(Landing):
         self._reserve = reserve
 
     def append(self, piece: Buffer) -> None:
-        """Add bytes at ``position``; what lay behind it, of an attempt that is begun again, is dropped.
+        """Add bytes at ``position``. Bytes after it, which an earlier attempt left, are dropped.
 
         Raises:
-            StoreError: the body may not become so long.
+            StoreError: The body must not become so long.
         """
         end = self.position + len(piece)
         self._reserve(end)
@@ -366,17 +375,17 @@ class GrowingLanding(Landing):
 
 
 class Completion:
-    """How an operation ended. ``error`` is None, or the reason; everything else is as far as it got.
+    """How an operation ended. After an error, the other attributes describe how far it got.
 
     Attributes:
-        operation: What was asked.
-        error: Why it failed, else None.
-        info: The object's size, ETag, modification time and full-object checksums, where the answer told them.
-        span: For a ``Get``: the bytes that ``landing`` was for.
-        landing: For a ``Get``: where the body is; partly filled after an error.
-        value: What the operation's own documentation says.
-        verified: The checksum that the body was held against, or ``"length"``.
-        attempts: Newest last. ``fetch`` adapts on these.
+        operation: The operation.
+        error: Why it failed; None if it succeeded.
+        info: Size, ETag, modification time and full-object checksums of the object, as far as the answer has them.
+        span: For a ``Get``, the range that ``landing`` is for.
+        landing: For a ``Get``, the destination of the body; partly filled after an error.
+        value: The result that the documentation of the operation describes.
+        verified: Checksum that the body was compared with, or ``"length"``.
+        attempts: The attempts, the newest last. ``fetch`` adapts the number of requests to them.
     """
 
     __slots__ = ("attempts", "error", "info", "landing", "operation", "span", "value", "verified")
@@ -393,61 +402,67 @@ class Completion:
 
     @property
     def received_bytes(self) -> int:
-        """Length of ``body``, in bytes."""
+        """Length of ``body`` in bytes."""
         landing = self.landing
         return landing.position - landing.start if landing is not None else 0
 
     @property
     def body(self) -> memoryview:
-        """uint8[n]: the bytes of a finished ``Get``; empty where the object is."""
+        """The bytes of a finished ``Get``: uint8[n]."""
         return self.landing.view if self.landing is not None else memoryview(b"")
 
 
 class Sink(Protocol):
-    """Who hears how an operation goes. Both methods run on an engine thread: return soon, raise nothing.
+    """Receives the answer to an operation. Its methods run on an engine thread, so they must return soon.
 
     Attributes:
-        landing: Where the body of a ``Get`` goes, when that is known beforehand: ``position`` is where its first byte
-            belongs and ``end - position`` the length asked for. A store may then skip ``head``. When the operation
-            succeeds, ``completion.landing`` is this landing and the body lies in it: whoever had the body elsewhere
-            has moved it.
+        landing: The destination of the body of a ``Get``, if it is known beforehand: ``position`` is the place of the
+            first byte, and ``end - position`` the requested length. A store may then skip ``head``. When the operation
+            succeeds, ``completion.landing`` is this landing and contains the body, even if the body first arrived elsewhere.
     """
 
     landing: Landing | None
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """A ``Get``'s answer has begun: `info` says the object's size and ETag, `span` which of its bytes follow.
+        """Choose the destination of a body, when the answer to a ``Get`` has begun. Not called for empty objects.
 
-        Returns where they go: a landing for ``span.length_bytes``, or for fewer, and then only those are read and the
-        operation succeeds with them; or None for a new private buffer. Not called for empty objects. Raising a
-        ``StoreError`` refuses the body; the operation ends with it.
+        If the store does not send the length, ``info.size_bytes`` and ``span.end`` are ``UNKNOWN_BYTES``.
 
-        Where the store does not tell the length, ``info.size_bytes`` and ``span.end`` are ``UNKNOWN_BYTES``, and what
-        is returned is a ``GrowingLanding``, or one that must be filled exactly, or None.
+        Args:
+            info: Size and ETag of the object.
+            span: The range of the object that follows.
+
+        Returns:
+            A landing for ``span.length_bytes`` bytes, or for fewer: then only those are read, and the operation succeeds with
+            them. None for a new private buffer. For an unknown length a ``GrowingLanding``, a landing that must be filled
+            exactly, or None.
+
+        Raises:
+            StoreError: The body is refused; the operation ends with this error.
         """
 
     def done(self, completion: Completion) -> None:
-        """The operation ended, well or not. Called exactly once, also after ``cancel()``."""
+        """Take the result when the operation has ended. Called exactly once, even after ``cancel()``; must not raise."""
 
 
 class Transfer(Protocol):
     """A submitted operation."""
 
     def cancel(self) -> None:
-        """Give it up, from any thread, at any time; idempotent. ``done`` still comes, from an engine thread."""
+        """Cancel the operation, from any thread and at any time; idempotent. An engine thread still calls ``done``."""
 
     def unanswered_s(self) -> float:
-        """Seconds that a request has been on the wire without a byte of answer; 0 where it waits or is answered.
+        """Return how long the request has waited for the first byte of its answer, in seconds.
 
-        Asked by ``Hedged``, about late operations only.
+        The result is 0 if the request has not been sent, or its answer has begun. ``Hedged`` calls this for late operations.
         """
 
 
 class Core(Protocol):
-    """What a store must be able to do; see ``penstock.store.Store`` for what is built on it."""
+    """The methods that a store must implement; ``penstock.store.Store`` builds all others on them."""
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """Start `operation`; never blocks. Bad arguments raise here, everything else reaches ``sink.done``."""
+        """Start `operation` without blocking. Invalid arguments raise here; any other failure reaches ``sink.done``."""
 
     def describe(self, key: Key) -> str:
-        """The URL of `key`, for people: no credentials, no query."""
+        """Return the URL of `key` for display, without credentials and query."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.patterns import braces_unfolded, glob_matcher, glob_parts, has_glob, is_pattern, matcher
+from penstock.patterns import expand_braces, glob_matcher, has_glob, is_pattern, matcher, split_glob
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from penstock.patterns import braces_unfolded, glob_matcher, glob_parts, has_glo
 )
 def test_braces_unfold_as_in_a_shell(pattern: str, expected: list[str]) -> None:
     """Ranges keep their zeros, lists keep their order, several multiply with the last running fastest."""
-    assert braces_unfolded(pattern) == expected
+    assert expand_braces(pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_glob_semantics(pattern: str, name: str, expected: bool) -> None:
 
 def test_glob_folder() -> None:
     """What is listed is the folder above the first wildcard."""
-    assert glob_parts("s3://b/a/x-*/y.tar") == ("s3://b/a/", "x-*/y.tar")
-    assert glob_parts("*.tar") == ("./", "*.tar")
-    assert glob_parts("s3://b/a/x-{0..3}/*.tar") == ("s3://b/a/", "x-{0..3}/*.tar")
+    assert split_glob("s3://b/a/x-*/y.tar") == ("s3://b/a/", "x-*/y.tar")
+    assert split_glob("*.tar") == ("./", "*.tar")
+    assert split_glob("s3://b/a/x-{0..3}/*.tar") == ("s3://b/a/", "x-{0..3}/*.tar")
 
 
 def test_braces_and_wildcards_together() -> None:

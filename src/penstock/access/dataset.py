@@ -1,4 +1,4 @@
-"""``Dataset``: a pipeline's samples by number and by key; what ``pipeline.open()`` gives."""
+"""``PipelineDataset``: the samples of a pipeline by number and by key, as ``Pipeline.open`` returns them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Index: TypeAlias = Literal["auto", "require"]
 _log = logging.getLogger("penstock.access")
 
 REQUESTS_MIN = 256
-"""In flight at once from the start: a batch is wanted whole. 8, the usual beginning, doubles while the reader starves."""
+"""Requests in flight from the start: a batch is needed as a whole. The usual 8 would double only while the reader starves."""
 
 
 @boundary
@@ -80,10 +80,10 @@ class PipelineDataset(Dataset):
         self._seed = seed
         self._closed = False
         if index not in ("auto", "require"):
-            hint = "a Loader streams; samples by number need an index"
+            hint = "samples by number need an index; a Loader reads without one"
             raise ConfigError(f"index={index!r} must be 'auto' or 'require'", hint=hint)
         source = pipeline.source
-        assert not isinstance(source, Mix)  # transform_of
+        assert not isinstance(source, Mix)  # checked by transform_of
         self._places: Places
         if isinstance(source, Objects) and source.read is not None:
             self._places = CallPlaces(source)
@@ -104,16 +104,17 @@ class PipelineDataset(Dataset):
         """Read samples by number or key; see ``Dataset.read_samples``."""
         places = self._opened()
         numbers = [self._number(each) for each in _listed(indices)]
-        rows: dict[int, list[int]] = {}  # of each number that is asked for, where
+        rows: dict[int, list[int]] = {}  # by sample number: its rows in the result
         for row, number in enumerate(numbers):
             rows.setdefault(number, []).append(row)
         check_whole("epoch", epoch, 0, SEED_MAX)
         random = SampleRandom(seed=self._seed, epoch=epoch)
         samples: list[Any] = [None] * len(numbers)
-        asked = list(rows)
-        for place, fetched in places.fetch(asked):
-            for row in rows[asked[place]]:
-                samples[row] = self._made(asked[place], fetched, random)
+        distinct = list(rows)
+        for index, fetched in places.fetch(distinct):
+            number = distinct[index]
+            for row in rows[number]:
+                samples[row] = self._transformed(number, fetched, random)
         return samples
 
     def iter_samples(self, indices: Iterable[int | str] | None = None, *, epoch: int = 0) -> Iterator[Values]:
@@ -155,20 +156,20 @@ class PipelineDataset(Dataset):
                 raise KeyError(f"no sample of {len(self)} has the key {index!r}")
             return number
         if isinstance(index, bool):
-            raise ConfigError(f"{index!r} is no number of a sample", hint="of a mask, np.flatnonzero(mask)")
+            raise ConfigError(f"{index!r} is not the number of a sample", hint="to use a mask: np.flatnonzero(mask)")
         count = len(self._places)
         number = as_index(index)
         if not -count <= number < count:
-            raise IndexError(f"sample {number} of {count}: there are {-count} to {count - 1}")
+            raise IndexError(f"sample {number} of {count}: numbers range from {-count} to {count - 1}")
         return number % count
 
     @boundary
     def _iterated(self, places: Places, indices: Iterable[Any], random: SampleRandom) -> Iterator[Values]:
         for number, fetched in places.stream(map(self._number, _listed(indices))):
-            yield self._made(number, fetched, random)
+            yield self._transformed(number, fetched, random)
             self._opened()
 
-    def _made(self, number: int, fetched: Fetched, random: SampleRandom) -> Values:
+    def _transformed(self, number: int, fetched: Fetched, random: SampleRandom) -> Values:
         sample, url = fetched
         values: Values = self._transform(sample, shard=url, position=number, random=random)
         values["__key__"], values["__shard__"], values["__position__"] = sample.key, url, number
@@ -176,10 +177,10 @@ class PipelineDataset(Dataset):
 
 
 def _listed(indices: Any) -> Iterable[Any]:
-    """Of an array, its numbers as Python's.
+    """Return an iterable of Python numbers or keys; the numbers of an array are converted.
 
     Raises:
-        ConfigError: they are one key, or bytes.
+        ConfigError: `indices` is a single key, or bytes.
     """
     if isinstance(indices, str | bytes | bytearray | memoryview):
         hint = "a key is a str: dataset[key], or read_samples([key])"
@@ -189,40 +190,45 @@ def _listed(indices: Any) -> Iterable[Any]:
 
 
 def transform_of(pipeline: Pipeline) -> SampleTransform:
-    """The stages of a pipeline whose samples can be given by number.
+    """Return the transform of a pipeline whose samples can be read by number.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: they cannot: the pipeline mixes sources, or a stage batches, orders, drops or multiplies samples.
     """
     if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"{pipeline!r} is no pipeline", hint="ps.objects(url).decode(...)")
+        raise ConfigError(f"{pipeline!r} is not a pipeline", hint="ps.objects(url).decode(...)")
     if isinstance(pipeline.source, Mix):
-        raise ConfigError(f"{pipeline!r} mixes sources, which has an order", hint="open each, or iterate a Loader")
+        raise ConfigError(
+            f"{pipeline!r} mixes sources, and samples of a mix have an order but no numbers",
+            hint="open each source, or iterate a Loader",
+        )
     for stage in pipeline.stages:
         if not isinstance(stage, Decode | Map | Select | Join):
             raise ConfigError(
-                f"{pipeline!r} has a {stage!r}, and random access gives samples by number, one by one",
+                f"{pipeline!r} has {stage!r}, but random access returns single samples by number",
                 hint="leave batches and order to a sampler: DataLoader(ps.torch.MapDataset(...)); a Loader takes all stages",
             )
     transform = SampleTransform(pipeline)
     if transform.may_drop:
         hint = "max_errors=0, missing='raise'"
-        raise ConfigError(f"{pipeline!r} may drop samples, and then a number would have none", hint=hint)
+        raise ConfigError(f"{pipeline!r} may drop samples, and then some numbers would have no sample", hint=hint)
     return transform
 
 
 def _indexed(
     source: Shards, shards: Sequence[Shard], *, index: Index, index_dir: str | os.PathLike[str] | None
 ) -> Lookup:
-    """What an index says of all `shards`; made where it is not there, unless it is required."""
+    """Look up all `shards` in their index; build it if it is missing or incomplete, unless it is required."""
     known = lookup(shards, index_dir=index_dir)
     missing_count = known.rows.count(None)
     if not missing_count:
         return known
-    said = f"no index knows {missing_count} of {len(shards)} shards of {source!r}"
+    problem = f"{missing_count} of {len(shards)} shards of {source!r} are not indexed"
     if index == "require":
-        raise ConfigError(said, hint="run `penstock index URL`; index='auto' reads them once and makes it")
-    _log.info("%s: reading them once, to make it", said)
+        raise ConfigError(
+            problem, hint="run `penstock index URL`, or use index='auto' to read the shards once and build it"
+        )
+    _log.info("%s: reading them once to build the index", problem)
     built = build(shards, in_directory(shards, index_dir), on_corrupt=source.on_corrupt)
     if built.failed:
         raise built.failed[0][1]

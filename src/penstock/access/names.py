@@ -1,4 +1,4 @@
-"""Many strings in one block of memory: a million of them cost their bytes, and fork copies no page of them."""
+"""Many strings in one block of memory: they cost their bytes only, and processes that are forked share its pages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Names:
-    """Strings by number. Cost: their bytes as UTF-8, and 8 for each.
+    """Strings by number, from 0. Cost: their bytes as UTF-8, and 8 bytes per string.
 
     Args:
-        names: In order.
+        names: The strings, in the order of their numbers.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.errors import ObjectMissingError
-from penstock.patterns import braces_unfolded, glob_parts, has_glob, is_pattern, matcher
+from penstock.patterns import expand_braces, has_glob, is_pattern, matcher, split_glob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -140,13 +140,13 @@ class Selection:
             )
 
     def _read_pattern(self, connection: Connection, url: str) -> None:
-        folder, pattern = glob_parts(url)
+        folder, pattern = split_glob(url)
         self.is_pattern = True
         self.place = connection.place(folder)
         self.prefix = self.place.key
         pattern += "**" if pattern.endswith("/") else ""
         self._matches = matcher(pattern)
-        self._names = frozenset(name for name in braces_unfolded(pattern) if not has_glob(name))
+        self._names = frozenset(name for name in expand_braces(pattern) if not has_glob(name))
         self._head = pattern[: min((pattern.find(each) for each in "*?[{" if each in pattern), default=0)]
 
     def takes(self, key: Key) -> bool:

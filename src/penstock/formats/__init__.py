@@ -26,7 +26,7 @@ from penstock.formats.registry import (
 )
 from penstock.formats.sample import LOST, RESERVED_FIELDS, Parser, Sample
 from penstock.formats.tar import TarParser
-from penstock.late import names_of
+from penstock.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.formats.ranged import RangedReader, Unit, look_into, samples_of
@@ -41,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
-    __getattr__ = names_of(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             **dict.fromkeys(("RangedReader", "Unit", "look_into", "samples_of"), "ranged"),

@@ -21,7 +21,7 @@ from penstock.index.place import (
     resolve,
 )
 from penstock.index.shard_index import ShardIndex, ShardRow
-from penstock.late import names_of
+from penstock.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.index.building import Built, Listener, build
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
-    __getattr__ = names_of(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             **dict.fromkeys(("Built", "Listener", "build"), "building"),

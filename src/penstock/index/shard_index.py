@@ -6,7 +6,7 @@ of the extent behind it, so that a run of samples is always one range, and readi
 
 The file is small on purpose: a data set's indexes are read at every start that needs more than counts. Extents are
 stored as differences in the largest common unit (512 bytes in a tar, so 2 bytes per sample up to 32 MiB), checksums as
-4 bytes, keys compressed: about 9 bytes per sample in all. Layout, byte for byte: docs/reference/index-files.md.
+4 bytes, keys compressed: about 9 bytes per sample in all. Layout, byte for byte: docs/development/index-files.md.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _position_to_json(position: Position) -> dict[str, Any]:
 
 
 def _lane_to_json(lane: LanePosition) -> dict[str, Any] | None:
-    start = lane.start
+    start, emitted_count = lane
     if start.segment_index is None:
         return None  # nothing of the lane has been read
     return {
@@ -200,7 +200,7 @@ def _lane_to_json(lane: LanePosition) -> dict[str, Any] | None:
         "sample": start.sample,
         "run": start.run_index,
         "before": start.before_count,
-        "emitted": lane.emitted_count,
+        "emitted": emitted_count,
     }
 
 
@@ -251,7 +251,7 @@ def _lane_from_json(entry: Any, where: str) -> LanePosition:
     )
     if not isinstance(entry["format"], str) or entry["format"] not in FORMATS:
         raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is no format")
-    return LanePosition(RunStart(run, segment, offset_bytes, sample, before, entry["format"], entry["etag"]), emitted)
+    return RunStart(run, segment, offset_bytes, sample, before, entry["format"], entry["etag"]), emitted
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.config import check_configs
 from penstock.errors import ConfigError
-from penstock.patterns import braces_unfolded
+from penstock.patterns import expand_braces
 from penstock.redaction import HIDDEN, public_url
 from penstock.tracebacks import function_name
 
@@ -82,7 +82,7 @@ class Shards:
     def __post_init__(self) -> None:
         _check_urls("shards", self.urls, manifest=self.manifest)
         if not self.is_list and self.urls:
-            braces_unfolded(self.urls[0])
+            expand_braces(self.urls[0])
         if self.format is not None and (not isinstance(self.format, str) or not self.format):
             raise ConfigError(f"format={self.format!r} must be the name of a format", hint="e.g. format='tar'")
         if self.on_corrupt not in ON_CORRUPT:
@@ -128,7 +128,7 @@ class Objects:
                     hint="let it return a dict of members",
                 )
         elif not self.is_list and self.urls:
-            braces_unfolded(self.urls[0])
+            expand_braces(self.urls[0])
 
     def __repr__(self) -> str:
         options = [] if self.group_by is None else [f"group_by={self.group_by!r}"]

@@ -1,4 +1,4 @@
-"""Looking: from the URLs of a pipeline to the shards that are there, in an order that the URLs fix."""
+"""Finds the shards or objects that the URLs of a pipeline name, in an order that only the URLs and the keys determine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock import compose
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.formats import format_of_name
 from penstock.index import FOLDER, EarlyIndex
-from penstock.patterns import braces_unfolded, glob_matcher, glob_parts, has_glob
+from penstock.patterns import expand_braces, glob_matcher, has_glob, split_glob
 from penstock.pipeline import Objects, Shards
 from penstock.store.listing import list_objects
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 
 class Shard:
-    """One shard: where it is, and the version that this job reads.
+    """One shard or object: where it lies, and the version that this job reads.
 
     Attributes:
-        store: That it lies in.
-        key: In that store.
-        url: For people, and for ``__shard__``.
-        etag: From the listing, else from the first answer; a later answer with another one is an error.
-        size_bytes: From the listing, else from the first pass; None while it is not known.
-        format: As the pipeline says; None: to be found from the shard.
-        listed_etag: From the listing alone.
-        listed_size_bytes: The same.
+        store: The store that it lies in.
+        key: Its key in `store`.
+        url: Its URL without secrets, as error messages and ``__shard__`` show it.
+        etag: ETag of the version to read, from the listing or otherwise from the first response; a later response with
+            another ETag is an error.
+        size_bytes: Size from the listing, or otherwise from the first pass over it; None while it is not known.
+        format: Format that the pipeline names; None: the name or the first bytes of the shard tell.
+        listed_etag: ETag from the listing; None if the listing has none or the shard was not listed.
+        listed_size_bytes: Size from the listing; None if the shard was not listed.
     """
 
     __slots__ = ("_url", "etag", "format", "key", "listed_etag", "listed_size_bytes", "size_bytes", "store")
@@ -42,24 +43,26 @@ class Shard:
     def __init__(self, store: Store, key: Key, *, etag: str | None = None, size_bytes: int | None = None) -> None:
         self.store = store
         self.key = key
-        self._url: str | None = None  # through a store's wrappers it takes as long as all else here
+        self._url: str | None = (
+            None  # describing it through the wrappers of a store takes as long as everything else here
+        )
         self.format: str | None = None
         self.etag = self.listed_etag = etag
         self.size_bytes = self.listed_size_bytes = size_bytes
 
     @property
     def url(self) -> str:
-        """See above."""
+        """Its URL without secrets, as error messages and ``__shard__`` show it."""
         if self._url is None:
             self._url = self.store.describe(self.key)
         return self._url
 
 
 class _Listing(NamedTuple):
-    """What was found: roots of stores, and of each shard the number of its root, its key there, its ETag and size."""
+    """The shards of a source, as one rank sends them to the others."""
 
-    roots: list[str]
-    entries: list[tuple[int, Key, str | None, int | None]]
+    roots: list[str]  # URLs that stores connect to
+    entries: list[tuple[int, Key, str | None, int | None]]  # of each shard: index of its root, key, ETag, size in bytes
 
 
 def _decoded(data: bytes) -> _Listing:
@@ -67,13 +70,13 @@ def _decoded(data: bytes) -> _Listing:
 
 
 class ShardFinder:
-    """Connects once per root and lists. The stores stay open until ``close()``.
+    """Lists the shards of a source. It connects once per root, and its stores stay open until ``close()``.
 
     Args:
-        source: Shards; or objects, of which none is left out for its name.
-        fetch: For the stores.
-        cache: See there.
-        share: See ``Loader``: one of the job lists, and all get what it found.
+        source: Shards, or objects: a listing of shards leaves out keys whose names have no known format.
+        fetch: Bounds for reading, for the stores.
+        cache: Cache of the stores: a ``CacheConfig`` or its directory.
+        share: As for ``Loader``: one rank of the job lists, and this function gives all ranks the result.
     """
 
     def __init__(
@@ -91,59 +94,59 @@ class ShardFinder:
         self._takes_all = isinstance(source, Objects)
         self._fetch = fetch
         self._stores: dict[str, Store] = {}
-        self._seeks_index = False  # beside what is listed
+        self._seeks_index = False  # whether an index is read from the folder that is listed
 
     def find(self) -> list[Shard]:
-        """All shards, or objects, of the source; looked for the first time only.
+        """Return all shards or objects of the source. Shards are listed by the first call only, objects by every call.
 
         Raises:
-            ObjectMissingError: a prefix or pattern has no shard.
-            StoreError: the store could not be listed.
-            ConfigError: a URL that no store takes.
+            ObjectMissingError: no shard matches a prefix or pattern.
+            StoreError: a store cannot be listed.
+            ConfigError: no store takes a URL.
 
-        Cost: one listing per prefix or pattern (one request per 1 000 keys); one read of a manifest; none for shards
-        given by name.
+        Cost: one listing per prefix or pattern (one request per 1 000 keys); one read of a manifest; no request for
+            shards given by name.
         """
         listing = self._listing
         if listing is None:
-            listing = self._looked() if self._share is None else _decoded(self._share(self._encoded))
+            listing = self._list_all() if self._share is None else _decoded(self._share(self._encoded))
         shards = [
             Shard(self._store(listing.roots[root]), key, etag=etag, size_bytes=size_bytes)
             for root, key, etag, size_bytes in listing.entries
         ]
         if isinstance(self._source, Shards):
-            self._listing = listing  # millions of objects are not kept twice
+            self._listing = listing  # not of objects: millions of them would be held twice
             for shard in shards:
                 shard.format = self._source.format
         return shards
 
-    def _looked(self) -> _Listing:
-        shards: list[Shard] = self._manifested()
+    def _list_all(self) -> _Listing:
+        shards: list[Shard] = self._from_manifest()
         for url in self._source.urls:
-            for each in [url] if self._source.is_list else braces_unfolded(url):
-                shards.extend(self._of(each))
+            for each in [url] if self._source.is_list else expand_braces(url):
+                shards.extend(self._expand(each))
         roots = {id(store): number for number, store in enumerate(self._stores.values())}
         entries = [(roots[id(shard.store)], shard.key, shard.etag, shard.size_bytes) for shard in shards]
         return _Listing(list(self._stores), entries)
 
     def _encoded(self) -> bytes:
-        return json.dumps(self._looked()).encode()
+        return json.dumps(self._list_all()).encode()
 
     def early_index(self) -> EarlyIndex | None:
-        """Ask for the index beside what ``find`` is going to list; None where that is more or less than one folder."""
+        """Start to read the index beside the shards, before ``find`` lists them; None unless the source is one folder."""
         urls, source = self._source.urls, self._source
         self._seeks_index = True
         if len(urls) != 1 or source.is_list or source.manifest is not None:
             return None
         url = urls[0]
         if has_glob(url):
-            return EarlyIndex(self._store(glob_parts(url)[0]))
+            return EarlyIndex(self._store(split_glob(url)[0]))
         is_prefix = url.endswith("/") or format_of_name(url) is None
         return EarlyIndex(self._store(_as_folder(url))) if is_prefix and "{" not in url else None
 
     @property
     def stores(self) -> list[Store]:
-        """Those that are open."""
+        """The open stores, one per root."""
         return list(self._stores.values())
 
     def close(self) -> None:
@@ -152,8 +155,8 @@ class ShardFinder:
         for store in stores.values():
             store.close()
 
-    def _manifested(self) -> list[Shard]:
-        """What a manifest names, in its order."""
+    def _from_manifest(self) -> list[Shard]:
+        """Return the shards that the manifest names, in its order."""
         url = self._source.manifest
         if url is None:
             return []
@@ -166,7 +169,7 @@ class ShardFinder:
 
         entries = read_manifest(self._store(root).read(key).data, url=url)
         base = os.path.commonprefix([compose.folder_of(entry.url) for entry in entries])  # noqa: RUF071 - cut next
-        base = base[: base.rfind("/") + 1]  # one store for all, also where a store is a directory
+        base = base[: base.rfind("/") + 1]  # one store for all shards, even if each lies in a directory of its own
         shards = []
         for entry in entries:
             if base.startswith("s3://") or not base:
@@ -176,24 +179,24 @@ class ShardFinder:
             shards.append(Shard(self._store(root), key, etag=entry.etag, size_bytes=entry.size_bytes))
         return shards
 
-    def _of(self, url: str) -> list[Shard]:
+    def _expand(self, url: str) -> list[Shard]:
         if has_glob(url) and not self._source.is_list:
-            folder, pattern = glob_parts(url)
-            return self._listed(folder, url, glob_matcher(pattern))
+            folder, pattern = split_glob(url)
+            return self._list(folder, url, glob_matcher(pattern))
         is_prefix = self._takes_all or format_of_name(url) is None
         if url.endswith("/") or (not self._source.is_list and is_prefix):
-            return self._listed(_as_folder(url), url, None)
+            return self._list(_as_folder(url), url, None)
         root, key = compose.split(url)
-        if not key and not self._source.is_list:  # a directory that is called like a shard
-            return self._listed(url + "/", url, None)
+        if not key and not self._source.is_list:  # a directory whose name looks like a shard's
+            return self._list(url + "/", url, None)
         if not key:
             raise ConfigError(
-                f"{url!r} is a directory, and a list names single {self._what}",
-                hint=f"as a prefix it ends with a slash: {url}/",
+                f"{url!r} is a directory, but a list names single {self._noun}",
+                hint=f"to list a directory, end its URL with a slash: {url}/",
             )
         return [Shard(self._store(root), key)]
 
-    def _listed(self, folder: str, url: str, matches: Callable[[str], object] | None) -> list[Shard]:
+    def _list(self, folder: str, url: str, matches: Callable[[str], object] | None) -> list[Shard]:
         store = self._store(folder)
         others_count = 0
         shards = []
@@ -209,23 +212,23 @@ class ShardFinder:
             what = f"no shards here ({others_count} objects of other kinds)" if others_count else "no shards here"
             hint = "the folder is empty; is it the right one?"
             if matches is not None:
-                what, hint = "no shard has a name like this", "* and ? stay inside a folder, ** does not"
+                what, hint = "no shard has a name like this", "* and ? do not match a slash, ** does"
             elif others_count:
-                hint = "a prefix takes objects whose names say their format, .tar and the like; single objects: ps.objects(url)"
+                hint = "shards end in .tar or another known format; for single objects use ps.objects(url)"
             elif self._takes_all:
-                what, hint = "no objects here", "is it the right folder? A single object is named in a list, [url]"
+                what, hint = "no objects here", "is it the right folder? To name a single object, use a list: [url]"
             where = store.describe("") if matches is None else url
             raise ObjectMissingError(what, operation="LIST", url=where, hint=hint)
         return shards
 
     def _is_other(self, key: str) -> bool:
-        """Whether an object that was listed is none of the data."""
-        if key.startswith(FOLDER) or f"/{FOLDER}" in key:  # indexes, plans: penstock's own
+        """Whether a listed object does not belong to the data."""
+        if key.startswith(FOLDER) or f"/{FOLDER}" in key:  # penstock's own files, such as indexes
             return True
         return key.endswith("/") if self._takes_all else format_of_name(key) is None
 
     @property
-    def _what(self) -> str:
+    def _noun(self) -> str:
         return "objects" if self._takes_all else "shards"
 
     def _store(self, root: str) -> Store:
@@ -253,5 +256,5 @@ class ShardFinder:
 
 
 def _as_folder(url: str) -> str:
-    """`url` with a slash at its end; where it has several, they are part of the keys: ``s3://b/a//`` is not ``s3://b/a/``."""
+    """Return `url` with a slash at its end. Further slashes belong to the keys: ``s3://b/a//`` is not ``s3://b/a/``."""
     return url if url.endswith("/") else f"{url}/"

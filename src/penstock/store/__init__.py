@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.late import names_of
+from penstock.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from penstock.store.base import Store as Store
@@ -43,4 +43,4 @@ __all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
-    __getattr__ = names_of(__name__, _ORIGIN)
+    __getattr__ = lazy_getattr(__name__, _ORIGIN)

@@ -117,7 +117,7 @@ def test_filters_of_cp_and_ls(memory: MemoryStore, tmp_path: Path, capsys: pytes
         (["{root}/train/*.zip"], "no key matches this"),
         (["{root}/train/", "--include", "*.zip"], "leave nothing of 6 objects"),
         (["{root}/train/a-0000{{0..2}}.tar"], "train/a-00002.tar"),
-        (["{root}/train/[b-a].tar"], "is no pattern"),
+        (["{root}/train/[b-a].tar"], "is not a valid pattern"),
         (["{root}/train/a{{b.tar"], "a brace that is not closed"),
     ],
 )

@@ -105,7 +105,7 @@ def test_another_version_is_named() -> None:
 
 
 def test_the_layout_is_pinned() -> None:
-    """The bytes of version 1, as docs/reference/index-files.md describes them: a change of them is a new version."""
+    """The bytes of version 1, as docs/development/index-files.md describes them: a change of them is a new version."""
     data = example().encode()
     assert data[:8] == MAGIC
     assert data[8:48].hex() == ("01000300d8000000030000000000000010270000000000000a010000000000000700060003000000")

@@ -213,7 +213,7 @@ def test_stages_that_batch_or_drop_are_refused(folder: Path) -> None:
         made.flat_map(lambda sample: [sample]),
         made.take(3),
     ):
-        with pytest.raises(ConfigError, match="one by one"):
+        with pytest.raises(ConfigError, match="single samples"):
             ps.torch.MapDataset(wrong)
     with pytest.raises(ConfigError, match="max_errors"):
         ps.torch.MapDataset(made.map(dict, max_errors=1))

@@ -127,7 +127,7 @@ class Lane:
         self._filling_from: list[SampleSource] = []
         self._filling_bytes = 0
         self._wanted_count = 0  # of the run being filled, by what was taken of the one before
-        self._start = start or LANE_BEGIN.start  # of the run being filled
+        self._start = start or LANE_BEGIN[0]  # of the run being filled
         self._run_length = runs.run_length(number, self._start.run_index)
         self._settled_count = self.taken_count = self._start.before_count
 
@@ -159,11 +159,11 @@ class Lane:
         """The position behind the samples that were taken."""
         for leaving in self._leaving:
             if self.taken_count < leaving.end_count:
-                return LanePosition(leaving.start, self.taken_count - leaving.start.before_count)
+                return leaving.start, self.taken_count - leaving.start.before_count
         if self._start.segment_index is None and self._leaving:  # nothing was read of the next run
             start = self._leaving[-1].start
-            return LanePosition(start, self.taken_count - start.before_count)
-        return LanePosition(self._start, self._skip_count)
+            return start, self.taken_count - start.before_count
+        return self._start, self._skip_count
 
     def first(self, count: int) -> Sequence[Sample]:
         """Some samples of the run being filled."""

@@ -147,14 +147,14 @@ class StreamReadPlan:
     ) -> Lane:
         """A lane; `read` grows by what it reads."""
         segments = [ShardSegment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
-        start = position.start
+        start, emitted_count = position
         if start.segment_index is not None:
             first = _first_segment(segments, start)
             segments = [first, *segments[first.index + 1 :]]
             start = start._replace(etag=first.shard.etag)
         read += segments
         reader = LaneReader(segments, reading=self.reading)
-        return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=position.emitted_count)
+        return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=emitted_count)
 
 
 def _mean_bytes(lanes: Sequence[Lane]) -> float:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.position import LANE_BEGIN, LanePosition, RunStart, StreamPosition
+from penstock.loader.position import LANE_BEGIN, RunStart, StreamPosition
 from penstock.loader.workers.row_assignment import (
     Assignment,
     IndexedRowAssigner,
@@ -134,7 +134,7 @@ def test_with_an_index_rows_go_by_lane(world_size: int) -> None:
 
 def test_a_position_is_cut_by_lanes() -> None:
     """Each worker gets its lanes that are left; one whose lanes all had their turn begins with the next round."""
-    lanes = {number: LanePosition(RunStart(number, 0, 0, 0, 0), number) for number in (0, 2, 3)}
+    lanes = {number: (RunStart(number, 0, 0, 0, 0), number) for number in (0, 2, 3)}
     position = StreamPosition(round_count=5, turn=2, left_count=9, lanes=lanes)
     assert worker_position(position, range(4), 0, 2) == StreamPosition(6, 0, None, {0: lanes[0], 2: lanes[2]})
     assert worker_position(position, range(4), 1, 2) == StreamPosition(5, 0, None, {3: lanes[3]})

@@ -1,0 +1,30 @@
+"""Lazy imports: names of a package whose modules are imported at first use, so that importing the package stays cheap."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def lazy_getattr(package: str, origins: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package (PEP 562), which imports a name at first use and sets it in the package.
+
+    A name must not equal the name of a module of the package, since importing that module would set the attribute.
+
+    Args:
+        package: ``__name__`` of the package.
+        origins: For each name, the module of the package that defines it.
+    """
+
+    def load(name: str) -> Any:
+        if name not in origins:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{origins[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load
