@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock import compose
 from penstock.errors import ConfigError, ObjectMissingError
@@ -23,39 +24,94 @@ if TYPE_CHECKING:
     from penstock.types import Key
 
 
-class Shard:
-    """One shard or object: where it lies, and the version that this job reads.
+class ShardVersion(NamedTuple):
+    """The version of a shard.
 
     Attributes:
-        store: The store that it lies in.
-        key: Its key in `store`.
-        url: Its URL without secrets, as error messages and ``__shard__`` show it.
-        etag: ETag of the version to read, from the listing or otherwise from the first response; a later response with
-            another ETag is an error.
-        size_bytes: Size from the listing, or otherwise from the first pass over it; None while it is not known.
-        format: Format that the pipeline names; None: the name or the first bytes of the shard tell.
-        listed_etag: ETag from the listing; None if the listing has none or the shard was not listed.
-        listed_size_bytes: Size from the listing; None if the shard was not listed.
+        etag: ETag, or the store's own pin; None if it is not known, or the store has none.
+        size_bytes: Size; None if it is not known.
     """
 
-    __slots__ = ("_url", "etag", "format", "key", "listed_etag", "listed_size_bytes", "size_bytes", "store")
+    etag: str | None
+    size_bytes: int | None
 
-    def __init__(self, store: Store, key: Key, *, etag: str | None = None, size_bytes: int | None = None) -> None:
-        self.store = store
-        self.key = key
-        self._url: str | None = (
-            None  # describing it through the wrappers of a store takes as long as everything else here
-        )
-        self.format: str | None = None
-        self.etag = self.listed_etag = etag
-        self.size_bytes = self.listed_size_bytes = size_bytes
+
+class ShardVersions:
+    """The versions of the shards of one source that differ from the listing: what indexes and answers have said since.
+
+    Shards themselves never change. This table alone is written while a job reads, by the threads that read.
+    """
+
+    def __init__(self) -> None:
+        self._learned: dict[Shard, ShardVersion] = {}
+
+    def learned(self, shard: Shard) -> ShardVersion | None:
+        """The version of a shard, if something was learned about it since the listing."""
+        return self._learned.get(shard)
+
+    def learn(self, shard: Shard, *, etag: str | None = None, size_bytes: int | None = None) -> None:
+        """Note what an answer said of a shard.
+
+        Args:
+            shard: The shard.
+            etag: ETag; it is ignored if one is known, because a job reads one version of each shard.
+            size_bytes: Size; None leaves what is known.
+        """
+        known = shard.version
+        found = ShardVersion(known.etag or etag, known.size_bytes if size_bytes is None else size_bytes)
+        if found != known:
+            self._learned[shard] = found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """One shard, or object, of a source. Its version is in the table of its source.
+
+    Attributes:
+        store: The store that holds it.
+        key: Key in this store.
+        versions: The table that knows its version.
+        format: Format, a name in ``formats``, if the pipeline says it; None if the shard has to tell.
+        listed_etag: ETag in the listing; None if it was not listed.
+        listed_size_bytes: Size in the listing; None if it was not listed.
+    """
+
+    store: Store
+    key: Key
+    versions: ShardVersions = field(default_factory=ShardVersions)
+    format: str | None = None
+    listed_etag: str | None = None
+    listed_size_bytes: int | None = None
+    _url: str | None = None  # to ask a store's wrappers for it takes as long as to make a shard
 
     @property
     def url(self) -> str:
-        """Its URL without secrets, as error messages and ``__shard__`` show it."""
+        """The URL, without secrets, for messages and for ``__shard__``."""
         if self._url is None:
-            self._url = self.store.describe(self.key)
+            object.__setattr__(self, "_url", self.store.describe(self.key))
+        assert self._url is not None
         return self._url
+
+    @property
+    def version(self) -> ShardVersion:
+        """The version that this job reads, as far as it is known."""
+        return self.versions.learned(self) or ShardVersion(self.listed_etag, self.listed_size_bytes)
+
+    @property
+    def etag(self) -> str | None:
+        """ETag of the version that this job reads. Another ETag in a later answer is an error."""
+        learned = self.versions.learned(self)
+        return self.listed_etag if learned is None else learned.etag
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Size of the version that this job reads."""
+        learned = self.versions.learned(self)
+        return self.listed_size_bytes if learned is None else learned.size_bytes
+
+
+_Entry: TypeAlias = "tuple[str, Key, str | None, int | None]"
+"""A listed shard: the root of its store, its key in it, its ETag and its size in bytes."""
 
 
 class _Listing(NamedTuple):
@@ -110,24 +166,26 @@ class ShardFinder:
         listing = self._listing
         if listing is None:
             listing = self._list_all() if self._share is None else _decoded(self._share(self._encoded))
-        shards = [
-            Shard(self._store(listing.roots[root]), key, etag=etag, size_bytes=size_bytes)
-            for root, key, etag, size_bytes in listing.entries
-        ]
+        format_name = None
         if isinstance(self._source, Shards):
             self._listing = listing  # not of objects: millions of them would be held twice
-            for shard in shards:
-                shard.format = self._source.format
-        return shards
+            format_name = self._source.format
+        stores = [self._store(root) for root in listing.roots]
+        versions = ShardVersions()
+        return [
+            Shard(stores[root], key, versions, format_name, etag, size_bytes)
+            for root, key, etag, size_bytes in listing.entries
+        ]
 
     def _list_all(self) -> _Listing:
-        shards: list[Shard] = self._from_manifest()
+        found = self._from_manifest()
         for url in self._source.urls:
             for each in [url] if self._source.is_list else expand_braces(url):
-                shards.extend(self._expand(each))
-        roots = {id(store): number for number, store in enumerate(self._stores.values())}
-        entries = [(roots[id(shard.store)], shard.key, shard.etag, shard.size_bytes) for shard in shards]
-        return _Listing(list(self._stores), entries)
+                found.extend(self._expand(each))
+        roots = {root: number for number, root in enumerate(self._stores)}
+        return _Listing(
+            list(self._stores), [(roots[root], key, etag, size_bytes) for root, key, etag, size_bytes in found]
+        )
 
     def _encoded(self) -> bytes:
         return json.dumps(self._list_all()).encode()
@@ -155,7 +213,7 @@ class ShardFinder:
         for store in stores.values():
             store.close()
 
-    def _from_manifest(self) -> list[Shard]:
+    def _from_manifest(self) -> list[_Entry]:
         """Return the shards that the manifest names, in its order."""
         url = self._source.manifest
         if url is None:
@@ -170,16 +228,17 @@ class ShardFinder:
         entries = read_manifest(self._store(root).read(key).data, url=url)
         base = os.path.commonprefix([compose.folder_of(entry.url) for entry in entries])  # noqa: RUF071 - cut next
         base = base[: base.rfind("/") + 1]  # one store for all shards, even if each lies in a directory of its own
-        shards = []
+        found: list[_Entry] = []
         for entry in entries:
             if base.startswith("s3://") or not base:
                 root, key = compose.split(entry.url)
             else:
                 root, key = base, compose.key_below(base, entry.url)
-            shards.append(Shard(self._store(root), key, etag=entry.etag, size_bytes=entry.size_bytes))
-        return shards
+            self._store(root)
+            found.append((root, key, entry.etag, entry.size_bytes))
+        return found
 
-    def _expand(self, url: str) -> list[Shard]:
+    def _expand(self, url: str) -> list[_Entry]:
         if has_glob(url) and not self._source.is_list:
             folder, pattern = split_glob(url)
             return self._list(folder, url, glob_matcher(pattern))
@@ -194,12 +253,13 @@ class ShardFinder:
                 f"{url!r} is a directory, but a list names single {self._noun}",
                 hint=f"to list a directory, end its URL with a slash: {url}/",
             )
-        return [Shard(self._store(root), key)]
+        self._store(root)
+        return [(root, key, None, None)]
 
-    def _list(self, folder: str, url: str, matches: Callable[[str], object] | None) -> list[Shard]:
+    def _list(self, folder: str, url: str, matches: Callable[[str], object] | None) -> list[_Entry]:
         store = self._store(folder)
         others_count = 0
-        shards = []
+        found: list[_Entry] = []
         skip = "" if self._takes_all else FOLDER
         for info in list_objects(store, "", skip=skip, skips_at_once=self._seeks_index and bool(skip)):
             if info.is_prefix or (matches is not None and matches(info.key) is None):
@@ -207,8 +267,8 @@ class ShardFinder:
             if self._is_other(info.key):
                 others_count += 1
                 continue
-            shards.append(Shard(store, info.key, etag=info.etag, size_bytes=info.size_bytes))
-        if not shards:
+            found.append((folder, info.key, info.etag, info.size_bytes))
+        if not found:
             what = f"no shards here ({others_count} objects of other kinds)" if others_count else "no shards here"
             hint = "the folder is empty; is it the right one?"
             if matches is not None:
@@ -219,7 +279,7 @@ class ShardFinder:
                 what, hint = "no objects here", "is it the right folder? To name a single object, use a list: [url]"
             where = store.describe("") if matches is None else url
             raise ObjectMissingError(what, operation="LIST", url=where, hint=hint)
-        return shards
+        return found
 
     def _is_other(self, key: str) -> bool:
         """Whether a listed object does not belong to the data."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 import penstock as ps
 from loading import write_counted
 from penstock.errors import ObjectMissingError
-from penstock.sources.shards import ShardFinder
+from penstock.sources.shards import Shard, ShardFinder, ShardVersion, ShardVersions
+from penstock.store.local import LocalStore
 from servers.faulty import FaultyServer
 
 
@@ -89,3 +92,25 @@ def test_urls_of_a_manifest_are_decoded_once(tmp_path: Path, scheme: str) -> Non
     finally:
         finder.close()
     assert [shard.key for shard in shards] == (["a b.tar", "100%.tar", "sub/é.tar"] if scheme else names)
+
+
+def test_a_shard_keeps_the_first_etag_that_is_learned(tmp_path: Path) -> None:
+    """What a listing or the first answer said of a version stays; sizes follow the answers; other shards are not touched."""
+    versions = ShardVersions()
+    store = LocalStore(tmp_path)
+    named, listed = (
+        Shard(store, "a", versions),
+        Shard(store, "b", versions, listed_etag='"1"', listed_size_bytes=5),
+    )
+    versions.learn(named, etag='"2"', size_bytes=7)
+    versions.learn(named, etag='"3"')
+    versions.learn(listed, etag='"4"', size_bytes=5)
+    assert (named.etag, named.size_bytes, named.version) == ('"2"', 7, ShardVersion('"2"', 7))
+    assert (listed.etag, listed.size_bytes) == ('"1"', 5)
+    assert versions.learned(listed) is None
+    assert (named.listed_etag, named.listed_size_bytes) == (None, None)
+    copies = pickle.loads(pickle.dumps([named, listed]))
+    assert [copy.version for copy in copies] == [named.version, listed.version]
+    assert copies[0].versions is copies[1].versions
+    with pytest.raises(FrozenInstanceError):
+        named.format = "tar"  # type: ignore[misc]

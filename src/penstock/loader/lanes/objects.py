@@ -87,7 +87,8 @@ class ObjectSource:
             for found in group_objects(listed, group_by=source.group_by):
                 members = [(field, listed[key]) for field, key in found.members.items()]
                 items = [
-                    (name, PlanItem(prefix + each.key, None, each.etag, each.size_bytes)) for name, each in members
+                    (name, PlanItem(prefix + each.key, None, each.listed_etag, each.listed_size_bytes))
+                    for name, each in members
                 ]
                 self.groups.append(_Group(found.key, items, members[0][1].url))
 

@@ -204,7 +204,8 @@ class RangedShard:
         units = self._units
         spans = (span for unit in islice(units, self._unit, self._stop) for span in unit.spans)
         while some := list(islice(spans, COALESCED_COUNT)):
-            items = [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in some]
+            etag, size_bytes = shard.version
+            items = [PlanItem(shard.key, span=span, etag=etag, size_bytes=size_bytes) for span in some]
             yield from coalesce(items, gap_bytes=gap_bytes, length_bytes_max=sizes.part_bytes)
 
     def _noted(self, items: Iterator[PlanItem]) -> Iterator[PlanItem]:
@@ -327,7 +328,7 @@ class MetadataProbe(Generic[T]):
         while True:
             parts: list[Buffer] = []
             for chunk in self._chunks:
-                self._shard.etag = self._shard.etag or chunk.etag
+                self._shard.versions.learn(self._shard, etag=chunk.etag)
                 self._meter.bytes += len(chunk.data)
                 parts.append(chunk.data)
             try:
@@ -431,7 +432,7 @@ class TableOfContents:
             completion.error.url = completion.error.url or shard.url
             raise completion.error
         assert completion.info is not None
-        shard.size_bytes, shard.etag = completion.info.size_bytes, shard.etag or completion.info.etag
+        shard.versions.learn(shard, etag=completion.info.etag, size_bytes=completion.info.size_bytes)
         self._open()
 
     def _open(self) -> None:

@@ -182,7 +182,7 @@ class StreamedSegments:
         if chunk.last and self._is_last(chunk.request_index):
             segment = self._segments[self._owners[chunk.request_index]]
             if segment.end_bytes is None and segment.spans is None:
-                segment.shard.size_bytes = chunk.offset_bytes + len(chunk.data)
+                segment.shard.versions.learn(segment.shard, size_bytes=chunk.offset_bytes + len(chunk.data))
             self._end(segment, runs)
         return runs
 
@@ -201,8 +201,7 @@ class StreamedSegments:
         index = self._owners[chunk.request_index]
         segment = self._segments[index]
         shard = segment.shard
-        if shard.etag is None:
-            shard.etag = chunk.etag  # later epochs read this version, or fail
+        shard.versions.learn(shard, etag=chunk.etag)  # later epochs read this version, or fail
         if segment.format is None:
             segment.format = self._detected(segment, chunk.data)
             if not chunk.last and is_ranged(segment):

@@ -124,12 +124,14 @@ class ShardSegment:
             return [PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)]
         end_bytes = self.end_bytes
         if end_bytes is None:
-            if shard.size_bytes is None:
-                info = shard.store.stat(shard.key)
-                shard.size_bytes, shard.etag = info.size_bytes, shard.etag or info.etag
             end_bytes = shard.size_bytes
+        if end_bytes is None:
+            info = shard.store.stat(shard.key)
+            shard.versions.learn(shard, etag=info.etag, size_bytes=info.size_bytes)
+            end_bytes = info.size_bytes
         spans = [ByteRange(self.offset_bytes, end_bytes)] if self.spans is None else self.spans
-        return [PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes) for span in spans]
+        etag, size_bytes = shard.version
+        return [PlanItem(shard.key, span=span, etag=etag, size_bytes=size_bytes) for span in spans]
 
 
 def is_ranged(segment: ShardSegment) -> bool:

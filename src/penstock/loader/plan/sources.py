@@ -179,8 +179,8 @@ class SourceFinder:
                 raise
             return nothing
         for shard, each in zip(shards, found.found, strict=True):
-            shard.etag = shard.etag or each.if_match
-            shard.size_bytes = each.size_bytes
+            if shard.etag is None or shard.size_bytes is None:
+                shard.versions.learn(shard, etag=each.if_match, size_bytes=each.size_bytes)
         return DataSource(shards, found.rows, found.place, outdated_count=found.outdated_count)
 
     def _any_index(self, shards: list[Shard]) -> bool:

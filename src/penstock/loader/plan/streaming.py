@@ -171,7 +171,7 @@ def _first_segment(segments: Sequence[ShardSegment], start: RunStart) -> ShardSe
     if not 0 <= index < len(segments):
         raise ConfigError(f"the state names shard {index} of a lane that has {len(segments)}")
     shard = segments[index].shard
-    shard.etag = shard.etag or strong_etag(start.etag)  # older states hold the ETag as the store wrote it
+    shard.versions.learn(shard, etag=strong_etag(start.etag))  # older states hold the ETag as the store wrote it
     form = FORMATS[format_name]
     if form.unit == "sample" and form.ranged is None:
         return ShardSegment(

@@ -258,10 +258,11 @@ class StridedFeed:
             for sample, position in zip(samples[here].tolist(), positions[here].tolist(), strict=True):
                 self._positions[SampleAddress(0, number, sample)] = position
             shard, wanted = self._source.shards[number], np.sort(samples[here]).tolist()
+            etag, size_bytes = shard.version
             for first, count in _consecutive(wanted):
                 stretch = SampleRange(0, number, shard, self._known[number], first, count)
                 self._asked.append(stretch)
-                yield PlanItem(shard.key, span=stretch.span, etag=shard.etag, size_bytes=shard.size_bytes)
+                yield PlanItem(shard.key, span=stretch.span, etag=etag, size_bytes=size_bytes)
 
 
 def begin_strided(
