@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from penstock.cache.statistics import Counts
     from penstock.types import Key, Operation, Sink, Transfer
 
 
@@ -97,6 +98,11 @@ class Cached(Wrapper):
             write.start()
             return write
         return self.inner.submit(operation, sink)
+
+    @property
+    def counts(self) -> Counts:
+        """The counters of this process; a loader reads them at every step."""
+        return self.core.counts
 
     def statistics(self) -> CacheStatistics:
         """Return what the cache did so far. Cost: one read of 2 KiB."""
