@@ -249,6 +249,8 @@ def _lane_from_json(entry: Any, where: str) -> LanePosition:
     segment, offset_bytes, sample, run, before, emitted = (
         _checked_count(entry[name], f"{where}[{name!r}]") for name in _LANE_COUNTS
     )
+    if entry["etag"] is not None and not isinstance(entry["etag"], str):
+        raise ConfigError(f"the state has {where}['etag']={entry['etag']!r:.40}, which is no ETag")
     if not isinstance(entry["format"], str) or entry["format"] not in FORMATS:
         raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is no format")
     return RunStart(run, segment, offset_bytes, sample, before, entry["format"], entry["etag"]), emitted
