@@ -45,7 +45,7 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
-        contract="no short read is returned: of a connection that ended",
+        contract="no short read is returned after a connection ended",
         path="transport/plain.py",
         function="PlainPool._on_body",
         old="            self._fail(connection, pycurl.E_PARTIAL_FILE, f",
@@ -53,7 +53,7 @@ MUTATIONS = (
         tests=("integration/test_transport_hostile.py::test_an_answer_cut_anywhere_is_an_error",),
     ),
     Mutation(
-        contract="no short read is returned: of a body in chunks",
+        contract="no short read is returned from a body in chunks",
         path="store/exchange.py",
         function="Exchange._fill_get",
         old="        if received != self.span.length_bytes:\n",
@@ -61,7 +61,7 @@ MUTATIONS = (
         tests=("integration/test_chunked.py::test_chunks_that_end_before_the_range_does_are_an_error",),
     ),
     Mutation(
-        contract="a read is of one version: the request names it",
+        contract="a read sees one version: the request names it",
         path="store/s3_requests.py",
         function="_get",
         old='        headers.append(f"If-Match: {if_match}")\n',
@@ -69,7 +69,7 @@ MUTATIONS = (
         tests=("unit/store/test_s3_requests.py", "integration/test_s3_faults.py"),
     ),
     Mutation(
-        contract="a read is of one version: the answer is compared",
+        contract="a read sees one version: the answer is compared",
         path="store/exchange.py",
         function="Exchange._learn",
         old="if pin is not None and info.etag is not None and info.etag != pin:",
@@ -77,7 +77,7 @@ MUTATIONS = (
         tests=("integration/test_s3_faults.py::test_a_server_that_ignores_if_match_is_caught",),
     ),
     Mutation(
-        contract="a read is of one version: parts are compared with each other",
+        contract="a read sees one version: parts are compared with each other",
         path="fetch/requests.py",
         function="ObjectRead.pin",
         old="        if not same_version(info, known):\n",
@@ -85,7 +85,7 @@ MUTATIONS = (
         tests=("integration/test_s3_faults.py::test_without_etags_parts_of_two_versions_are_never_one_body",),
     ),
     Mutation(
-        contract="a landing is filled, also if a hedge wins",
+        contract="the caller's memory is filled even if a hedged request wins",
         path="store/hedged.py",
         function="_HedgedOperation._move",
         old="        memoryview(landing.buffer)[self.start : landing.position] = body\n",
@@ -101,7 +101,7 @@ MUTATIONS = (
         tests=("contract/test_memory.py", "property/test_read_ahead.py"),
     ),
     Mutation(
-        contract="whole objects are compared with their checksum: of one request",
+        contract="whole objects of one request are compared with their checksum",
         path="store/exchange.py",
         function="Exchange._fill_get",
         old="        if self.whole and self.info.checksums and landing is not None:\n",
@@ -109,7 +109,7 @@ MUTATIONS = (
         tests=("integration/test_s3_faults.py::test_wrong_checksums_are_retried_then_told",),
     ),
     Mutation(
-        contract="whole objects are compared with their checksum: of several parts",
+        contract="whole objects of several parts are compared with their checksum",
         path="store/reading.py",
         function="_Blobs._bytes_of",
         old="            return data, checksums.verify(info.checksums, data)\n",
@@ -117,7 +117,7 @@ MUTATIONS = (
         tests=("integration/test_s3_faults.py::test_a_corrupt_part_is_caught_by_the_whole",),
     ),
     Mutation(
-        contract="what is held is charged to the budget",
+        contract="held memory is charged to the budget",
         path="fetch/budget.py",
         function="Budget._reserve",
         old="        self._used += size_bytes\n        return True\n",
@@ -125,7 +125,7 @@ MUTATIONS = (
         tests=("unit/fetch/test_budget.py",),
     ),
     Mutation(
-        contract="what is let go of is returned to the budget",
+        contract="released memory is returned to the budget",
         path="fetch/budget.py",
         function="Budget._collect",
         old="            self._used -= self._released.popleft()\n",
@@ -141,7 +141,7 @@ MUTATIONS = (
         tests=("unit/loader/test_loader.py::test_every_sample_exactly_once", "unit/order/test_permutation.py"),
     ),
     Mutation(
-        contract="a resumed job goes on with the next sample",
+        contract="a resumed job continues with the next sample",
         path="order/batches.py",
         function="Batches.position_after",
         old="        return self.span(batch_index).stop",
@@ -149,7 +149,7 @@ MUTATIONS = (
         tests=("unit/order/test_batches.py", "unit/loader/test_index_modes.py"),
     ),
     Mutation(
-        contract="all ranks have as many batches: counted",
+        contract="all ranks have the same number of batches, by count",
         path="order/batches.py",
         function="Batches.__len__",
         old="        return max(0, self.stop - self.origin + self.global_size - 1) // self.global_size",
@@ -157,7 +157,7 @@ MUTATIONS = (
         tests=("unit/order/test_batches.py", "property/test_order_indexed.py"),
     ),
     Mutation(
-        contract="all ranks have as many batches: agreed upon",
+        contract="all ranks have the same number of batches, by agreement",
         path="loader/epoch/consensus.py",
         function="RankConsensus.smallest",
         old="        found = self._agree(n)\n",
@@ -181,7 +181,7 @@ MUTATIONS = (
         tests=("unit/cache/test_entry.py", "unit/cache/test_cached.py"),
     ),
     Mutation(
-        contract="a corrupt shard is an error: it is noticed",
+        contract="a corrupt shard is noticed",
         path="formats/tar_header.py",
         function="_check_sum",
         old="    if said != unsigned and",
@@ -189,7 +189,7 @@ MUTATIONS = (
         tests=("unit/formats/test_tar.py",),
     ),
     Mutation(
-        contract="a corrupt shard is an error: it is raised",
+        contract="a corrupt shard raises an error",
         path="formats/parsing.py",
         function="ShardParser._give_up",
         old='        if self._on_corrupt == "raise":\n',

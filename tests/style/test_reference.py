@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,20 @@ def test_every_public_name_is_in_the_reference() -> None:
     names = {*ps.__all__, "torch", "testing"}
     names |= public(ps.Store) | public(ps.Loader) | (public(Pipeline) - {"source", "stages"})
     assert names - words_of("reference/api.md") == set()
+
+
+def test_every_public_name_has_an_api_page() -> None:
+    """Each public name is shown by one of the pages that the site makes of docstrings; errors by their module."""
+    shown = re.findall(r"^::: (\S+)$", "\n".join(page.read_text() for page in (DOCS / "reference/api").glob("*.md")), re.M)
+    wanted = {f"penstock.{name}" for name in ps.__all__ if not name.endswith("Error")} - {"penstock.__version__"}
+    assert "penstock.errors" in shown
+    assert wanted - set(shown) == set()
+
+
+def test_the_plots_show_the_numbers() -> None:
+    """docs/performance.svg is what docs/tools/plots.py draws of docs/tools/plots.json."""
+    drawn = runpy.run_path(str(DOCS / "tools/plots.py"))["performance"]()
+    assert (DOCS / "performance.svg").read_text() == drawn
 
 
 def test_every_config_field_is_in_the_reference() -> None:
