@@ -45,7 +45,9 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_every_public_name_has_an_api_page() -> None:
     """Each public name is shown by one of the pages that the site makes of docstrings; errors by their module."""
-    shown = re.findall(r"^::: (\S+)$", "\n".join(page.read_text() for page in (DOCS / "reference/api").glob("*.md")), re.M)
+    shown = re.findall(
+        r"^::: (\S+)$", "\n".join(page.read_text() for page in (DOCS / "reference/api").glob("*.md")), re.MULTILINE
+    )
     wanted = {f"penstock.{name}" for name in ps.__all__ if not name.endswith("Error")} - {"penstock.__version__"}
     assert "penstock.errors" in shown
     assert wanted - set(shown) == set()
