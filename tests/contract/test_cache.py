@@ -1,4 +1,4 @@
-"""The cache keeps every promise of the store inside it, cold and warm, with and without a TTL."""
+"""A cached store satisfies the contract of stores, cold and warm, with and without a TTL."""
 
 import math
 
@@ -45,7 +45,7 @@ class TestCachedOvertaken(StoreContract):
 
 
 class TestCachedTiny(StoreContract):
-    """With room for a few blocks, and one thread: everything is evicted all the time."""
+    """With one thread and room for only a few blocks, so that blocks are evicted all the time."""
 
     @pytest.fixture
     def store(self, tmp_path):
@@ -55,7 +55,7 @@ class TestCachedTiny(StoreContract):
 
 
 class TestCachedNowhere(StoreContract):
-    """In a directory that cannot be: every read goes to the store."""
+    """In a directory that cannot be created, so that every read goes to the store."""
 
     @pytest.fixture
     def store(self, tmp_path):
@@ -79,7 +79,7 @@ class TestCachedLocal(StoreContract):
 
 @pytest.mark.server
 class TestCachedS3(StoreContract):
-    """Around the S3 store as ``connect`` composes it, on a real server."""
+    """Around the stack that ``connect`` builds for S3, on a real server."""
 
     @pytest.fixture
     def store(self, s3_store, tmp_path):

@@ -1,4 +1,4 @@
-"""Processes that share a cache: each byte is fetched once, and nobody's death holds anybody up or leaves a mess."""
+"""Processes that share a cache: each byte is fetched once, and a killed process neither blocks others nor leaves files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DATA_BYTES = 12 * 300_000
 
 
 class Processes:
-    """Runs scenarios, and ends what it began."""
+    """Runs scenarios in processes of their own, and ends them."""
 
     def __init__(self, folder: Path) -> None:
         self.data, self.cache = folder / "data", folder / "cache"
@@ -75,14 +75,14 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def test_processes_fetch_each_byte_once(processes: Processes) -> None:
-    """Four processes begin one cold data set together: the store is read once, by all of them together."""
+    """Four processes that start on a cold data set read each byte from the store once."""
     answers = [processes.answer(process) for process in [processes.start("epoch") for _ in range(4)]]
     assert sum(answer["received_bytes"] for answer in answers) == DATA_BYTES
     assert processes.answer(processes.start("epoch"))["received_bytes"] == 0
 
 
 def test_fifty_processes_at_once(processes: Processes) -> None:
-    """They read the store once all together, nobody is refused a lock or a descriptor, and the account is right."""
+    """Together they read the store once; no lock or descriptor is refused, and the accounting is right."""
     process = processes.start("crowd")
     out, errors = process.communicate(timeout=100)
     record = json.loads(out)
@@ -106,7 +106,7 @@ mount -t tmpfs -o size=64m,nr_inodes=104,mode=700 tmpfs "$CACHE" || exit 77
 
 
 def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
-    """A full disk, a read-only one and a lost permission, each real: every byte is right, and what happened is said."""
+    """With a real full disk, read-only disk or lost permission every byte is right, and the failure is logged."""
     ended, records = mounted(processes, DISK)
     small, again, read_only, forbidden = records
     assert small["troubles"] == again["troubles"] == {}  # it holds what fits, and evicts for the rest
@@ -120,7 +120,7 @@ def test_a_disk_that_fails_fails_no_job(processes: Processes) -> None:
 
 
 def test_a_disk_without_inodes_is_full(processes: Processes) -> None:
-    """Where no more files fit, the oldest go for what is read: no write fails, though bytes are free."""
+    """If no more files fit, the oldest entries are removed, and no write fails although bytes are free."""
     _, records = mounted(processes, INODES)
     for record in records:
         assert record["troubles"] == {}
@@ -128,7 +128,7 @@ def test_a_disk_without_inodes_is_full(processes: Processes) -> None:
 
 
 def mounted(processes: Processes, script: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
-    """What a shell script that mounts a disk for the cache, in a namespace of its own, ends with, and its epochs say."""
+    """Run a shell script that mounts a disk for the cache in its own namespace; return its result and its epochs' records."""
     processes.cache.mkdir()
     command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, str(SCENARIO)]
     environment = {**os.environ, "CACHE": str(processes.cache), "DATA": str(processes.data)}
@@ -142,7 +142,7 @@ def mounted(processes: Processes, script: str) -> tuple[subprocess.CompletedProc
 
 
 def test_a_killed_holder_holds_nobody_up(processes: Processes) -> None:
-    """A process that is killed while it fetches loses its leases with it: the others fetch, well before their patience ends."""
+    """If a process is killed while it fetches, the others fetch its blocks long before ``wait_s_max`` is over."""
     holder = processes.start("stuck")
     assert holder.stdout is not None
     assert "holds" in json.loads(holder.stdout.readline())
@@ -156,7 +156,7 @@ def test_a_killed_holder_holds_nobody_up(processes: Processes) -> None:
 
 
 def test_a_stalled_holder_is_waited_for_in_vain_only_so_long(processes: Processes) -> None:
-    """One that lives and does not come on is waited for within the bound; then its blocks are fetched without it."""
+    """Others wait for a stalled process at most ``wait_s_max``, and then fetch its blocks."""
     holder = processes.start("stuck")
     assert holder.stdout is not None
     holder.stdout.readline()
@@ -166,7 +166,7 @@ def test_a_stalled_holder_is_waited_for_in_vain_only_so_long(processes: Processe
 
 
 def test_killed_at_any_moment(processes: Processes) -> None:
-    """Processes that write and evict are killed over and over: no entry is ever wrong, the account converges."""
+    """When processes that write and evict are killed repeatedly, no entry is wrong and the accounting converges."""
     randomly = random.Random(0)
     for _ in range(8):
         pair = [processes.start("forever") for _ in range(2)]
@@ -192,7 +192,7 @@ def test_killed_at_any_moment(processes: Processes) -> None:
 
 
 def test_a_forked_child_reads_on(processes: Processes) -> None:
-    """A child of a process that uses a cache has threads, leases and descriptors of its own."""
+    """A forked child of a process that uses a cache has its own threads, leases and descriptors."""
     config = CacheConfig(processes.cache, 10**9, free_ratio_min=0.0, block_bytes=64 * 1024)
     with Cached(LocalStore(processes.data), config) as store:
         assert store.read("03").data == content(300_000, 3)
@@ -212,7 +212,7 @@ def test_a_forked_child_reads_on(processes: Processes) -> None:
 def test_a_warm_epoch_of_a_loader(
     faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """By the server's count: with an endless TTL no request at all; without one a listing, and a look for an index."""
+    """The server sees no request with an endless TTL; without a TTL it sees a listing and a search for an index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     for number in range(4):
         file, member = io.BytesIO(), tarfile.TarInfo(f"{number}.bin")
@@ -222,7 +222,7 @@ def test_a_warm_epoch_of_a_loader(
         faulty.objects[f"data/{number}.tar"] = file.getvalue()
 
     def asked(ttl_s: float) -> set[str]:
-        """What a job of its own asks."""
+        """Return the requests that a new process sends."""
         before = len(faulty.requests)
         source = ps.shards if kind == "shards" else ps.objects
         pipeline = source(f"{faulty.url}/data/", endpoint_url=faulty.endpoint_url, anonymous=True).shuffle().batch(2)

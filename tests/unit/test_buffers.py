@@ -1,4 +1,4 @@
-"""Leases: memory comes back each time, and never while anything refers to it."""
+"""Buffers: memory is reused each time, and never while anything refers to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.buffers import as_bytes, bytes_buffer, lease, small_buffer, whole_
 
 
 def test_memory_comes_home_each_time_not_only_the_first() -> None:
-    """An owner that is lent again and again comes back after every lease."""
+    """An owner is given back after each of many leases."""
     home: list[bytearray] = []
     owner = bytearray(4096)
     for count in range(5):
@@ -22,7 +22,7 @@ def test_memory_comes_home_each_time_not_only_the_first() -> None:
 
 
 def test_a_view_of_a_view_keeps_memory_away_from_home() -> None:
-    """Slices and numpy arrays over a lease hold it; the last of them gives it back."""
+    """Slices and numpy arrays keep a lease alive, and dropping the last of them gives the owner back."""
     home: list[bytearray] = []
     view = lease(bytearray(b"0123456789"), home.append)
     array = np.frombuffer(view[2:8], np.uint8)
@@ -37,7 +37,7 @@ def test_a_view_of_a_view_keeps_memory_away_from_home() -> None:
 
 
 def test_a_small_buffer_is_large_enough_and_used_again() -> None:
-    """Capacity covers the size with at most an eighth unused; freed memory serves the next of its class."""
+    """At most an eighth of a buffer is unused, and freed memory serves the next buffer of its size class."""
     for size_bytes in (0, 1, 16 * 1024, 100_000, 1_000_000, 2 * 1024 * 1024, 3_000_000):
         buffer = small_buffer(size_bytes)
         assert size_bytes <= len(buffer) <= size_bytes * 9 // 8 + 1
@@ -50,7 +50,7 @@ def test_a_small_buffer_is_large_enough_and_used_again() -> None:
 
 
 def test_a_filled_buffer_is_its_bytes_without_a_copy() -> None:
-    """What was written into a bytes buffer is the object that comes out of it, the same each time, and hashes right."""
+    """The object from a bytes buffer has the bytes written to it, is the same each time, and hashes correctly."""
     for size_bytes in (0, 1, 2, 100_000, 3 << 20):
         view = bytes_buffer(size_bytes)
         assert len(view) == size_bytes
@@ -64,7 +64,7 @@ def test_a_filled_buffer_is_its_bytes_without_a_copy() -> None:
 
 
 def test_a_part_of_a_buffer_is_copied() -> None:
-    """Only the whole of a bytes buffer is its object; a slice of it, any other view and bytes themselves are as ever."""
+    """Only a view of the whole bytes buffer returns its object; slices and other views are copied."""
     view = bytes_buffer(10)
     view[:] = b"0123456789"
     assert as_bytes(view[2:5]) == b"234"
@@ -76,7 +76,7 @@ def test_a_part_of_a_buffer_is_copied() -> None:
 
 
 def test_a_view_keeps_the_bytes_that_it_is_of() -> None:
-    """The object outlives the buffer through any slice, and goes with the last one."""
+    """Any slice keeps the object alive, and dropping the last one frees it."""
     view = bytes_buffer(4 << 20)
     view[-3:] = b"end"
     part = view[-3:]
@@ -90,7 +90,7 @@ def test_a_view_keeps_the_bytes_that_it_is_of() -> None:
 
 
 def test_only_all_of_an_object_in_its_order_is_the_object() -> None:
-    """What libcurl is handed in place of a view has the same bytes: no part of an object, and no other order of it."""
+    """The object that libcurl gets in place of a view has exactly the bytes of that view."""
     data = bytes(range(24))
     table = np.frombuffer(data, np.uint8).reshape(4, 6)
     for view in (data, memoryview(data), memoryview(data).cast("B", (4, 6)), memoryview(data).cast("I")):

@@ -53,7 +53,7 @@ def test_every_field_is_documented(kind: Any) -> None:
     ],
 )
 def test_values_out_of_bounds_are_named(kind: Any, name: str, value: float) -> None:
-    """A value out of bounds is a ConfigError that names the field and the value."""
+    """A value out of bounds raises a ``ConfigError`` that names the field and the value."""
     with pytest.raises(ConfigError, match=f"{name}={value}"):
         kind(**{name: value})
 

@@ -1,4 +1,4 @@
-"""The error tree: complete, mapped, pickling, and silent about secrets."""
+"""The error tree is complete and mapped to errno and HTTP; errors can be pickled and show no secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import WIRE, CancelledOperationError, ClosedStoreError, Dat
 
 
 def tree(kind: type[PenstockError] = PenstockError) -> list[type[PenstockError]]:
-    """The class and all below it that the package itself defines and shows."""
+    """Return a class and all its subclasses that the package defines."""
     found = [kind] if kind.__module__ == "penstock.errors" else []
     return found + [each for below in kind.__subclasses__() for each in tree(below)]
 
@@ -22,20 +22,20 @@ TREE = sorted(set(tree()), key=lambda kind: kind.__name__)
 
 
 def test_every_class_has_a_row_on_the_wire() -> None:
-    """Every class of the tree has an errno and an HTTP status, and nothing else has."""
+    """Every class of the tree, and nothing else, has an errno and an HTTP status."""
     assert set(WIRE) == set(TREE)
     assert all(number > 0 and 400 <= status < 600 for number, status in WIRE.values())
 
 
 def test_every_class_is_exported() -> None:
-    """Every class is a top-level name, but for the two that no user needs."""
+    """Every class is a top-level name, except the two that no user needs."""
     exported = {name for name in ps.__all__ if name.endswith("Error")}
     assert exported == {kind.__name__ for kind in TREE} - {CancelledOperationError.__name__, ClosedStoreError.__name__}
     assert all(getattr(ps, name) is getattr(errors, name) for name in exported)
 
 
 def test_what_a_store_says_has_a_hint() -> None:
-    """Whoever raises it, an error of the store says what to do, but for those whose remedy depends on the case."""
+    """Every store error has a hint, except those whose remedy depends on the case."""
     silent = {kind.__name__ for kind in TREE if issubclass(kind, StoreError) and kind("what").hint is None}
     assert silent == {"StoreError", "ProtocolError", "CancelledOperationError", "ClosedStoreError"}
     assert ps.SpanError("what", hint="other").hint == "other"
@@ -85,13 +85,13 @@ def test_store_errors_carry_their_errno() -> None:
 
 
 def test_unknown_fields_are_refused() -> None:
-    """A misspelt field is a TypeError where it is written."""
+    """A misspelt field raises ``TypeError`` at once."""
     with pytest.raises(TypeError, match="sahrd"):
         DataError("x", sahrd="a")
 
 
 def test_the_message_names_everything_known() -> None:
-    """Operation, URL, range, status, code, attempts, seconds, request id and hint are all in the message."""
+    """The message contains operation, URL, range, status, code, attempts, seconds, request id and hint."""
     error = StoreError(
         "it broke", hint="mend it", operation="GET", url="s3://b/k", span=(5, 9), status=503, code="SlowDown",
         request_id="R1", attempts_count=3, elapsed_s=1.234,

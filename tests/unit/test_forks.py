@@ -1,4 +1,4 @@
-"""What a fork does to live objects: told in the child only, generations differ, inherited use is refused."""
+"""What a fork does to live objects: only the child is notified, and inherited objects refuse to be used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.errors import ClosedError
 
 
 def in_child(check: str) -> int:
-    """Exit status of a forked child that asserts `check`, an expression over this module's names."""
+    """Return the exit status of a forked child that asserts `check`, an expression over this module's names."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other tests' threads may live
         child = os.fork()
@@ -28,19 +28,19 @@ _LOCALS: dict[str, object] = {}
 
 
 class Told:
-    """Counts the calls."""
+    """Counts its notifications."""
 
     def __init__(self) -> None:
         self.count = 0
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """One more."""
+        """Count a notification."""
         self.count += 1
 
 
 def refused(made_in: int) -> bool:
-    """Whether use is refused as inherited."""
+    """Whether the use of an inherited object is refused."""
     try:
         forks.check(made_in, "this thing")
     except ClosedError as error:
@@ -49,14 +49,14 @@ def refused(made_in: int) -> bool:
 
 
 def test_only_the_child_is_told() -> None:
-    """A registered object hears of the fork once in the child, never in the parent."""
+    """A registered object is notified once in the child, and never in the parent."""
     told = _LOCALS["told"] = Told()
     assert in_child("told.count == 1") == 0
     assert told.count == 0
 
 
 def test_the_child_is_another_generation() -> None:
-    """``generation()`` grows in the child, and ``check`` refuses what the parent made."""
+    """``generation()`` grows in the child, and ``check`` refuses objects that the parent created."""
     here = _LOCALS["here"] = forks.generation()
     assert in_child("forks.generation() == here + 1 and refused(here)") == 0
     assert forks.generation() == here
@@ -66,7 +66,7 @@ def test_the_child_is_another_generation() -> None:
 
 
 def test_registering_keeps_nothing_alive() -> None:
-    """A registered object goes when its last user does."""
+    """Registering an object does not keep it alive."""
     import gc
     import weakref
 

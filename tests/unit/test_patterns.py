@@ -19,7 +19,7 @@ from penstock.patterns import expand_braces, glob_matcher, has_glob, is_pattern,
     ],
 )
 def test_braces_unfold_as_in_a_shell(pattern: str, expected: list[str]) -> None:
-    """Ranges keep their zeros, lists keep their order, several multiply with the last running fastest."""
+    """Ranges keep leading zeros, lists keep their order, and several braces combine with the last one varying fastest."""
     assert expand_braces(pattern) == expected
 
 
@@ -34,7 +34,7 @@ def test_braces_unfold_as_in_a_shell(pattern: str, expected: list[str]) -> None:
     ],
 )
 def test_globs_are_told_from_urls(url: str, expected: bool) -> None:
-    """An HTTP query is no wildcard."""
+    """The query of an HTTP URL is not a wildcard."""
     assert has_glob(url) is expected
 
 
@@ -56,19 +56,19 @@ def test_globs_are_told_from_urls(url: str, expected: bool) -> None:
     ],
 )
 def test_glob_semantics(pattern: str, name: str, expected: bool) -> None:
-    """Shell rules: * and ? stop at a slash, ** does not, everything else is literal."""
+    """As in a shell, ``*`` and ``?`` stop at a slash, ``**`` does not, and everything else is literal."""
     assert (glob_matcher(pattern)(name) is not None) is expected
 
 
 def test_glob_folder() -> None:
-    """What is listed is the folder above the first wildcard."""
+    """The folder above the first wildcard is split off, to be listed."""
     assert split_glob("s3://b/a/x-*/y.tar") == ("s3://b/a/", "x-*/y.tar")
     assert split_glob("*.tar") == ("./", "*.tar")
     assert split_glob("s3://b/a/x-{0..3}/*.tar") == ("s3://b/a/", "x-{0..3}/*.tar")
 
 
 def test_braces_and_wildcards_together() -> None:
-    """A key is taken if it is one of the names, or matches one of the globs, that the braces unfold to."""
+    """A key matches if it equals a name, or matches a glob, that the braces expand to."""
     taken = matcher("*-0000{0..3}.tar")
     assert [taken(f"x-0000{number}.tar") for number in (0, 3, 4)] == [True, True, False]
     assert matcher("{a,b*}.tar")("a.tar")
@@ -77,6 +77,6 @@ def test_braces_and_wildcards_together() -> None:
 
 
 def test_urls_of_servers_are_no_patterns() -> None:
-    """What cannot be listed has no wildcards."""
+    """A URL that cannot be listed has no wildcards."""
     assert is_pattern("s3://b/{a,b}.tar")
     assert not is_pattern("https://host/{a,b}*.tar")

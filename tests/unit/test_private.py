@@ -1,4 +1,4 @@
-"""What another user could have put there is not believed, and not written over."""
+"""Files that another user could have put somewhere are neither trusted nor overwritten."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def level(cache: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", LEVELS)
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_cache_that_others_may_write_to_is_refused(data: Path, tmp_path: Path, name: str, mode: int) -> None:
-    """At any level of a cache, a mode that lets others write is refused with the mode and the command that mends it."""
+    """At any level of a cache, a mode that lets others write is refused, with the command that changes it."""
     cache = tmp_path / "cache"
     read(data, cache)
     level(cache, name).chmod(mode)
@@ -57,7 +57,7 @@ def test_a_cache_that_others_may_write_to_is_refused(data: Path, tmp_path: Path,
 @as_root
 @pytest.mark.parametrize("name", LEVELS)
 def test_a_cache_of_another_user_is_refused(data: Path, tmp_path: Path, name: str) -> None:
-    """At any level of a cache, another owner is refused, with both users."""
+    """At any level of a cache, another owner is refused, and the message names both users."""
     cache = tmp_path / "cache"
     read(data, cache)
     give_away(level(cache, name))
@@ -67,7 +67,7 @@ def test_a_cache_of_another_user_is_refused(data: Path, tmp_path: Path, name: st
 
 @pytest.mark.parametrize("name", LEVELS[:-1])
 def test_links_are_refused(data: Path, tmp_path: Path, name: str) -> None:
-    """A cache, or a directory in it, that is a symbolic link is refused, and nothing is written where it leads."""
+    """A cache that is or contains a symbolic link to a directory is refused, and nothing is written to its target."""
     cache, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
     read(data, cache)
     level(cache, name).rename(elsewhere)
@@ -80,7 +80,7 @@ def test_links_are_refused(data: Path, tmp_path: Path, name: str) -> None:
 
 @as_root
 def test_a_strangers_link_on_the_way_is_refused(data: Path, tmp_path: Path) -> None:
-    """A path that leads through a link of another user is refused; one through a link of one's own is not."""
+    """A path through another user's link is refused; a path through one's own link is not."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert read(data, tmp_path / "link" / "cache") == b"right" * 1000
@@ -90,7 +90,7 @@ def test_a_strangers_link_on_the_way_is_refused(data: Path, tmp_path: Path) -> N
 
 
 def test_planted_links_are_not_written_through(data: Path, tmp_path: Path) -> None:
-    """A link in the place of a cache's own file, symbolic or hard, loses the victim's file nothing; the job goes on."""
+    """A symbolic or hard link in place of a cache file does not change the file that it names, and the job goes on."""
     for kind in ("symbolic", "hard"):
         for file in ("leases", "usage"):
             cache, victim = tmp_path / f"{kind}-{file}", tmp_path / "victim"
@@ -106,7 +106,7 @@ def test_planted_links_are_not_written_through(data: Path, tmp_path: Path) -> No
 
 @as_root
 def test_a_planted_entry_is_not_served(data: Path, tmp_path: Path) -> None:
-    """An entry that another user wrote is fetched again, whatever its checksum says."""
+    """An entry that another user wrote is fetched again, even if its checksum matches."""
     cache = tmp_path / "cache"
     read(data, cache)
     for entry in (cache / LAYOUT / "entries").glob("*/*"):
@@ -117,7 +117,7 @@ def test_a_planted_entry_is_not_served(data: Path, tmp_path: Path) -> None:
 
 
 def test_new_directories_are_private(data: Path, tmp_path: Path) -> None:
-    """What a cache makes is open to its user alone, whatever the umask."""
+    """Only its user can access the files of a cache, whatever the umask."""
     before = os.umask(0)
     try:
         read(data, tmp_path / "new" / "cache")
@@ -129,7 +129,7 @@ def test_new_directories_are_private(data: Path, tmp_path: Path) -> None:
 
 @as_root
 def test_an_index_of_another_user_is_refused(data: Path, tmp_path: Path) -> None:
-    """An index directory that others could have written says what to read, and is refused alike."""
+    """An index directory that others could have written is refused as well, since it tells what to read."""
     shards = [Shard(LocalStore(data), "a")]
     folder = in_directory(shards, tmp_path / "index").store.root  # type: ignore[attr-defined]
     folder.mkdir(parents=True)
@@ -155,7 +155,7 @@ def test_only_ones_own_files_are_opened_to_be_written(tmp_path: Path) -> None:
 
 
 def test_nothing_there_is_nothing_to_refuse(tmp_path: Path) -> None:
-    """A directory that does not exist yet, or cannot exist, is no danger."""
+    """A directory that does not or cannot exist passes the check."""
     check_private(tmp_path / "no" / "where", what="cache")
     (tmp_path / "file").touch()
     check_private(tmp_path / "file" / "x", what="cache")

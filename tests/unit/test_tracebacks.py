@@ -1,4 +1,4 @@
-"""What ``tracebacks`` keeps of an error, and what it says of a user's function."""
+"""What ``tracebacks`` keeps of an error, and how it names a user's function."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def failure_of(function: Any) -> Any:
     ],
 )
 def test_a_failure_names_function_file_and_line(function: Any, name: str) -> None:
-    """A function, a partial of one, a callable object and a lambda are named, with the innermost of the user's lines."""
+    """The message names a function, partial, callable object or lambda, and the innermost line of the user's code."""
     text = str(failure_of(function))
     assert f"{name} failed at " in text
     assert "test_tracebacks.py:" in text
@@ -59,7 +59,7 @@ def test_a_failure_names_function_file_and_line(function: Any, name: str) -> Non
 
 
 def test_a_failure_in_a_library_names_the_users_line() -> None:
-    """Where the standard library raises, the line in the user's file that called it is named."""
+    """If the standard library raises, the message names the line in the user's file that called it."""
 
     def parses(_: Any) -> Any:
         import json
@@ -74,7 +74,7 @@ def test_a_failure_in_a_library_names_the_users_line() -> None:
 
 
 def test_a_function_without_a_file_is_named_alone() -> None:
-    """A function that is not written in Python has a name, and no line is invented for it."""
+    """A function that is not written in Python is named without a line."""
     try:
         len(1)  # type: ignore[arg-type]
     except TypeError as error:
@@ -83,7 +83,7 @@ def test_a_function_without_a_file_is_named_alone() -> None:
 
 
 def test_a_removed_working_directory_is_no_second_error(tmp_path: Path) -> None:
-    """Saying where a function failed does not need the working directory."""
+    """Reporting where a function failed works without a working directory."""
     before = Path.cwd()
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -96,7 +96,7 @@ def test_a_removed_working_directory_is_no_second_error(tmp_path: Path) -> None:
 
 
 def test_pickling_keeps_the_users_frames() -> None:
-    """What crosses to another process says there where the user's function failed, once."""
+    """An error from another process tells once where the user's function failed."""
     error = pickle.loads(pickle.dumps(failure_of(broken)))
     shorten(error)
     shorten(error)
@@ -106,7 +106,7 @@ def test_pickling_keeps_the_users_frames() -> None:
 
 
 def test_secrets_in_a_users_error_are_not_shown() -> None:
-    """The text of a user's frames and errors passes through the redaction, as all text of errors does."""
+    """The text of users' frames and errors is redacted, as all text of errors is."""
 
     def signed(_: Any) -> Any:
         raise KeyError("https://host/x?X-Amz-Signature=abcdef0123")
@@ -116,7 +116,7 @@ def test_secrets_in_a_users_error_are_not_shown() -> None:
 
 
 def test_a_users_own_exception_keeps_its_frames_and_loses_ours() -> None:
-    """An exception of the user's that passes through a boundary shows the user's frames alone."""
+    """A user's exception that passes through a boundary shows only the user's frames."""
     with pytest.raises(KeyError) as raised:
         list(ps.connect("memory://tracebacks").read_many(broken() for _ in range(2)))
     files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
@@ -124,7 +124,7 @@ def test_a_users_own_exception_keeps_its_frames_and_loses_ours() -> None:
 
 
 def test_a_mistake_of_ours_keeps_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is neither an error of the package nor raised by the user's code is shown whole: somebody has to find it."""
+    """An error that is neither the package's nor raised by the user's code keeps all frames, so that it can be found."""
     store = ps.connect("memory://tracebacks")
     monkeypatch.setattr("penstock.fetch.read_ahead.as_item", None)
     with pytest.raises(TypeError) as raised:

@@ -18,6 +18,9 @@ from penstock.cache.directory import LAYOUT, TAG, TAG_NAME, CacheDirectory, fold
 from penstock.cache.entry import (
     BLOCK,
     FIXED_BYTES,
+    LISTING,
+    MISSING,
+    STAT,
     SUFFIXES,
     CorruptEntryError,
     EntryName,
@@ -88,7 +91,7 @@ class _Tally:
     size_bytes: int = 0
 
 
-KINDS = {1: "block", 2: "stat", 3: "missing", 4: "page"}
+KINDS = {BLOCK: "block", STAT: "stat", MISSING: "missing", LISTING: "page"}
 
 
 def open_directory(path: str | os.PathLike[str]) -> CacheDirectory:
@@ -217,12 +220,8 @@ def trim(path: str | os.PathLike[str], bytes_max: int) -> tuple[int, int]:
     return removed_count, removed_bytes
 
 
-def clear(path: str | os.PathLike[str], *, every_layout: bool = True) -> int:
-    """Remove all entries of a cache. Files that do not belong to the cache remain.
-
-    Args:
-        path: The cache directory.
-        every_layout: Whether to remove the entries of other versions' layouts as well.
+def clear(path: str | os.PathLike[str]) -> int:
+    """Remove all entries of a cache, and the folders of other layouts. Files that do not belong to the cache remain.
 
     Returns:
         The disk space that the entries took in bytes.
@@ -235,10 +234,9 @@ def clear(path: str | os.PathLike[str], *, every_layout: bool = True) -> int:
     for _, file_bytes, name in _all(directory):
         removed_bytes += allotted_bytes(file_bytes) * directory.remove(name, file_bytes)
     directory.remove_stale_temporaries()
-    if every_layout:
-        for folder in Path(directory.top).glob("v[0-9]*"):
-            if folder.name != LAYOUT and (folder / "entries").is_dir():
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in Path(directory.top).glob("v[0-9]*"):
+        if folder.name != LAYOUT and (folder / "entries").is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
     return removed_bytes
 
 

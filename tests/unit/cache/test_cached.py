@@ -1,4 +1,4 @@
-"""What ``Cached`` does with the requests that it is given, and with what the disk does to it."""
+"""Operations through ``Cached``, with and without failures of the disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BLOCK_BYTES = 4096
 
 
 class World:
-    """A store that counts its requests, and caches around it that share one directory, as processes do."""
+    """A store that counts its requests, and caches around it that share a directory as processes would."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class World:
         self.stack = stack
 
     def cache(self, inner: Any = None, **options: Any) -> Cached:
-        """Another process's view of the cache."""
+        """Open the cache as another process would."""
         self.traced = Traced(inner or self.memory)
         config = CacheConfig(
             self.folder,
@@ -57,7 +57,7 @@ class World:
         return self.stack.enter_context(Cached(self.traced, config))
 
     def asked(self) -> dict[str, int]:
-        """Requests that the last cache's store saw."""
+        """Return the requests that the store inside the last cache received."""
         return dict(self.traced.statistics().operations)
 
     def entries(self) -> list[Path]:
@@ -75,7 +75,7 @@ def listed(store: Any, prefix: str = "") -> list[PlanItem]:
 
 
 def epoch(store: Any) -> bytes:
-    """All bytes, listed and streamed as a loader does."""
+    """Return all bytes, listed and streamed as a loader does it."""
     return b"".join(bytes(chunk.data) for chunk in store.read_parts(listed(store), part_bytes=65536))
 
 
@@ -83,7 +83,7 @@ def epoch(store: Any) -> bytes:
 
 
 def test_a_warm_epoch_is_one_listing(world: World) -> None:
-    """The second process reads everything from the disk: one page of a listing is all it asks, no HEAD."""
+    """A second process reads everything from the disk; its only request is one page of a listing."""
     for index in range(20):
         world.memory.write(f"k{index:02}", content(30_000 * index, index))
     cold = epoch(world.cache())
@@ -94,7 +94,7 @@ def test_a_warm_epoch_is_one_listing(world: World) -> None:
 
 
 def test_a_warm_epoch_within_the_ttl_asks_nothing(world: World) -> None:
-    """With a TTL the listing is there too: no request at all, in another process, also for reads by bare key."""
+    """With a TTL, another process needs no request at all, not even for a listing or for reads without an ETag."""
     objects = {f"k{index}": content(10_000 + index, index) for index in range(5)}
     for key, data in objects.items():
         world.memory.write(key, data)
@@ -110,7 +110,7 @@ def test_a_warm_epoch_within_the_ttl_asks_nothing(world: World) -> None:
 
 
 def test_bare_keys_are_asked_for_by_a_head(world: World) -> None:
-    """Without a TTL a read of a bare key whose bytes are here costs a HEAD, not its bytes."""
+    """Without a TTL, reading a key without an ETag sends only a HEAD if its bytes are on disk."""
     world.memory.write("k", content(9000))
     assert world.cache().read("k").data == content(9000)
     assert world.asked() == {"Get": 1}
@@ -119,7 +119,7 @@ def test_bare_keys_are_asked_for_by_a_head(world: World) -> None:
 
 
 def test_a_replaced_object_is_read_anew(world: World) -> None:
-    """Without a TTL, what another host wrote is seen at once; nothing of the old version is given."""
+    """Without a TTL, a version that another host wrote is read at once."""
     world.memory.write("k", content(9000))
     store = world.cache()
     assert store.read("k").data == content(9000)
@@ -129,7 +129,7 @@ def test_a_replaced_object_is_read_anew(world: World) -> None:
 
 
 def test_what_is_missing_is_remembered_within_the_ttl(world: World) -> None:
-    """A miss is answered from the disk by other processes too; a write through a cache of the node ends that."""
+    """Other processes know from the disk that an object is missing, until it is written through a cache of the node."""
     with pytest.raises(ObjectMissingError):
         world.cache(metadata_ttl_s=math.inf).stat("none")
     store = world.cache(metadata_ttl_s=math.inf)
@@ -142,7 +142,7 @@ def test_what_is_missing_is_remembered_within_the_ttl(world: World) -> None:
 
 
 def test_a_write_ends_listings_of_all_processes(world: World) -> None:
-    """A listing kept with an endless TTL is not believed after a write through any cache of the directory."""
+    """A listing with an endless TTL is not used after a write through any cache of the directory."""
     first, second = world.cache(metadata_ttl_s=math.inf), world.cache(metadata_ttl_s=math.inf)
     assert list(first.list()) == []
     second.write("k", b"x")
@@ -152,7 +152,7 @@ def test_a_write_ends_listings_of_all_processes(world: World) -> None:
 
 
 def test_the_ttl_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is older than the TTL is asked again; an entry from the future, after the clock was set back, too."""
+    """An entry older than the TTL is not used, nor one from the future after the clock was set back."""
     world.memory.write("k", b"x")
     world.cache(metadata_ttl_s=60.0).stat("k")
     now_s = time.time()
@@ -171,7 +171,7 @@ def test_the_ttl_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_neighbours_are_one_request(world: World) -> None:
-    """Missing blocks side by side are fetched together, and only those that are missing."""
+    """Neighbouring missing blocks are fetched with one request, which includes no other blocks."""
     data = content(10 * BLOCK_BYTES)
     world.memory.write("k", data)
     item = listed(world.memory)[0]
@@ -194,7 +194,7 @@ def test_neighbours_are_one_request(world: World) -> None:
 
 
 def test_many_reads_of_one_block_are_one_request(world: World) -> None:
-    """Concurrent reads of a missing block share one fetch, and all get their bytes."""
+    """Concurrent reads of a missing block share one request, and all get their bytes."""
     data = content(3 * BLOCK_BYTES)
     world.memory.write("k", data)
     store = world.cache()
@@ -206,7 +206,7 @@ def test_many_reads_of_one_block_are_one_request(world: World) -> None:
 
 
 def test_a_read_that_gives_up_does_not_take_others_with_it(world: World) -> None:
-    """When the read that fetches is cancelled, those that wait for its block fetch it themselves."""
+    """If the read that fetches a block is cancelled, the reads that wait for the block fetch it themselves."""
     data = content(BLOCK_BYTES)
     world.memory.write("k", data)
     gate = threading.Event()
@@ -225,7 +225,7 @@ def test_a_read_that_gives_up_does_not_take_others_with_it(world: World) -> None
 
 
 class _Held(MemoryStore):
-    """Answers the first Get only when the gate opens."""
+    """A store that answers the first Get only when the gate opens."""
 
     def __init__(self, memory: MemoryStore, gate: threading.Event) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class _Held(MemoryStore):
 
 
 def test_the_stores_error_is_the_readers(world: World) -> None:
-    """A fetch that fails fails the read with the store's error, keeps nothing, and the next read tries again."""
+    """If a fetch fails, the read raises the store's error, nothing is kept, and the next read tries again."""
     world.memory.write("k", content(9000))
     faulty = Faulty(world.memory, fail_at_call=2, error=UnavailableError("503"))
     store = world.cache(faulty)
@@ -252,7 +252,7 @@ def test_the_stores_error_is_the_readers(world: World) -> None:
 
 
 def test_a_pinned_version_outlives_its_object(world: World) -> None:
-    """An epoch that pinned a version goes on with its bytes after the object was replaced; a missing block is an error."""
+    """A pinned version can be read after the object was replaced, but a missing block of it raises an error."""
     data = content(5 * BLOCK_BYTES)
     world.memory.write("k", data)
     item = listed(world.memory)[0]
@@ -266,7 +266,7 @@ def test_a_pinned_version_outlives_its_object(world: World) -> None:
 
 
 def test_nothing_is_copied_on_the_way(world: World) -> None:
-    """A block from the disk lands in the place that the sink gave, and around it nothing is touched."""
+    """A block from the disk lands in the sink's landing, and no byte around it changes."""
     data = content(3 * BLOCK_BYTES)
     world.memory.write("k", data)
     epoch(world.cache())
@@ -281,7 +281,7 @@ def test_nothing_is_copied_on_the_way(world: World) -> None:
 
 
 def test_memory_goes_home_at_once(world: World) -> None:
-    """When a cold epoch has been consumed its buffers are free again, without the cyclic garbage collector's help."""
+    """After a cold epoch its buffers are free again, without the cyclic garbage collector."""
     world.memory.write("k", content(5 * MIB))
     store = world.cache(block_bytes=MIB)
     items = listed(store)
@@ -297,7 +297,7 @@ def test_memory_goes_home_at_once(world: World) -> None:
 
 
 class _Opened:
-    """Counts how entries are opened for writing; `refuses` as a file system that knows no direct writes."""
+    """Counts how entries are opened for writing; with `refuses`, behaves as a file system without direct I/O."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refuses: bool) -> None:
         self.direct_count = self.buffered_count = 0
@@ -317,7 +317,7 @@ class _Opened:
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_whole_blocks_go_past_the_page_cache(world: World, monkeypatch: pytest.MonkeyPatch, refuses: bool) -> None:
-    """Aligned blocks are written directly, the odd end is not; where the file system refuses, nothing is, after one try."""
+    """Aligned blocks are written with direct I/O, but the rest of an object is not; after one refusal, none are."""
     data = content(3 * MIB + 5)
     world.memory.write("k", data)
     opened = _Opened(monkeypatch, refuses=refuses)
@@ -333,7 +333,7 @@ def test_whole_blocks_go_past_the_page_cache(world: World, monkeypatch: pytest.M
 
 
 def test_a_block_is_written_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the first of its folder: nothing is written again for a folder that is not there yet."""
+    """Each block is written once, even if its folder does not exist yet."""
     world.memory.write("k", content(64 * BLOCK_BYTES))
     opened = _Opened(monkeypatch, refuses=False)
     store = world.cache()
@@ -342,7 +342,7 @@ def test_a_block_is_written_once(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 
 class _Weak(MemoryStore):
-    """Says what its objects mean, not what their bytes are."""
+    """A store with weak ETags."""
 
     def _put(self, operation: Any) -> Any:
         super()._put(operation)
@@ -354,7 +354,7 @@ class _Weak(MemoryStore):
 
 @pytest.mark.parametrize("ttl_s", [0.0, math.inf])
 def test_weak_versions_are_not_kept(world: World, ttl_s: float) -> None:
-    """Two objects of one weak ETag may differ in their bytes: reads of them go to the store, each time."""
+    """Every read of an object with a weak ETag goes to the store, since objects with equal ETags may differ."""
     store = world.cache(_Weak(), metadata_ttl_s=ttl_s)
     for seed in range(3):
         store.inner.write("k", content(9000, seed))
@@ -369,7 +369,7 @@ def test_weak_versions_are_not_kept(world: World, ttl_s: float) -> None:
 
 
 def test_namespaces_do_not_see_each_other(world: World) -> None:
-    """Blocks and answers of one namespace are none of another's."""
+    """A namespace does not use blocks and answers of another."""
     world.memory.write("k", content(5000))
     epoch(world.cache(namespace="a", metadata_ttl_s=math.inf))
     epoch(world.cache(namespace="b", metadata_ttl_s=math.inf))
@@ -379,7 +379,7 @@ def test_namespaces_do_not_see_each_other(world: World) -> None:
 
 
 def test_everything_is_private(world: World) -> None:
-    """Directories are 0700 and files 0600, whatever the umask."""
+    """Directories have mode 0700 and files 0600, whatever the umask."""
     before = os.umask(0)
     try:
         world.memory.write("k", content(5000))
@@ -391,7 +391,7 @@ def test_everything_is_private(world: World) -> None:
 
 
 def test_a_pickled_store_shares_the_directory(world: World) -> None:
-    """It is its configuration: the copy finds the blocks."""
+    """A pickled cache finds the blocks of the original."""
     world.memory.write("k", content(5000))
     epoch(world.cache())
     store = world.cache()
@@ -406,7 +406,7 @@ def test_a_pickled_store_shares_the_directory(world: World) -> None:
 
 @pytest.mark.parametrize("damage", ["data", "header", "cut", "empty", "swapped", "longer identity"])
 def test_a_corrupt_block_is_fetched_again_alone(world: World, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever happened to a block, its bytes are never given; it is removed and fetched again, and no other."""
+    """A damaged block is never returned: it alone is removed and fetched again."""
     data = content(8 * BLOCK_BYTES)
     world.memory.write("k", data)
     epoch(world.cache())
@@ -436,7 +436,7 @@ def test_a_corrupt_block_is_fetched_again_alone(world: World, damage: str, caplo
 
 
 def test_a_block_that_goes_while_it_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has opened a block reads it to its end, whoever evicts it meanwhile: nothing is fetched, nothing is corrupt."""
+    """A block that is evicted while it is read is read to its end, without a request and without an error."""
     data = content(3 * BLOCK_BYTES)
     world.memory.write("k", data)
     epoch(world.cache())
@@ -460,8 +460,10 @@ def test_a_block_that_goes_while_it_is_read(world: World, monkeypatch: pytest.Mo
 def test_the_header_is_read_before_the_block(
     world: World, monkeypatch: pytest.MonkeyPatch, is_cached: bool | None
 ) -> None:
-    """Whoever reads a whole block, for the first time or again, asks for its header alone (see ``Turns.read_waiting``): of
-    the page cache, then of the disk; where nobody can tell what the page cache has, of the disk."""
+    """A read of a whole block reads its header separately, each time (``CpuSlots.read_waiting``).
+
+    It reads from the page cache first and then from the disk; if the page cache cannot be asked, only from the disk.
+    """
     world.memory.write("k", content(2 * MIB))
     store = world.cache(block_bytes=MIB, threads_max=1)
     epoch(store)
@@ -487,8 +489,8 @@ def test_the_header_is_read_before_the_block(
         assert reads == expected
 
 
-def test_turns_are_given_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More corrupt, missing and slow blocks than there are turns leave all of them."""
+def test_cpu_slots_are_released(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Corrupt, missing and slow blocks release their CPU slots."""
     data = content(64 * BLOCK_BYTES)
     world.memory.write("k", data)
     epoch(world.cache())
@@ -510,7 +512,7 @@ def test_turns_are_given_back(world: World, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_directory_may_go_under_way(world: World) -> None:
-    """rm -rf beside a job: it reads on, and fills the directory again."""
+    """After ``rm -rf`` of the directory, a job goes on and fills the directory again."""
     data = content(8 * BLOCK_BYTES)
     world.memory.write("k", data)
     store = world.cache()
@@ -523,7 +525,7 @@ def test_the_directory_may_go_under_way(world: World) -> None:
 
 
 def test_a_disk_that_takes_nothing_more(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """When writing fails half-way the job reads on, one warning says so, and nothing half is left."""
+    """If a write fails half-way, the job goes on, one warning is logged, and no partial file remains."""
     data = content(8 * BLOCK_BYTES)
     world.memory.write("k", data)
     store = world.cache()
@@ -545,7 +547,7 @@ def test_a_disk_that_takes_nothing_more(world: World, caplog: pytest.LogCaptureF
 def test_a_quota_that_is_used_up(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The job reads on, one warning says why, and what was reserved for the blocks is given back."""
+    """If a quota is used up, the job goes on, one warning is logged, and reservations are given back."""
     data = content(8 * BLOCK_BYTES)
     world.memory.write("k", data)
     store = world.cache()
@@ -564,7 +566,7 @@ def test_a_quota_that_is_used_up(
 
 
 def test_a_quota_below_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call says what a quota leaves: where it refuses a block, the oldest go, and what is read next is kept again."""
+    """If a quota refuses a block, the oldest entries are removed, and later blocks are kept again."""
     for index in range(40):
         world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
     store = world.cache(threads_max=1)
@@ -588,7 +590,7 @@ def test_a_quota_below_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_free_space_is_left(world: World) -> None:
-    """A disk with less free space than is to be left takes nothing, and that is no error."""
+    """If less space is free than must remain free, nothing is stored, and no failure is counted."""
     world.memory.write("k", content(9000))
     store = world.cache(free_ratio_min=0.999)
     assert epoch(store) == content(9000)
@@ -597,7 +599,7 @@ def test_free_space_is_left(world: World) -> None:
 
 
 def test_a_disk_that_others_fill_costs_what_is_needed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far below its limit, on a disk without a free byte, a cache gives up one entry for each new one, not all it has."""
+    """On a full disk, a cache below its limit removes only as much as a new entry needs."""
     world.memory.write("k", content(64 * BLOCK_BYTES))
     world.memory.write("new", content(BLOCK_BYTES))
     store = world.cache(threads_max=1)
@@ -620,7 +622,7 @@ def test_a_disk_that_others_fill_costs_what_is_needed(world: World, monkeypatch:
 
 
 def test_leftovers_of_the_killed_are_removed(world: World) -> None:
-    """Temporary files of processes that are no more go when the next one begins; those of the living stay."""
+    """A new process removes temporary files of processes that have ended, but not of others."""
     world.memory.write("k", content(9000))
     living = world.cache()
     epoch(living)
@@ -636,7 +638,7 @@ def test_leftovers_of_the_killed_are_removed(world: World) -> None:
 
 
 def test_closing_releases_everything(world: World) -> None:
-    """After close() there are as many threads and descriptors as before."""
+    """After ``close()`` no thread and no descriptor is left."""
     world.memory.write("k", content(50_000))
 
     def held() -> tuple[int, int]:
@@ -660,7 +662,7 @@ def disk_bytes(world: World) -> int:
 
 
 def test_the_limit_holds_and_the_oldest_go(world: World) -> None:
-    """The directory never holds more than the limit, and what was used last is there."""
+    """The directory never exceeds the limit, and the entries used last remain."""
     for index in range(40):
         world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
     store = world.cache(bytes_max=20 * 8192)  # a block of 4 KiB and its header take two pages
@@ -682,7 +684,7 @@ def _name(store: Cached, item: PlanItem) -> Any:
 
 
 def test_the_limit_holds_whoever_writes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight threads store at once: the directory never holds more than the limit, not even for a moment."""
+    """With eight threads that store at once, the directory never exceeds the limit, not even briefly."""
     for index in range(80):
         world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
     held: list[int] = []
@@ -701,7 +703,7 @@ def test_the_limit_holds_whoever_writes(world: World, monkeypatch: pytest.Monkey
 
 
 def test_what_was_used_in_the_future_goes_first(world: World) -> None:
-    """A clock that was ahead has marked an entry: it does not outlive all others for it."""
+    """An entry that a wrong clock marked as used in the future is evicted first."""
     for index in range(40):
         world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
     store = world.cache(bytes_max=20 * 8192)
@@ -717,7 +719,7 @@ def test_what_was_used_in_the_future_goes_first(world: World) -> None:
 
 
 def test_another_layout_is_left_alone(world: World) -> None:
-    """A newer penstock's folder beside ours is not counted, trimmed or verified; clear empties both."""
+    """The folder of another layout is not counted, trimmed or verified, but ``clear`` empties it."""
     other = world.folder / "v9/entries/00"
     other.mkdir(parents=True)
     (other / "theirs").write_bytes(bytes(100_000))
@@ -733,7 +735,7 @@ def test_another_layout_is_left_alone(world: World) -> None:
 
 
 def test_what_is_used_stays(world: World) -> None:
-    """A block that is read again and again outlives those that are not."""
+    """A block that is read repeatedly outlives blocks that are not."""
     world.memory.write("hot", content(BLOCK_BYTES, 99))
     for index in range(60):
         world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
@@ -748,7 +750,7 @@ def test_what_is_used_stays(world: World) -> None:
 
 
 def test_numbers_that_a_killed_process_left_wrong_heal(world: World) -> None:
-    """Wrong numbers are set right by the scans that storing and evicting make anyway; lost ones at the next start."""
+    """Scans during storing and eviction correct wrong numbers, and the next start restores lost ones."""
     for index in range(40):
         world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
     store = world.cache(bytes_max=20 * 8192)
@@ -768,7 +770,7 @@ def test_numbers_that_a_killed_process_left_wrong_heal(world: World) -> None:
 
 
 def test_survey_verify_trim_clear(world: World) -> None:
-    """They count what is there, find what is corrupt, shrink by use, and empty; what is not ours stays."""
+    """The functions count entries, find corrupt ones, remove the oldest and all, but leave other files alone."""
     for index in range(10):
         world.memory.write(f"k{index}", content(2 * BLOCK_BYTES, index))
     store = world.cache(metadata_ttl_s=60.0)
@@ -794,7 +796,7 @@ def test_survey_verify_trim_clear(world: World) -> None:
 
 
 def test_only_a_cache_is_looked_after(tmp_path: Path) -> None:
-    """A directory without our tag is refused: nothing is ever removed by mistake."""
+    """A directory without the cache's tag is refused, so that nothing is removed by mistake."""
     (tmp_path / "precious").write_text("x")
     for act in (survey, verify, clear, open_directory):
         with pytest.raises(ConfigError, match="not a penstock cache"):
@@ -803,7 +805,7 @@ def test_only_a_cache_is_looked_after(tmp_path: Path) -> None:
 
 
 def test_warming_reads_what_is_not_there(world: World) -> None:
-    """Warming twice fetches once; a store without a cache is refused."""
+    """Warming a second time fetches nothing, and a store without a cache is refused."""
     for index in range(5):
         world.memory.write(f"k{index}", content(9000, index))
     store = world.cache()
@@ -817,7 +819,7 @@ def test_warming_reads_what_is_not_there(world: World) -> None:
 
 
 def test_warming_a_pipeline_tells_how_it_goes(tmp_path: Path) -> None:
-    """What is to come is told once, then what came; a pipeline that reads no store is refused."""
+    """The total is reported once, then the progress; a pipeline that reads no store is refused."""
     for name, count in (("a", 1), ("b", 3)):
         (tmp_path / f"{name}.bin").write_bytes(bytes(count * 100_000))
     expected: list[int | None] = []
@@ -848,7 +850,7 @@ def test_warming_a_pipeline_tells_how_it_goes(tmp_path: Path) -> None:
 def test_entries_belong_to_endpoint_and_bucket(
     tmp_path: Path, first: tuple[str, str | None], second: tuple[str, str | None], shared: bool
 ) -> None:
-    """The same key and ETag at another endpoint, or in another bucket, is another object; a prefix is part of the key."""
+    """Equal keys and ETags in different buckets or endpoints are different objects; a prefix is part of the key."""
     digests = []
     for url, endpoint_url in (first, second):
         with ps.connect(url, endpoint_url=endpoint_url, anonymous=True, cache=f"{tmp_path}:1GB") as store:
@@ -862,7 +864,7 @@ def test_entries_belong_to_endpoint_and_bucket(
 
 
 def test_what_is_read_is_recorded(world: World, tmp_path: Path) -> None:
-    """With a record's path, every read is a line of JSON in it, whole, from all caches that name it."""
+    """Every read appends a complete line of JSON to ``record_path``, which caches may share."""
     path = tmp_path / "accesses.jsonl"
     for _ in range(2):
         store = world.cache(MemoryStore({"k": content(9000)}), record_path=str(path))
@@ -878,7 +880,7 @@ def test_what_is_read_is_recorded(world: World, tmp_path: Path) -> None:
 
 
 def test_the_statistics_are_a_record(world: World) -> None:
-    """They are immutable, and every field is a number of its unit, or says so."""
+    """The statistics are immutable."""
     statistics = world.cache().statistics()
     with pytest.raises(dataclasses.FrozenInstanceError):
         statistics.hit_count = 1  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a cache is made with."""
+"""The configuration of a cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 
 
 def test_the_short_spelling() -> None:
-    """PATH:SIZE; the path may hold colons itself, and is made absolute."""
+    """In ``PATH:SIZE`` the path may contain colons, and becomes absolute."""
     config = CacheConfig.of("/nvme/a:b:200GB")
     assert (config.path, config.bytes_max) == ("/nvme/a:b", 200 * 10**9)
     assert CacheConfig.of(config) is config
@@ -25,7 +25,7 @@ def test_the_short_spelling() -> None:
 
 @pytest.mark.parametrize("value", ["/nvme/penstock", ":10GB", "/x:", 7, None])
 def test_what_is_no_cache(value: object) -> None:
-    """A path without a size is refused with the spelling as a hint: an unbounded cache is nobody's wish."""
+    """A path without a size is refused with a hint, since a cache must be bounded."""
     with pytest.raises(ConfigError, match=r"200GB|size"):
         CacheConfig.of(value)  # type: ignore[arg-type]
 
@@ -53,7 +53,7 @@ def test_bounds(wrong: dict) -> None:
 
 @given(st.integers(4096, 64 * MIB), st.integers(256 * 1024, 64 * MIB))
 def test_parts_are_whole_blocks(block_bytes: int, part_bytes: int) -> None:
-    """Never more than was asked for, more than half of it, and blocks or a block's power of two where that can be."""
+    """The size is at most the one wanted and more than half of it, and fits the blocks if that is possible."""
     found = CacheConfig("/x", 64 * block_bytes, block_bytes=block_bytes).whole_blocks(part_bytes)
     assert part_bytes // 2 < found <= part_bytes
     if block_bytes <= part_bytes:
@@ -63,7 +63,7 @@ def test_parts_are_whole_blocks(block_bytes: int, part_bytes: int) -> None:
 
 
 def test_a_loaders_parts_are_whole_blocks(tmp_path: Path) -> None:
-    """With a cache, what a lane reads at a time begins and ends with blocks; without one it is as it was."""
+    """With a cache the parts that a lane reads begin and end where blocks do."""
     (tmp_path / "0.tar").write_bytes(bytes(10_240))
     pipeline = ps.shards(f"{tmp_path}/").batch(1)
     sizes = []

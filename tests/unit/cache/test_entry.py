@@ -27,7 +27,7 @@ from penstock.types import Buffer
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=5), st.binary(max_size=500), st.integers(0, 2**31))
 def test_a_header_says_what_it_was_made_of(fields: list[str], data: bytes, index: int) -> None:
-    """Everything that was encoded is decoded, and the data is held against it."""
+    """Decoding returns everything that was encoded, and the data matches its checksum."""
     identity = identity_of(*[field.encode(errors="replace").decode() for field in fields])
     raw = encode(BLOCK, identity, data, block_index=index, object_bytes=7, block_bytes=4096, sent_s=1.5)
     assert len(raw) == header_bytes_of(identity, len(data))
@@ -38,14 +38,14 @@ def test_a_header_says_what_it_was_made_of(fields: list[str], data: bytes, index
 
 
 def read(raw: Buffer) -> None:
-    """As files are read."""
+    """Decode and check bytes as a reader of files does."""
     header = decode(raw)
     check_data(header, raw[header.header_bytes :])
 
 
 @given(st.data())
 def test_any_changed_bit_is_found(data: st.DataObject) -> None:
-    """Flip any bit of header or data: it is no entry any more."""
+    """Flipping any bit of header or data makes the entry invalid."""
     raw = bytearray(encode(BLOCK, b"identity", b"the data") + b"the data")
     at = data.draw(st.integers(0, 8 * len(raw) - 1))
     raw[at // 8] ^= 1 << at % 8
@@ -55,21 +55,21 @@ def test_any_changed_bit_is_found(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("cut_bytes", [0, 1, 55, 56, 63, 64, 70])
 def test_a_torn_entry_is_found(cut_bytes: int) -> None:
-    """So is one that ends early."""
+    """An entry that ends early is invalid."""
     raw = (encode(STAT, b"x", b"the data") + b"the data")[:cut_bytes]
     with pytest.raises(CorruptEntryError):
         read(raw)
 
 
 def test_consecutive_blocks_lie_in_different_folders() -> None:
-    """A large object is spread over all folders evenly, so that a sample of folders is a sample of the cache."""
+    """The blocks of a large object are spread evenly over all folders, so a few folders are a fair sample of the cache."""
     digest = digest_of(b"object")
     folders = [block_name(digest, index).folder for index in range(2 * FOLDERS_COUNT)]
     assert sorted(folders) == sorted(2 * list(range(FOLDERS_COUNT)))
 
 
 def test_what_is_missing_has_a_bounded_number_of_names() -> None:
-    """However many keys are missing, there are no more files for them."""
+    """However many keys are missing, the number of their entries is bounded."""
     names = {entry_name(MISSING, b"%d" % number) for number in range(100_000)}
     assert 0.9 * MISSING_COUNT_MAX < len(names) <= MISSING_COUNT_MAX
     assert max(name.folder for name in names) < FOLDERS_COUNT

@@ -1,4 +1,4 @@
-"""Caches that share a directory against a dictionary: any operations, in any order, with anything done to the disk."""
+"""Caches that share a directory, compared with a dictionary under random operations and damage to the disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ operations = st.lists(
 
 
 class Model:
-    """Two caches of one directory, the store inside, and what it must hold."""
+    """Two caches of one directory, the store inside, and the objects that it must hold."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, **options: Any) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Model:
         return sorted(self.folder.glob("v1/entries/*/*"))
 
     def apply(self, turn: int, name: str, *words: Any) -> None:
-        """One operation, through the caches in turn."""
+        """Perform one operation, alternating between the caches."""
         store = self.caches[turn % 2]
         if name in ("write", "write outside"):
             key, size_bytes, seed = words
@@ -101,7 +101,7 @@ class Model:
 @settings(max_examples=120, deadline=None)
 @given(operations, st.sampled_from([10**8, 8 * 8192]))
 def test_any_history_reads_as_a_dictionary(history: list[tuple[Any, ...]], bytes_max: int) -> None:
-    """Without a TTL: every read and listing is what the store holds then, and the limit holds."""
+    """Without a TTL, every read and listing matches the store, and the limit is kept."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = Model(Path(folder) / "cache", stack, bytes_max=bytes_max)
         for turn, operation in enumerate(history):

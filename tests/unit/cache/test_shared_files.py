@@ -1,4 +1,4 @@
-"""Leases and accounting between processes: two objects in one process have descriptors of their own, as processes do."""
+"""Leases and accounting between processes. Two objects in one process stand for two processes, as each has a descriptor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def leases(folder: Path) -> Leases:
 
 
 def test_a_lease_has_one_holder(tmp_path: Path) -> None:
-    """Who has it has it, until it is given back; others are told at once."""
+    """A lease has one holder until it is released, and others are refused at once."""
     first, second = leases(tmp_path), leases(tmp_path)
     assert first.try_take(7) is True
     assert second.try_take(7) is False
@@ -28,7 +28,7 @@ def test_a_lease_has_one_holder(tmp_path: Path) -> None:
 
 
 def test_a_lease_dies_with_its_holder(tmp_path: Path) -> None:
-    """When its descriptor is closed, by whatever end, the lease is free."""
+    """A lease is free once its holder's descriptor is closed."""
     first, second = leases(tmp_path), leases(tmp_path)
     assert first.try_take(7)
     token = first.token
@@ -41,7 +41,7 @@ def test_a_lease_dies_with_its_holder(tmp_path: Path) -> None:
 
 
 def test_where_there_can_be_no_locks_nobody_waits(tmp_path: Path) -> None:
-    """Without the file, there is neither a yes nor a no, and no error."""
+    """Without the file, ``try_take`` returns None and nothing raises."""
     (tmp_path / "file").write_bytes(b"")
     nowhere = leases(tmp_path / "file")
     assert nowhere.try_take(7) is None
@@ -49,7 +49,7 @@ def test_where_there_can_be_no_locks_nobody_waits(tmp_path: Path) -> None:
 
 
 def test_usage_adds_up_over_processes(tmp_path: Path) -> None:
-    """Additions of many threads and two descriptors are all there: each under its number's lock."""
+    """No addition of several threads and two descriptors is lost."""
     both = [Usage(str(tmp_path / "usage")) for _ in range(2)]
     for usage in both:
         usage.open(empty=True)
@@ -64,7 +64,7 @@ def test_usage_adds_up_over_processes(tmp_path: Path) -> None:
 
 
 def test_lost_numbers_are_unknown_until_counted(tmp_path: Path) -> None:
-    """A file that was lost is made anew, knowing nothing; what is unknown counts as nothing and stays so until it is set."""
+    """A lost file is created again with unknown numbers, which count as 0 until they are set."""
     usage = Usage(str(tmp_path / "usage"))
     usage.open(empty=False)
     assert set(usage.numbers()) == {UNKNOWN}
@@ -79,7 +79,7 @@ def test_lost_numbers_are_unknown_until_counted(tmp_path: Path) -> None:
 
 
 def test_a_fork_drops_no_lease_of_the_parent(tmp_path: Path) -> None:
-    """A child has a token and a descriptor of its own; its end leaves the parent's leases."""
+    """A child has its own token and descriptor, and its end releases no lease of the parent."""
     first, second = leases(tmp_path), leases(tmp_path)
     assert first.try_take(7)
     token = first.token
@@ -95,14 +95,14 @@ def test_a_fork_drops_no_lease_of_the_parent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 1 << 59, (1 << 60) + 5, 1 << 63])
 def test_any_number_is_a_lease(tmp_path: Path, number: int) -> None:
-    """Numbers beyond the offsets that there are wrap around."""
+    """Numbers beyond the largest offset wrap around."""
     first, second = leases(tmp_path), leases(tmp_path)
     assert first.try_take(number)
     assert second.try_take(number) is False
 
 
 def test_closing_under_use_is_no_trouble(tmp_path: Path) -> None:
-    """Threads that take and release while another closes find no leases: neither an error nor another file's descriptor."""
+    """Threads that use leases while another thread closes them get no error and touch no other file."""
     for _ in range(20):
         troubles = Troubles(str(tmp_path))
         leases = Leases(str(tmp_path / "leases"), troubles)
