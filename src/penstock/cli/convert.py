@@ -90,7 +90,7 @@ def convert(
     from penstock.pack.options import advice
     from penstock.pack.progress import LockedListener
     from penstock.pipeline import shards
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
 
     connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
     described = shards(

@@ -133,7 +133,7 @@ def pack(
     from penstock.pack.options import PackOptions, advice
     from penstock.pack.packing import Packing
     from penstock.pack.progress import LockedListener
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
 
     shard_bytes = parse_bytes(bytes_max or "256MB", option="--bytes-max")
     how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)

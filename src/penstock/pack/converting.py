@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from penstock.pack.progress import Packed, PackListener
     from penstock.pack.recipes import ShardGroup
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
     from penstock.sources.shards import Shard
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.pack.progress import PackListener
     from penstock.pack.recipes import Recipe, ShardGroup
     from penstock.pack.workers import ExecutionOptions, WorkerPool
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
     from penstock.store import Store
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from penstock.pack.progress import PackListener
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
 
 
 @boundary

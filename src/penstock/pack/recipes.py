@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.pack.fields import FieldSpec
     from penstock.pack.plan import ShardPlan
     from penstock.pack.shard_file import ShardFolder
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
     from penstock.store import Store
     from penstock.types import Blob, Buffer, ByteRange
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.index import ShardIndex, ShardRow
     from penstock.pack.progress import PackListener
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
 
 
 class ShardSequence:

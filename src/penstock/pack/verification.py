@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.index import IndexPlace, ShardIndex, ShardLike, ShardRow
     from penstock.index.lookup import Lookup
-    from penstock.pipeline.sources import ConnectionOptions
+    from penstock.pipeline.factories import ConnectionOptions
     from penstock.store import Store
 
 

@@ -3,12 +3,12 @@
 from penstock.pipeline.arrays import Audio, Numpy
 from penstock.pipeline.batching import Batch, BatchBySize, SizeBudget
 from penstock.pipeline.dataset import Dataset
+from penstock.pipeline.factories import ConnectionOptions, mix, objects, shards
 from penstock.pipeline.fields import Bytes, Field, Float, Function, Integer, Json, Spec, Text
 from penstock.pipeline.image import Image
 from penstock.pipeline.mixing import Flat, Mix
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.source import Connection, Objects, Shards
-from penstock.pipeline.sources import ConnectionOptions, mix, objects, shards
 from penstock.pipeline.stages import (
     Decode,
     Evaluate,

@@ -1,4 +1,4 @@
-"""``Numpy`` and ``Audio``: members that hold arrays."""
+"""``Numpy`` and ``Audio``: fields whose values are arrays."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
-_ARRAY_BYTES_MAX = 4 * 1024**3  # a header that promises more is damaged, or means harm
+_ARRAY_BYTES_MAX = 4 * 1024**3  # a header that announces more is damaged or malicious
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Numpy(Field):
-    """An array as ``numpy.save`` or ``numpy.savez`` left it, or as the format stores it. Which, its content says.
+    """An array that ``numpy.save`` or ``numpy.savez`` wrote, or that the format itself stores; the content decides.
 
     Attributes:
-        member: Of an ``npz``: which array; None where it holds one only.
-        dtype: With `shape`: what every array is, or an error. Where it is not said, the first sample tells.
-        shape: See there.
-        allow_pickle: Arrays of objects are pickles: loading one runs what its writer wanted. Never by default.
+        member: Name of the array in an ``npz`` file; None: the file holds a single array.
+        dtype: Name of the numpy dtype that every array must have, given together with `shape`; None: the first sample
+            determines both.
+        shape: Shape that every array must have.
+        allow_pickle: Whether to load arrays of objects, which are pickles: loading one may run any code of its writer.
     """
 
     TAKES_NUMBERS: ClassVar[bool] = True
@@ -39,25 +40,29 @@ class Numpy(Field):
     def __post_init__(self) -> None:
         Field.__post_init__(self)
         if (self.dtype is None) != (self.shape is None):
-            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both, or none")
+            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both or neither")
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """As it was said."""
+        """The declared dtype and shape, if any."""
         if self.dtype is None or self.shape is None:
             return (None,)
         return (Spec(self.dtype, tuple(self.shape)),)
 
     def decode(self, data: memoryview) -> NDArray[Any]:
-        """An array of its own, writable."""
+        """Return a writable array that owns its memory."""
         array = self._array(data)
         return array if array.flags.owndata else array.copy()
 
     def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
-        """One copy, from the member to `out`."""
+        """Copy the array into `out`.
+
+        Raises:
+            ValueError: it does not have the declared dtype and shape.
+        """
         array = self._array(data)
         if array.shape != out.shape or array.dtype != out.dtype:
-            raise ValueError(f"{array.dtype}{list(array.shape)}, not the {out.dtype}{list(out.shape)} that was said")
+            raise ValueError(f"{array.dtype}{list(array.shape)}, not the declared {out.dtype}{list(out.shape)}")
         out[...] = array
 
     def _array(self, data: memoryview) -> NDArray[Any]:
@@ -78,7 +83,7 @@ class Numpy(Field):
             names = [info.filename.removesuffix(".npy") for info in file.infolist()]
             name = self.member or (names[0] if len(names) == 1 else None)
             if name is None or name not in names:
-                raise ValueError(f"the npz has the arrays {names}; say which: Numpy({self.name!r}, member=...)")
+                raise ValueError(f"the npz has the arrays {names}; choose one: Numpy({self.name!r}, member=...)")
             info = file.infolist()[names.index(name)]
             if info.file_size > _ARRAY_BYTES_MAX:
                 raise ValueError(f"array {name!r} has {info.file_size} bytes, more than {_ARRAY_BYTES_MAX}")
@@ -86,7 +91,7 @@ class Numpy(Field):
 
 
 def _read_npy(data: memoryview, *, allow_pickle: bool) -> NDArray[Any]:
-    """The array in `data`, over its bytes where it holds no objects."""
+    """Return the array in `data`; it shares the memory of `data` unless it holds objects."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -111,16 +116,16 @@ def _read_npy(data: memoryview, *, allow_pickle: bool) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Audio(Field):
-    """Sound: WAV, FLAC, Ogg, MP3, ... by soundfile. Needs the extra ``penstock[audio]``.
+    """A recording in WAV, FLAC, Ogg, MP3 or another format that soundfile reads. Needs the extra ``penstock[audio]``.
 
-    Gives ``float32[frames]`` in [-1, 1] for one channel, ``float32[frames, channels]`` for more. Recordings of unequal
-    length need ``frames=``, or ``pad=`` or ``ragged=`` in the batch.
+    Its value is ``float32[frames]`` in [-1, 1] for one channel and ``float32[frames, channels]`` for more. Recordings of
+    unequal length need ``frames=``, or ``pad=`` or ``ragged=`` in the batch.
 
     Attributes:
-        rate_hz: What every recording must have; None takes any. Nothing is resampled.
-        channels: ``"mono"`` averages them; None gives them as they are.
-        frames: Cut to so many, or filled with silence up to it.
-        dtype: ``"float32"``, or ``"int16"`` as most files store it.
+        rate_hz: Sample rate that every recording must have; None accepts any. Recordings are never resampled.
+        channels: ``"mono"`` averages the channels; None keeps them.
+        frames: Number of frames to cut every recording to, or to fill it up to with silence; None: as stored.
+        dtype: ``"float32"``, or ``"int16"``, as most files store it.
     """
 
     MODULES: ClassVar[tuple[str, ...]] = ("soundfile",)
@@ -145,19 +150,19 @@ class Audio(Field):
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """Of a fixed length where it is mono and `frames` is given."""
+        """Dtype and shape; None unless `frames` is given and `channels` is ``"mono"``."""
         if self.frames is None or self.channels is None:
             return (None,)
         return (Spec(self.dtype, (self.frames,)),)
 
     def decode(self, data: memoryview) -> NDArray[Any]:
-        """dtype[frames] or dtype[frames, channels], writable."""
+        """Return a writable dtype[frames] or dtype[frames, channels]."""
         import numpy as np
         import soundfile  # type: ignore[import-untyped]
 
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if self.rate_hz is not None and file.samplerate != self.rate_hz:
-                raise ValueError(f"{file.samplerate} Hz, not {self.rate_hz}; nothing is resampled")
+                raise ValueError(f"{file.samplerate} Hz, not {self.rate_hz}; recordings are not resampled")
             sound: NDArray[Any] = file.read(frames=self.frames or -1, dtype=self.dtype)
         if self.channels == "mono" and sound.ndim == 2:
             sound = sound.mean(axis=1, dtype=sound.dtype)

@@ -1,4 +1,4 @@
-"""How samples become batches: so many at a time, or so many tokens at a time."""
+"""The stages that form batches: by number of samples, or by their size, such as tokens."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Oversize = Literal["raise", "alone", "drop"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`size` samples at a time per rank, or `global_size` over all ranks.
+    """Batches of `size` samples per rank, or of `global_size` samples over all ranks.
 
     Attributes:
-        size: Samples per rank; None where the global size is given.
-        global_size: Samples of all ranks together, whatever their number; None where `size` is given.
-        drop_last: Leave out what does not fill a batch at the end of an epoch.
-        collate: ``fn(list of samples)`` gives the batch; None: columns.
-        pad: Fields whose arrays differ in length, and the value that fills them up to the batch's longest.
-        ragged: Fields whose arrays differ in length, put end to end with offsets.
+        size: Number of samples per rank; None if `global_size` is given.
+        global_size: Number of samples of all ranks together; None if `size` is given.
+        drop_last: Whether the last samples of an epoch are left out if they do not fill a batch.
+        collate: ``fn(list of samples)`` that returns the batch; None: batches are columns.
+        pad: Pairs of a field whose arrays differ in length and the value that pads them to the longest of the batch.
+        ragged: Fields whose arrays differ in length and are concatenated, with offsets.
     """
 
     size: int | None = None
@@ -50,18 +50,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBySize:
-    """Consecutive samples until the next would pass a size: tokens, frames, bytes.
+    """Batches of consecutive samples that are complete when the next sample would exceed a size in tokens, frames or bytes.
 
     Attributes:
-        size_max: Of a batch, in whatever `size` counts.
-        size: A field, whose length counts, or ``fn(sample)`` that gives a number.
-        padded: A batch's size is its longest sample's times their number, as it is after padding, not their sum.
-        samples_max: In a batch; None: as many as fit.
-        oversize: A sample larger than `size_max` is an error, a batch of its own, or dropped and counted.
-        drop_last: Leave out the last batch of an epoch.
-        collate: As for ``Batch``.
-        pad: See there.
-        ragged: See there.
+        size_max: Largest size of a batch, in the unit that `size` counts.
+        size: A field whose length counts, or ``fn(sample)`` that returns a number.
+        padded: Whether the size of a batch is its longest sample times the number of samples, as it is after padding,
+            instead of the sum over its samples.
+        samples_max: Largest number of samples in a batch; None: as many as fit.
+        oversize: What happens to a sample larger than `size_max`: ``"raise"`` an error, ``"alone"`` in a batch, or
+            ``"drop"`` and count it.
+        drop_last: Whether the last batch of an epoch is left out.
+        collate: As in ``Batch``.
+        pad: As in ``Batch``.
+        ragged: As in ``Batch``.
     """
 
     size_max: int
@@ -86,15 +88,19 @@ class BatchBySize:
         _check_shapes(self.collate, self.pad, self.ragged)
 
     def size_of(self, sample: Mapping[str, Any]) -> int:
-        """What one sample counts: the length of a field, or what the function says."""
+        """Return the size of one sample: the length of a field, or the result of the function.
+
+        Raises:
+            ValueError: the sample lacks the field.
+        """
         if not isinstance(self.size, str):
             return int(self.size(sample))
         if self.size not in sample:
-            raise ValueError(f"it has no field {self.size!r}, but {', '.join(sample)}")
+            raise ValueError(f"the sample has no field {self.size!r}, only {', '.join(sample)}")
         return len(sample[self.size])
 
     def budget(self) -> SizeBudget:
-        """A new one, empty."""
+        """Return a new, empty ``SizeBudget``."""
         return SizeBudget(self)
 
     def __repr__(self) -> str:
@@ -106,11 +112,14 @@ class BatchBySize:
 
 
 class SizeBudget:
-    """Says where a batch ends. Pure: integers in, a verdict out.
+    """Decides where a batch ends, from the sizes of its samples alone.
+
+    Args:
+        stage: The bounds.
 
     Attributes:
-        samples: In the batch so far.
-        size: Of the batch so far.
+        samples: Number of samples in the current batch.
+        size: Size of the current batch, as it counts against the bound.
     """
 
     __slots__ = ("_longest", "_stage", "_total", "samples")
@@ -123,18 +132,21 @@ class SizeBudget:
 
     @property
     def size(self) -> int:
-        """Of the batch so far, as it counts against the bound."""
+        """Size of the current batch, as it counts against the bound."""
         return self._longest * self.samples if self._stage.padded else self._total
 
     def add(self, size: int) -> Literal["same", "new", "drop"]:
         """Add the next sample.
 
+        Args:
+            size: Size of the sample, at least 0.
+
         Returns:
-            ``"same"``: to the batch so far. ``"new"``: it begins the next batch; the batch so far is complete.
-            ``"drop"``: to none.
+            ``"same"``: the sample belongs to the current batch. ``"new"``: the current batch is complete and the sample
+            starts the next one. ``"drop"``: the sample belongs to no batch.
 
         Raises:
-            ValueError: the sample alone is larger than a batch may be, or its size is negative.
+            ValueError: the sample alone exceeds the bound, or its size is negative.
         """
         stage = self._stage
         if size < 0:
@@ -142,7 +154,7 @@ class SizeBudget:
         if size > stage.size_max and stage.oversize != "alone":
             if stage.oversize == "drop":
                 return "drop"
-            raise ValueError(f"a sample of size {size} is larger than a batch may be, {stage.size_max}")
+            raise ValueError(f"a sample of size {size} exceeds the largest size of a batch, {stage.size_max}")
         longest, total, samples = max(self._longest, size), self._total + size, self.samples + 1
         after = longest * samples if stage.padded else total
         fits = after <= stage.size_max and samples <= (stage.samples_max or samples)
@@ -155,14 +167,14 @@ class SizeBudget:
 
 
 def names_of(fields: object, what: str) -> tuple[str, ...]:
-    """One name, or several, as a tuple.
+    """Return one name or several names as a tuple.
 
     Args:
-        fields: As the user gave them.
-        what: Takes them, for the message.
+        fields: A name or an iterable of names.
+        what: The method or option that takes them, for the message.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `fields` is neither.
     """
     if isinstance(fields, str):
         return (fields,)
@@ -172,7 +184,7 @@ def names_of(fields: object, what: str) -> tuple[str, ...]:
 
 
 def padding_of(pad: Mapping[str, float] | str | Iterable[str] | None) -> tuple[tuple[str, float], ...]:
-    """``{"tokens": 0}``, or names alone, which are filled with 0, as records."""
+    """Return ``pad=`` as pairs of a field and its padding; names alone are padded with 0."""
     if pad is None:
         return ()
     if isinstance(pad, Mapping):

@@ -1,4 +1,4 @@
-"""What a member of a sample is, and how its bytes become a value. Content decides, never the extension."""
+"""Fields: how the bytes of a sample's members become values. The content decides, never the extension."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-_RESERVED = "__"  # __key__, __shard__, __position__, __valid__ are the loader's own
+_RESERVED = "__"  # the loader itself adds __key__, __shard__, __position__ and __valid__
 _INTEGER = re.compile(rb"\s*(?:([+-]?\d+)|\[\s*([+-]?\d+)\s*\])\s*")
 _NUMBER = rb"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|(?i:nan|inf|infinity))"
 _FLOAT = re.compile(rb"\s*(?:(" + _NUMBER + rb")|\[\s*(" + _NUMBER + rb")\s*\])\s*")
@@ -26,9 +26,11 @@ _INT64_MAX = 2**63 - 1
 
 
 class Spec(NamedTuple):
-    """What all values of a field are alike in: an array ``dtype[*shape]``; a number where the shape is ().
+    """Dtype and shape that all values of a field have in common. A batch holds an array ``dtype[B, *shape]`` of them.
 
-    The dtype ``"object"`` is anything else; a batch has a list of them.
+    Attributes:
+        dtype: Name of a numpy dtype, or ``"object"`` for anything else, of which a batch holds a list.
+        shape: Shape of each value; () for a number.
     """
 
     dtype: str
@@ -42,34 +44,39 @@ OBJECT = Spec("object", ())
 class Field(ABC):
     """A member of every sample, by name: ``"jpg"`` is what follows the first dot in ``0001.jpg``.
 
-    Write your own as a frozen dataclass with ``decode``. One whose values all have one dtype and shape says so by
-    `specs` and overrides ``decode_into``, which then writes the batch's memory without a copy.
+    A field of your own is a frozen dataclass that derives from this class and has ``decode``. If all its values have one
+    dtype and shape, override `specs`, and ``decode_into`` to write into the memory of the batch without a copy.
+
+    Attributes:
+        name: Name of the member, and of the value.
 
     Raises:
         ConfigError: the name is empty or begins with ``__``.
     """
 
     MODULES: ClassVar[tuple[str, ...]] = ()
+    """Modules that decoding imports."""
     TAKES_NUMBERS: ClassVar[bool] = False
-    """Whether ``decode`` takes a typed view as well: what the format itself says are numbers."""
+    """Whether ``decode`` also takes a typed view: numbers or arrays that the format itself stores as such."""
     EXTRA: ClassVar[str] = ""
+    """Extra of the package that installs `MODULES`."""
     name: str
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or self.name.startswith(_RESERVED):
             raise ConfigError(
-                f"a field is named by a non-empty string that does not begin with '__', not {self.name!r}",
+                f"the name of a field must be a non-empty string that does not begin with '__', not {self.name!r}",
                 hint="the name is the member's extension, e.g. Image('jpg')",
             )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The members that it reads, which are also the values that it gives."""
+        """Names of the members that the field reads; its values have the same names."""
         return (self.name,)
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """For each of `names` what its values are alike in; None where that is not known."""
+        """Dtype and shape of the values of each of `names`; None if they are not known."""
         return (None,) * len(self.names)
 
     @property
@@ -78,10 +85,10 @@ class Field(ABC):
         return False
 
     def require(self) -> None:
-        """Look whether what this field decodes with is installed.
+        """Check that the modules which this field decodes with are installed.
 
         Raises:
-            ConfigError: it is not; the hint says how to get it.
+            ConfigError: one is missing; the hint says how to install it.
         """
         for module in self.MODULES:
             if find_spec(module) is None:
@@ -92,20 +99,33 @@ class Field(ABC):
 
     @abstractmethod
     def decode(self, data: memoryview) -> Any:
-        """The value of a member with bytes `data`, which it does not keep. ``ValueError`` for what it cannot be."""
+        """Return the value of a member.
+
+        Args:
+            data: The bytes of the member, valid during the call: keep no view of them.
+
+        Raises:
+            ValueError: `data` cannot be decoded.
+        """
 
     def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
-        """Write the value of `data` to `out`, an array of its spec's dtype and shape; called where there is a spec."""
+        """Write the value of a member into an array. Called only if `specs` has a shape.
+
+        Args:
+            data: The bytes of the member, valid during the call.
+            out: Array of the dtype and shape in `specs`.
+            rng: The sample's random numbers, if ``takes_rng``.
+        """
         out[...] = self.decode(data)
 
     def decode_members(self, members: Sequence[memoryview], rng: np.random.Generator | None) -> Sequence[Any]:
-        """The values of `names`, from the bytes of `names`."""
+        """Return the values of `names`, given the bytes of each."""
         return [self.decode(members[0])]
 
     def write_members(
         self, members: Sequence[memoryview], outs: Sequence[Any], rng: np.random.Generator | None
     ) -> None:
-        """The same into arrays that are there already; called where every spec has a shape."""
+        """Write the values of `names` into the arrays `outs`. Called only if every one of `specs` has a shape."""
         self.decode_into(members[0], outs[0], rng)
 
     def __repr__(self) -> str:
@@ -119,19 +139,19 @@ class Field(ABC):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Integer(Field):
-    r"""A whole number as WebDataset writers leave it: ``7``, ``7\n`` or ``[7]``; or one that is stored so. Gives int64."""
+    r"""A whole number as text (``7``, ``7\n`` or ``[7]``) or as the format stores it. A batch holds int64[B]."""
 
     TAKES_NUMBERS: ClassVar[bool] = True
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """An int64."""
+        """One int64."""
         return (Spec("int64", ()),)
 
     def decode(self, data: memoryview) -> int:
-        """A Python int that fits into int64."""
+        """Return a Python int that fits into int64."""
         if is_typed(data):
-            number = _the_number(data)
+            number = _single_number(data)
             if not isinstance(number, int):
                 raise ValueError(f"not a whole number: {number!r}")
         else:
@@ -147,19 +167,19 @@ class Integer(Field):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Float(Field):
-    r"""A number in decimal: ``0.5``, ``1e-3\n``, ``[7]``, ``nan``; or one that is stored so. Gives float64."""
+    r"""A number as text (``0.5``, ``1e-3\n``, ``[7]``, ``nan``) or as the format stores it. A batch holds float64[B]."""
 
     TAKES_NUMBERS: ClassVar[bool] = True
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """A float64."""
+        """One float64."""
         return (Spec("float64", ()),)
 
     def decode(self, data: memoryview) -> float:
-        """The nearest float64."""
+        """Return the nearest float64."""
         if is_typed(data):
-            return float(_the_number(data))
+            return float(_single_number(data))
         text = bytes(data)
         match = _FLOAT.fullmatch(text)
         if match is None:
@@ -169,49 +189,49 @@ class Float(Field):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Text(Field):
-    """UTF-8 text. Gives a list of ``str`` per batch."""
+    """UTF-8 text. A batch holds a list of ``str``."""
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """A list per batch."""
+        """Any object: a batch holds a list."""
         return (OBJECT,)
 
     def decode(self, data: memoryview) -> str:
-        """The text, unchanged: a trailing newline stays."""
+        """Return the text unchanged, including a trailing newline."""
         return str(data, "utf-8")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Json(Field):
-    """A JSON document. Gives a list of objects per batch."""
+    """A JSON document. A batch holds a list of what the documents contain."""
 
     def decode(self, data: memoryview) -> Any:
-        """dict, list, str, int, float, bool or None."""
+        """Return a dict, list, str, int, float, bool or None."""
         return json.loads(bytes(data))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Bytes(Field):
-    """The member as it is. Gives a list of ``bytes`` per batch."""
+    """The member as it is stored. A batch holds a list of ``bytes``."""
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """A list per batch."""
+        """Any object: a batch holds a list."""
         return (OBJECT,)
 
     def decode(self, data: memoryview) -> bytes:
-        """A copy of `data`."""
+        """Return a copy of `data`."""
         return bytes(data)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Function(Field):
-    """A member decoded by a function of your own: ``ps.Function("pkl.gz", fn)``.
+    """A member that a function of your own decodes: ``ps.Function("pkl.gz", fn)``.
 
     Attributes:
-        fn: ``fn(data: memoryview)`` gives the value, and keeps no view of `data`.
-        dtype: With `shape`: what every value is an array of. Where it is not said, the first sample tells.
-        shape: The value's shape.
+        fn: ``fn(data: memoryview)`` that returns the value and keeps no view of `data`.
+        dtype: Name of the numpy dtype of every value, given together with `shape`; None: the first sample determines both.
+        shape: Shape of every value.
     """
 
     TAKES_NUMBERS: ClassVar[bool] = True
@@ -224,30 +244,34 @@ class Function(Field):
         if not callable(self.fn):
             raise ConfigError(f"Function({self.name!r}, {self.fn!r}) must be given a function of a memoryview")
         if (self.dtype is None) != (self.shape is None):
-            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both, or none")
+            raise ConfigError(f"dtype={self.dtype!r} and shape={self.shape!r}: give both or neither")
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """As it was said."""
+        """The declared dtype and shape, if any."""
         if self.dtype is None or self.shape is None:
             return (None,)
         return (Spec(self.dtype, tuple(self.shape)),)
 
     def decode(self, data: memoryview) -> Any:
-        """What the function gives."""
+        """Return the result of the function."""
         return self.fn(data)
 
     def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
-        """What the function gives, where it has the dtype and shape that were said."""
+        """Write the result of the function into `out`.
+
+        Raises:
+            ValueError: it does not have the declared dtype and shape.
+        """
         import numpy as np
 
         value = np.asarray(self.fn(data))
         if value.shape != out.shape or value.dtype != out.dtype:
-            raise ValueError(f"{value.dtype}{list(value.shape)}, not the {out.dtype}{list(out.shape)} that was said")
+            raise ValueError(f"{value.dtype}{list(value.shape)}, not the declared {out.dtype}{list(out.shape)}")
         out[...] = value
 
 
-def _the_number(data: memoryview) -> int | float:
+def _single_number(data: memoryview) -> int | float:
     import numpy as np
 
     array = np.asarray(data)

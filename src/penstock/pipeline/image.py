@@ -1,4 +1,4 @@
-"""``Image``: a picture of the wanted size, cut and mirrored at random if asked, with masks that share its geometry."""
+"""``Image``: decodes, crops, resizes and flips a picture, and its masks with the same geometry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIDE_MAX = 65_535
 
 
 def _is_interval(value: object) -> bool:
-    """Whether it is (low, high), two numbers with 0 < low <= high."""
+    """Whether `value` is a pair of numbers (low, high) with 0 < low <= high."""
     if (
         not isinstance(value, tuple | list)
         or len(value) != 2
@@ -33,26 +33,28 @@ def _is_interval(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Image(Field):
-    """A picture: JPEG, PNG, WebP, ... Needs the extra ``penstock[image]``.
+    """A picture in JPEG, PNG, WebP or another format that Pillow reads. Needs the extra ``penstock[image]``.
 
-    Gives ``uint8[H, W, 3]``, or ``uint8[H, W]`` with ``mode="L"``. With `height` and `width` every picture is resized
-    to them while it is decoded; without, all pictures must have the first one's size, or be padded or ragged in the
-    batch. Decoding, cutting, resizing and mirroring are one step that writes the batch's memory. An orientation in
-    EXIF is not followed, as in most training.
+    Its value is ``uint8[H, W, 3]``, or ``uint8[H, W]`` with ``mode="L"``. With `height` and `width`, every picture is
+    resized to them. Without, all pictures must have the size of the first one, or be padded or ragged in the batch.
+    Decoding, cropping, resizing and flipping are one step that writes into the memory of the batch. An orientation in EXIF
+    is ignored, as in most training.
 
     Attributes:
-        height: Pixels.
-        width: Pixels.
+        height: Height of the result in pixels; None: as stored.
+        width: Width of the result in pixels; None: as stored.
         mode: ``"RGB"``, or ``"L"`` for grey.
-        crop: What is resized. None: all of it; the aspect ratio is not kept. ``"center"``: the largest centred region
-            with the aspect ratio of `height` and `width`. ``"random"``: a region of random area, shape and place.
-        crop_fraction: With ``"center"``: the region's sides are multiplied by it; 224/256 is usual for evaluation.
-        scale: With ``"random"``: bounds of the region's share of the picture's area.
-        aspect: With ``"random"``: bounds of its width divided by its height.
-        flip: Mirror every second picture, at random, left to right.
-        antialias: Average over all pixels that fall into one. Without, pixels are interpolated linearly after the
-            JPEG's own scaling, averaged from a ratio of 2 on: twice as fast, and what most training does.
-        masks: See ``with_mask``.
+        crop: The region that is resized. None: the whole picture; its aspect ratio is not kept. ``"center"``: the largest
+            centred region with the aspect ratio of `height` and `width`. ``"random"``: a region of random area, shape and
+            position.
+        crop_fraction: With ``"center"``: factor for the sides of the region, in (0, 1]; 224/256 is usual for evaluation.
+        scale: With ``"random"``: bounds of the region's area as a share of the picture's, in (0, 1].
+        aspect: With ``"random"``: bounds of the region's width divided by its height.
+        flip: Whether to mirror half of the pictures, at random, left to right.
+        antialias: Whether every result pixel is the average of all pixels that it covers. Otherwise pixels are
+            interpolated linearly after the JPEG decoder's own scaling, and averaged from a ratio of 2 on: twice as fast, and
+            what most training does.
+        masks: Members with masks; see ``with_mask``.
     """
 
     MODULES: ClassVar[tuple[str, ...]] = ("PIL", "cv2", "simplejpeg")
@@ -71,7 +73,7 @@ class Image(Field):
     def __post_init__(self) -> None:
         Field.__post_init__(self)
         if (self.height is None) != (self.width is None):
-            raise ConfigError(f"height={self.height!r} and width={self.width!r}: give both, or none")
+            raise ConfigError(f"height={self.height!r} and width={self.width!r}: give both or neither")
         for name in ("height", "width"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or not 1 <= value <= _SIDE_MAX):
@@ -89,16 +91,16 @@ class Image(Field):
             raise ConfigError(f"aspect={self.aspect!r} must be two ratios with 0 < low <= high")
 
     def with_mask(self, *names: str) -> Image:
-        """The same picture and, cut, resized and mirrored alike, the masks in other members.
+        """Also decode masks from other members, which are cropped, resized and flipped as the picture is.
 
-        A mask gives ``uint8[H, W]``: the nearest stored value (of a palette, the index), never a mean. It must have
-        its picture's size as stored.
+        The value of a mask is ``uint8[H, W]``: the nearest stored value, or the index of a palette, never an average. As
+        stored, a mask must have the size of its picture.
 
         Args:
-            *names: Members, e.g. ``"seg.png"``.
+            *names: Names of the members, e.g. ``"seg.png"``.
 
         Raises:
-            ConfigError: No name, a bad one, or one that is there already.
+            ConfigError: no name, a bad name, or a name that occurs twice.
         """
         for name in names:
             Field.__post_init__(Image(name))
@@ -109,12 +111,12 @@ class Image(Field):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The picture and its masks."""
+        """Names of the picture and its masks."""
         return (self.name, *self.masks)
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
-        """Of a fixed size where height and width are given."""
+        """Dtype and shape of the picture and its masks; None unless `height` and `width` are given."""
         if self.height is None or self.width is None:
             return (None,) * len(self.names)
         size = (self.height, self.width)
@@ -122,20 +124,20 @@ class Image(Field):
 
     @property
     def takes_rng(self) -> bool:
-        """Whether the region or the mirroring is drawn."""
+        """Whether the region or the flip is random."""
         return self.crop == "random" or self.flip
 
     def decode(self, data: memoryview) -> NDArray[np.uint8]:
-        """uint8[H, W, 3] or uint8[H, W], writable; of a picture without random geometry."""
+        """Return a writable uint8[H, W, 3] or uint8[H, W]. Only for fields without random geometry."""
         value: NDArray[np.uint8] = self.decode_members([data], None)[0]
         return value
 
     def decode_into(self, data: memoryview, out: Any, rng: np.random.Generator | None = None) -> None:
-        """Straight into `out`: uint8[H, W, 3] or uint8[H, W], C-contiguous."""
+        """Decode straight into `out`: uint8[H, W, 3] or uint8[H, W], C-contiguous."""
         self.write_members([data], [out], rng)
 
     def decode_members(self, members: Sequence[memoryview], rng: np.random.Generator | None) -> Sequence[Any]:
-        """The picture and its masks, as far as `members` holds them."""
+        """Return the picture, and the masks whose bytes `members` has, as new arrays."""
         import numpy as np
 
         from penstock.images import open_picture
@@ -150,7 +152,7 @@ class Image(Field):
     def write_members(
         self, members: Sequence[memoryview], outs: Sequence[Any], rng: np.random.Generator | None
     ) -> None:
-        """The same into arrays that are there already."""
+        """Decode the picture and its masks into the arrays `outs`."""
         from penstock.images import open_picture
 
         self._write(open_picture(members[0]), members, outs, rng)
@@ -176,7 +178,7 @@ class Image(Field):
         from penstock.images import Box, Size, centre_box, random_box
 
         if self.takes_rng and rng is None:
-            raise ConfigError(f"{self!r} draws its region, and was given no rng", hint="decode_into(data, out, rng)")
+            raise ConfigError(f"{self!r} has random geometry and was given no rng", hint="decode_into(data, out, rng)")
         box = Box(0, 0, *size)
         if self.crop is not None:
             target = Size(self.height or size.height, self.width or size.width)

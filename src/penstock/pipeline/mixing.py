@@ -1,4 +1,4 @@
-"""``mix``: several sources read as one, in proportions that may change along the way; and what a mix is flattened to."""
+"""``Mix``: several sources read as one, in proportions that may change during the epoch; and its flat form without nesting."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ PARTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Sources and their weights.
+    """Several sources and their weights.
 
     Attributes:
-        parts: Pipelines without shuffle, take, evaluate or batch; mixes as well.
-        weights: Of each part, from the epoch's start; any positive scale.
-        schedule: Pairs of a position, in samples of the whole job, and the weights that hold from it on; ascending.
-        stop: The epoch ends when all parts are used up (the others' share is then spread over the rest), when the
-            first is, or when all are while shorter ones are repeated.
+        parts: Pipelines without shuffle, take, evaluate or batch; a part may be a mix.
+        weights: Weight of each part from the start of the epoch, on any positive scale.
+        schedule: Pairs of a position, in samples of the whole job, and the weights from there on, in ascending order.
+        stop: When the epoch ends. ``"all"``: when all parts are exhausted; the share of an exhausted part goes to the
+            others. ``"first"``: as soon as any part is exhausted. ``"repeat"``: when every part has been read once; shorter
+            parts are repeated until then.
     """
 
     parts: tuple[Pipeline, ...]
@@ -44,17 +45,17 @@ class Mix:
             _check_weights(weights, len(self.parts))
         positions = [position for position, _ in self.schedule]
         if any(not isinstance(position, int) or position < 1 for position in positions):
-            raise ConfigError(f"mix(schedule=) at {positions}: positions are whole numbers of samples, from 1 on")
+            raise ConfigError(f"mix(schedule=) at {positions}: positions must be whole numbers of samples, at least 1")
         if positions != sorted(set(positions)):
             raise ConfigError(f"mix(schedule=) at {positions}: positions must ascend")
         if self.stop not in ("all", "first", "repeat"):
             raise ConfigError(f"mix(stop={self.stop!r}) must be 'all', 'first' or 'repeat'")
 
     def weights_at(self, position: int) -> Weights:
-        """The shares that hold at a position; they sum to 1."""
+        """Return the share of each part at a position; the shares sum to 1."""
         weights = self.weights
-        for begin, later in self.schedule:
-            if position >= begin:
+        for start, later in self.schedule:
+            if position >= start:
                 weights = later
         total = sum(weights)
         return tuple(weight / total for weight in weights)
@@ -73,11 +74,12 @@ class Mix:
 
 
 class Flat(NamedTuple):
-    """A source without nesting.
+    """A pipeline as single sources and their shares, without nested mixes.
 
     Attributes:
         leaves: Pipelines over ``Shards`` or ``Objects``, each with all stages that its samples pass.
-        schedule: From which position on which shares hold; begins at 0, each sums to 1.
+        schedule: Pairs of a position and the share of each leaf from there on, in ascending order; the first position
+            is 0, and shares sum to 1.
         stop: As in ``Mix``.
     """
 
@@ -89,7 +91,7 @@ class Flat(NamedTuple):
 def parts_of(weights: Mapping[Pipeline, float], schedule: Mapping[int, Mapping[Pipeline, float]] | None) -> tuple[
     tuple[Pipeline, ...], Weights, tuple[tuple[int, Weights], ...]
 ]:  # fmt: skip
-    """What a user gives to ``mix``, as records: weights are in the order of the parts, and absent ones are 0."""
+    """Return the arguments of ``mix`` as the fields of ``Mix``: weights in the order of the parts, 0 for parts left out."""
     parts = tuple(weights)
     later = []
     for position, changed in sorted((schedule or {}).items()):
@@ -100,33 +102,39 @@ def parts_of(weights: Mapping[Pipeline, float], schedule: Mapping[int, Mapping[P
 
 
 def flattened(source: Shards | Objects | Mix, pipeline: Pipeline) -> Flat:
-    """The leaves of `pipeline`, whose source is `source`, with the product of the weights above each.
+    """Return the single sources of `pipeline`; the share of each is the product of the shares of the mixes that contain it.
+
+    Args:
+        source: The source of `pipeline`.
+        pipeline: The pipeline.
 
     Raises:
-        ConfigError: mixes inside a mix stop in another way than it does.
+        ConfigError: a mix inside a mix has another `stop`.
     """
     if not isinstance(source, Mix):
         return Flat((pipeline,), ((0, (1.0,)),), "all")
     flats = [flattened(part.source, part) for part in source.parts]
     for part, flat in zip(source.parts, flats, strict=True):
         if isinstance(part.source, Mix) and flat.stop != source.stop:
-            raise ConfigError(f"mix(stop={source.stop!r}) of a mix(stop={flat.stop!r}): both must stop alike")
+            raise ConfigError(
+                f"mix(stop={source.stop!r}) contains mix(stop={flat.stop!r}): both must have the same stop="
+            )
     leaves = tuple(
         type(pipeline)(leaf.source, (*leaf.stages, *pipeline.stages)) for flat in flats for leaf in flat.leaves
     )
-    begins = {0, *(position for position, _ in source.schedule)}
-    begins |= {position for flat in flats for position, _ in flat.schedule}
+    starts = {0, *(position for position, _ in source.schedule)}
+    starts |= {position for flat in flats for position, _ in flat.schedule}
     schedule = []
-    for begin in sorted(begins):
-        outer = source.weights_at(begin)
-        inner = [_holding(flat.schedule, begin) for flat in flats]
+    for start in sorted(starts):
+        outer = source.weights_at(start)
+        inner = [_shares_at(flat.schedule, start) for flat in flats]
         shares = tuple(share * each for share, each_of in zip(outer, inner, strict=True) for each in each_of)
-        schedule.append((begin, shares))
+        schedule.append((start, shares))
     return Flat(leaves, tuple(schedule), source.stop)
 
 
-def _holding(schedule: tuple[tuple[int, Weights], ...], position: int) -> Weights:
-    return next(weights for begin, weights in reversed(schedule) if begin <= position)
+def _shares_at(schedule: tuple[tuple[int, Weights], ...], position: int) -> Weights:
+    return next(shares for start, shares in reversed(schedule) if start <= position)
 
 
 def _check_weights(weights: Weights, parts_count: int) -> None:

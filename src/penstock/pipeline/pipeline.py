@@ -1,4 +1,4 @@
-"""``Pipeline``: a source and the stages after it. Each method gives a new one; nothing is listed or read but by ``open``."""
+"""``Pipeline``: a source and the stages after it. Each method returns a new pipeline; only ``open`` lists or reads anything."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _S = TypeVar("_S", bound="Stage")
 @boundary
 @dataclass(frozen=True, slots=True, repr=False)
 class Pipeline:
-    """What a ``Loader`` is to do, and in which order; its ``repr`` reads like the code.
+    """Describes where samples come from and what a ``Loader`` does with them; its ``repr`` reads like the code that made it.
 
-    Made by ``penstock.shards``, ``penstock.objects`` and ``penstock.mix``.
+    ``penstock.shards``, ``penstock.objects`` and ``penstock.mix`` make a pipeline.
 
     Attributes:
         source: Where samples come from.
-        stages: What happens to them, first to last.
+        stages: What happens to the samples, from first to last.
     """
 
     source: Shards | Objects | Mix
@@ -57,30 +57,30 @@ class Pipeline:
         """Permute the shards of each epoch, and the samples within runs of ``window / lanes``.
 
         Args:
-            window: Samples that the job holds in memory to draw from: all ranks together, each holds its share.
-            seed: In [0, 2**64); the order is a pure function of it, the epoch and the shards.
+            window: Number of samples that the job holds in memory to draw from, over all ranks; each rank holds its share.
+            seed: Seed in [0, 2**64); the order depends on the seed, the epoch and the shards alone.
 
         Raises:
-            ConfigError: out of bounds, or the pipeline is shuffled already, or evaluates.
+            ConfigError: an argument is out of bounds, or the pipeline already has a ``shuffle`` or an ``evaluate``.
         """
         if self.stage(Evaluate) is not None:
-            raise ConfigError(f"{self!r} evaluates, in the stored order: it takes no .shuffle()")
+            raise ConfigError(f"{self!r} evaluates in stored order and cannot be shuffled")
         return self._then(Shuffle(window=window, seed=seed), once=True)
 
     def decode(self, *fields: Field, max_errors: int = 0) -> Pipeline:
-        """Turn the named members into values, and leave the others out; what was joined stays.
+        """Decode the named members to values. Members that are not named are left out; joined fields stay.
 
         Args:
-            *fields: ``Image``, ``Integer``, ``Float``, ``Text``, ``Json``, ``Numpy``, ``Audio``, ``Bytes``,
-                ``Function``; all that the samples shall have.
-            max_errors: Samples that may be dropped per epoch and rank because a member is missing or does not decode;
-                each is counted. One more ends the epoch.
+            *fields: All fields that a sample has afterwards: ``Image``, ``Integer``, ``Float``, ``Text``, ``Json``,
+                ``Numpy``, ``Audio``, ``Bytes`` or ``Function``.
+            max_errors: Number of samples per epoch and rank that may be dropped because a member is missing or does not
+                decode. Dropped samples are counted; one more raises its error.
 
         Raises:
-            ConfigError: no field, one named twice, or the pipeline decodes already.
+            ConfigError: no field is given, a field is named twice, or the pipeline already decodes.
         """
         if any(leaf.stage(Decode) is not None for leaf in self.flat().leaves):
-            raise ConfigError(f"{self!r} has a .decode() already; one says it all")
+            raise ConfigError(f"{self!r} already has a .decode()", hint="name all fields in one .decode()")
         return self._then(Decode(fields, max_errors))
 
     def map(
@@ -89,15 +89,16 @@ class Pipeline:
         """Call ``fn(sample)`` or ``fn(sample, rng)`` on every sample, in the decode threads.
 
         Args:
-            fn: Takes a dict of values, with ``__key__``, ``__shard__`` and ``__position__``, and returns one. Its first
+            fn: Takes a dict of values, with ``__key__``, ``__shard__`` and ``__position__``, and returns a dict. Its first
                 result fixes names, dtypes and shapes. `rng` is a ``numpy.random.Generator`` that depends on (seed,
-                epoch, position) alone and is valid during the call; it is made only if the function takes it.
-            fields: What it returns, so that the first sample need not tell: a dtype, or a pair of dtype and shape, or
-                ``str``, ``bytes`` or ``object`` by name: ``{"jpg": ("uint8", (224, 224, 3)), "cls": "int64"}``.
-            max_errors: Samples that may be dropped per epoch and rank because it fails; each is counted.
+                epoch, position) alone and is valid during the call; it is passed only if the function takes it.
+            fields: Declares what `fn` returns, so that the first sample need not show it. By name, a dtype, a pair of
+                dtype and shape, or ``str``, ``bytes`` or ``object``:
+                ``{"jpg": ("uint8", (224, 224, 3)), "cls": "int64"}``.
+            max_errors: Number of samples per epoch and rank that may be dropped because `fn` fails; they are counted.
 
         Raises:
-            ConfigError: not a function, or one of more than two required arguments; bad `fields` or bound.
+            ConfigError: `fn` is not a function or requires more than two arguments; `fields` or the bound is not valid.
         """
         return self._then(Map(fn, specs_of(fields), max_errors))
 
@@ -105,44 +106,51 @@ class Pipeline:
         """Leave out the samples for which ``fn(sample)`` or ``fn(sample, rng)`` is false.
 
         Args:
-            fn: As for ``map``, but its result only decides.
-            refill: Fill batches up with the samples that follow. Without, a batch is what its positions yield: shorter
-                with one rank, masked by ``__valid__`` with several; then order and state stay exact at any world size.
-            max_errors: Samples that may be dropped per epoch and rank because it fails; each is counted.
+            fn: As for ``map``, but its result only decides whether the sample stays.
+            refill: Whether to fill batches up with the following samples. Otherwise a batch holds what is left of its own
+                positions: it is shorter with one rank and masked by ``__valid__`` with several, and order and state
+                stay exact at any world size.
+            max_errors: Number of samples per epoch and rank that may be dropped because `fn` fails; they are counted.
 
         Raises:
-            ConfigError: not a function, or one of more than two required arguments; bad bound.
+            ConfigError: `fn` is not a function or requires more than two arguments; the bound is not valid.
         """
         return self._then(Filter(fn, refill, max_errors))
 
     def flat_map(self, fn: Callable[..., Iterable[Sample]], *, max_errors: int = 0) -> Pipeline:
-        """Make any number of samples of one: ``fn(sample)`` or ``fn(sample, rng)`` returns or yields them.
+        """Make any number of samples from one: ``fn(sample)`` or ``fn(sample, rng)`` returns or yields them.
 
         Args:
-            fn: As for ``map``, but gives an iterable of samples, perhaps an empty one. They keep the key and position;
-                each has a random stream of its own in the stages that follow.
-            max_errors: Samples that may be dropped per epoch and rank because it fails; each is counted.
+            fn: As for ``map``, but it returns an iterable of samples, which may be empty. They keep the key and the
+                position; each has a random stream of its own in the stages that follow.
+            max_errors: Number of samples per epoch and rank that may be dropped because `fn` fails; they are counted.
 
         Raises:
-            ConfigError: not a function, or one of more than two required arguments; bad bound.
+            ConfigError: `fn` is not a function or requires more than two arguments; the bound is not valid.
         """
         return self._then(FlatMap(fn, max_errors))
 
     def select(self, fields: str | Iterable[str]) -> Pipeline:
-        """Keep these fields only. Before ``decode``: these members, and with an index the others are not even read.
+        """Keep the named fields only. Before ``decode`` it keeps members; with an index, the others need not be read.
+
+        Args:
+            fields: One name, or several.
 
         Raises:
-            ConfigError: no name, one twice, or one that no sample has at this point.
+            ConfigError: no name, a name that occurs twice, or a name that no sample has at this point.
         """
         names = names_of(fields, ".select()")
         self._check_known(names, "select")
         return self._then(Select(names))
 
     def take(self, count: int) -> Pipeline:
-        """Read the first `count` samples of each epoch only, counted over all ranks and before any filter.
+        """Read only the first `count` samples of each epoch, counted over all ranks and before any filter.
+
+        Args:
+            count: Number of samples, at least 1.
 
         Raises:
-            ConfigError: out of bounds, or there is one already.
+            ConfigError: `count` is out of bounds, or the pipeline already has a ``take``.
         """
         return self._then(Take(count), once=True)
 
@@ -155,18 +163,18 @@ class Pipeline:
         missing: Literal["raise", "drop"] = "raise",
         bytes_max: int = 1024**3,
     ) -> Pipeline:
-        """Add fields from a table that has a row for each sample's key: labels, captions, scores.
+        """Add fields from a table that has a row for each sample's key, such as labels, captions or scores.
 
         Args:
-            other: URL of a table in JSON lines, CSV, TSV or Parquet, or another pipeline, whose samples are rows. Read
-                once per process when iteration starts, and held in memory.
-            on: The column that holds the key; a pipeline's key is its ``__key__``.
-            fields: Columns to take; None: all but the key's.
-            missing: ``"raise"``, or ``"drop"`` samples without a row, counted.
-            bytes_max: The table's size as stored, at most.
+            other: URL of a table in JSON lines, CSV, TSV or Parquet, or another pipeline whose samples are the rows. It is
+                read once per process, when iteration starts, and held in memory.
+            on: Column that holds the key; for a pipeline the key is always ``__key__``.
+            fields: Columns to add; None: all but the key column.
+            missing: What to do with a sample without a row: ``"raise"`` an error, or ``"drop"`` and count it.
+            bytes_max: Largest size of the table as stored, in bytes.
 
         Raises:
-            ConfigError: no table by its name, a pipeline with batches, bad options.
+            ConfigError: the URL does not name a table, `other` is a pipeline with batches, or an option is not valid.
         """
         if isinstance(other, Pipeline):
             check_part(other, "join")
@@ -176,11 +184,11 @@ class Pipeline:
         return self._then(Join(other, on, chosen, missing, bytes_max))
 
     def evaluate(self) -> Pipeline:
-        """The same for evaluation: the stored order, every sample exactly once over all ranks.
+        """Return the same pipeline for evaluation: in stored order, every sample exactly once over all ranks.
 
-        Drops ``shuffle`` and ``drop_last``. The last batches are padded, so that all ranks have equally many, and
-        ``batch["__valid__"]`` (bool[B]) says which rows count. Random crops and functions stay: describe what is to be
-        decoded for evaluation where it differs.
+        It removes ``shuffle`` and ``drop_last``. The last batches are padded so that all ranks have the same number of
+        batches, and ``batch["__valid__"]`` (bool[B]) says which rows count. Random crops and functions stay; if
+        evaluation decodes differently, describe it in a pipeline of its own.
         """
         kept = [stage for stage in self.stages if not isinstance(stage, Shuffle | Evaluate)]
         ends = [replace(stage, drop_last=False) for stage in kept if isinstance(stage, Batch | BatchBySize)]
@@ -197,20 +205,22 @@ class Pipeline:
         pad: Mapping[str, float] | str | Iterable[str] | None = None,
         ragged: str | Iterable[str] = (),
     ) -> Pipeline:
-        """Deliver `n` samples at a time, per rank, or `global_size` over all ranks.
+        """Deliver batches of `n` samples per rank, or of `global_size` samples over all ranks.
 
         Args:
-            n: At least 1.
-            global_size: Instead: a batch's samples are then the same for every number of ranks that divides it.
-            drop_last: Leave out the last samples of an epoch where they do not fill a batch, instead of a shorter one.
-            collate: ``fn(samples)`` makes the batch from a list of dicts. Without, batches are columns.
-            pad: Fields whose arrays differ in shape, filled up to the batch's largest with 0, or with the value given:
-                ``{"tokens": -1}``. ``batch["__tokens_length__"]`` (int64[B]) says how long each was.
-            ragged: Fields whose arrays differ in length, put end to end: ``batch["tokens"]`` is then a pair of
+            n: Number of samples per rank, at least 1.
+            global_size: Number of samples of all ranks together, instead of `n`. A batch then has the same samples for
+                every number of ranks that divides it.
+            drop_last: Whether to leave out the last samples of an epoch if they do not fill a batch; otherwise the last
+                batch is shorter.
+            collate: ``fn(samples)`` that makes the batch from a list of dicts; None: batches are columns.
+            pad: Fields whose arrays differ in shape and are padded to the largest of the batch, with 0 or the given value:
+                ``{"tokens": -1}``. ``batch["__tokens_length__"]`` (int64[B]) holds the original lengths.
+            ragged: Fields whose arrays differ in length and are concatenated: ``batch["tokens"]`` is then a pair of
                 ``data`` and ``offsets`` (int64[B + 1]).
 
         Raises:
-            ConfigError: out of bounds, both sizes or none, or the pipeline has batches already.
+            ConfigError: a size is out of bounds, both sizes or neither are given, or the pipeline already has batches.
         """
         stage = Batch(
             size=n,
@@ -236,21 +246,23 @@ class Pipeline:
         pad: Mapping[str, float] | str | Iterable[str] | None = None,
         ragged: str | Iterable[str] = (),
     ) -> Pipeline:
-        """Deliver consecutive samples until the next would pass `size_max`: so many tokens per batch, per rank.
+        """Deliver batches of consecutive samples, per rank; a batch is complete when the next sample would exceed `size_max`.
 
         Args:
-            size_max: In whatever `size` counts.
-            size: A field, whose length counts (``"tokens"``), or a function of a sample that gives a number.
-            padded: Count a batch as its longest sample times their number, as it is after padding.
-            samples_max: In a batch; None: as many as fit.
-            oversize: A sample larger than `size_max`: ``"raise"``, a batch ``"alone"``, or ``"drop"``, counted.
-            drop_last: Leave out the last batch of an epoch.
+            size_max: Largest size of a batch, in the unit that `size` counts, such as tokens.
+            size: A field whose length counts (``"tokens"``), or a function of a sample that returns a number.
+            padded: Whether the size of a batch is its longest sample times the number of samples, as it is after padding,
+                instead of the sum over its samples.
+            samples_max: Largest number of samples in a batch; None: as many as fit.
+            oversize: What to do with a sample larger than `size_max`: ``"raise"`` an error, deliver it ``"alone"`` in a
+                batch, or ``"drop"`` and count it.
+            drop_last: Whether to leave out the last batch of an epoch.
             collate: As for ``batch``.
-            pad: See there.
-            ragged: See there.
+            pad: As for ``batch``.
+            ragged: As for ``batch``.
 
         Raises:
-            ConfigError: out of bounds, or the pipeline has batches already.
+            ConfigError: an argument is out of bounds, or the pipeline already has batches.
         """
         stage = BatchBySize(
             size_max=size_max,
@@ -276,21 +288,22 @@ class Pipeline:
         cache: CacheConfig | str | os.PathLike[str] | None = None,
         fetch: FetchConfig | None = None,
     ) -> Dataset:
-        """Samples by number and by key: ``ds[i]``, ``ds[10:20]``, ``ds[[5, 2]]``, ``ds["key"]``, ``len(ds)``.
+        """Open the samples for random access: ``ds[i]``, ``ds[10:20]``, ``ds[[5, 2]]``, ``ds["key"]``, ``len(ds)``.
 
-        Of objects, or of shards by their index. This looks: it lists, or reads the index.
+        The samples are objects, or lie in shards that have an index. Opening lists the objects or reads the index.
 
         Args:
-            seed: Of the `rng` of ``map`` functions, which depends on (seed, epoch, number).
-            index: Of shards: ``"require"`` one, or ``"auto"``: where there is none, read the shards once and make it.
-            index_dir: Where the index of shards may lie besides them, and is made.
-            cache: Keep what is read on this node's disk, as for ``connect``.
-            fetch: Bounds for reading; its ``gap_bytes_max`` is then the widest gap to read through, whatever was measured.
+            seed: Seed in [0, 2**64) of the `rng` of ``map`` functions, which depends on (seed, epoch, number).
+            index: For shards: ``"require"`` an index, or ``"auto"``: if none exists, read the shards once and build it.
+            index_dir: Directory in which the index of the shards may also lie, and in which ``"auto"`` builds it.
+            cache: Cache what is read on this node's disk, as for ``connect``.
+            fetch: Bounds for reading. Its ``gap_bytes_max`` then fixes the widest gap to read through, which otherwise
+                follows from measurements.
 
         Raises:
-            ConfigError: a stage that batches, orders, drops or multiplies samples; shards without an index where it is
-                required, or that cannot be entered at a sample.
-            ObjectMissingError: there is nothing.
+            ConfigError: a stage batches, orders, drops or multiplies samples; shards have no index although one is
+                required, or their format does not allow reading from the middle.
+            ObjectMissingError: the source has no objects or shards.
             StoreError, DataError: the source cannot be listed, or its shards cannot be indexed.
 
         Cost: one listing, or one read of the index.
@@ -301,15 +314,15 @@ class Pipeline:
         return dataset
 
     def stage(self, kind: type[_S]) -> _S | None:
-        """The first stage of a kind, where there is one."""
+        """Return the first stage of a kind, or None."""
         return next((stage for stage in self.stages if isinstance(stage, kind)), None)
 
     def flat(self) -> Flat:
-        """The pipeline over each single source, and the shares of each; one of either where nothing is mixed."""
+        """Return one pipeline per single source, and the share of each; a pipeline that mixes nothing has one source."""
         return flattened(self.source, self)
 
     def members(self) -> frozenset[str] | None:
-        """The stored members that a sample needs; None: all. What ``select`` and ``decode`` leave out is not among them."""
+        """Return the names of the stored members that the stages need; None: all members."""
         for stage in self.stages:
             if isinstance(stage, Select | Decode):
                 return frozenset(stage.names)
@@ -318,7 +331,7 @@ class Pipeline:
         return None
 
     def fields(self) -> tuple[str, ...] | None:
-        """The names of what comes out, where the stages alone tell."""
+        """Return the names of the output fields, or None if the stages alone do not determine them."""
         names: tuple[str, ...] | None = None
         for stage in self.stages:
             if isinstance(stage, Select | Decode):
@@ -335,35 +348,39 @@ class Pipeline:
         known = self.fields()
         unknown = [name for name in names if known is not None and name not in known]
         if unknown:
-            raise ConfigError(f"{self!r}: .{stage}() names {unknown[0]!r}; samples have {', '.join(known or ())}")
+            raise ConfigError(f"{self!r}: .{stage}() names {unknown[0]!r}, but samples have {', '.join(known or ())}")
 
     def _then(self, stage: Stage, *, once: bool = False) -> Pipeline:
         name = "batch_by_size" if isinstance(stage, BatchBySize) else _snake(type(stage).__name__)
         if self.stage(Batch) is not None or self.stage(BatchBySize) is not None:
-            raise ConfigError(f"{self!r}: .{name}() comes before .batch(), the last stage")
+            raise ConfigError(f"{self!r}: .{name}() must come before .batch(), the last stage")
         if once and self.stage(type(stage)) is not None:
-            raise ConfigError(f"{self!r} has a .{name}() already; one says it all")
+            raise ConfigError(f"{self!r} already has a .{name}(), and takes one only")
         return Pipeline(self.source, (*self.stages, stage))
 
     def __repr__(self) -> str:
         return "".join(map(repr, (self.source, *self.stages)))
 
     def __iter__(self) -> NoReturn:
-        raise TypeError(f"{self!r} describes samples and holds none. Hint: for batch in ps.Loader(pipeline)")
+        raise TypeError(f"{self!r} only describes samples. Hint: for batch in ps.Loader(pipeline)")
 
 
 def check_part(part: object, what: str) -> None:
-    """Refuse what cannot be a part of ``mix`` or ``join``.
+    """Check that `part` can be a part of ``mix`` or ``join``.
+
+    Args:
+        part: What the user passed.
+        what: ``"mix"`` or ``"join"``.
 
     Raises:
-        ConfigError: No pipeline, or one with stages that only the whole has.
+        ConfigError: `part` is not a pipeline, or it has stages that only the whole pipeline may have.
     """
     if not isinstance(part, Pipeline):
         raise ConfigError(f"{what}() takes pipelines, not {part!r}", hint="ps.shards(url)")
     for kind in (Shuffle, Take, Evaluate, Batch, BatchBySize):
         if part.stage(kind) is not None:
             raise ConfigError(
-                f"{what}() of {part!r}: .{_snake(kind.__name__)}() comes after it",
+                f"{what}() of {part!r}: .{_snake(kind.__name__)}() must come after {what}()",
                 hint=f"ps.{what}(...).{_snake(kind.__name__)}(...)" if what == "mix" else "leave it out",
             )
 

@@ -1,4 +1,4 @@
-"""Where samples come from: URLs and how to connect to them, recorded; nothing is looked at."""
+"""The sources of a pipeline as frozen records: URLs, and the options to connect to them. Nothing is listed or read here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ON_CORRUPT = ("raise", "skip_sample", "skip_shard")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The options of ``penstock.connect``, as they were given."""
+    """The options of ``penstock.connect`` that a user gave to a source."""
 
     endpoint_url: str | None = None
     region: str | None = None
@@ -42,7 +42,7 @@ class Connection:
         check_configs(transport=self.transport, retry=self.retry, hedge=self.hedge)
 
     def given(self) -> dict[str, Any]:
-        """Options that differ from their default."""
+        """Return the options that differ from their defaults."""
         return {
             entry.name: getattr(self, entry.name)
             for entry in fields(self)
@@ -61,15 +61,16 @@ def _option(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Shards by URL, in an order that the URLs fix: listings in key order, patterns as they unfold, lists as given.
+    """Shards by URL. Their order is fixed: listings by key, patterns as they expand, lists as given.
 
     Attributes:
         urls: One pattern or prefix, or a list of URLs.
-        is_list: Whether they were given as a list, and are taken literally.
-        connection: How to reach them.
-        format: Name of their format; None: found from names and first bytes.
-        on_corrupt: What to do with damage: raise, skip the sample or skip the rest of the shard, both counted.
-        manifest: URL of a list of shards to read instead of listing a store; then there are no `urls`.
+        is_list: Whether the URLs were given as a list, which is taken literally.
+        connection: Options to connect to the stores.
+        format: Name of the shards' format; None: their names and first bytes tell.
+        on_corrupt: What to do with damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
+            of the shard; what is skipped is counted.
+        manifest: URL of a list of shards that is read instead of listing a store; `urls` is then empty.
     """
 
     urls: tuple[str, ...]
@@ -96,16 +97,16 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Objects that are samples themselves: one each, or neighbours with one stem together.
+    """Objects that are samples: each object is a sample, or adjacent objects with the same stem are one.
 
     Attributes:
-        urls: As for ``Shards``; with `read`, keys that mean something to it.
-        is_list: Whether they were given as a list, and are taken literally.
-        connection: How to reach them.
-        group_by: ``"stem"``: objects whose names are equal up to the first dot make one sample (``7.jpg``, ``7.json``);
-            None: each is a sample.
-        read: ``fn(key)`` gives a sample's bytes, or its members' bytes by name; None: the store does.
-        manifest: URL of a list of objects to read instead of listing a store; then there are no `urls`.
+        urls: As in ``Shards``; with `read`, the keys to call it with.
+        is_list: Whether the URLs were given as a list, which is taken literally.
+        connection: Options to connect to the stores.
+        group_by: ``"stem"``: objects whose names are equal up to the first dot are one sample (``7.jpg``, ``7.json``);
+            None: each object is a sample.
+        read: ``fn(key)`` that returns the bytes of a sample, or the bytes of its members by name; None: stores are read.
+        manifest: URL of a list of objects that is read instead of listing a store; `urls` is then empty.
     """
 
     urls: tuple[str, ...]
@@ -124,8 +125,8 @@ class Objects:
                 raise ConfigError("objects(keys, read=fn) must be given a list of keys and a function of a key")
             if self.group_by is not None or self.connection != Connection():
                 raise ConfigError(
-                    "objects(keys, read=fn) takes no group_by= and no connection: the function reads",
-                    hint="let it return a dict of members",
+                    "objects(keys, read=fn) takes neither group_by= nor connection options, since the function reads",
+                    hint="to group members, let the function return a dict of them",
                 )
         elif not self.is_list and self.urls:
             expand_braces(self.urls[0])
@@ -139,7 +140,7 @@ class Objects:
 def _check_urls(what: str, urls: tuple[str, ...], *, manifest: str | None) -> None:
     if manifest is not None:
         if urls or not isinstance(manifest, str) or not manifest:
-            raise ConfigError(f"{what}(manifest={manifest!r}) is the URL of a list, and takes no other URL")
+            raise ConfigError(f"{what}(manifest={manifest!r}) must be the URL of a list, without other URLs")
         return
     if not urls:
         raise ConfigError(f"{what}([]) needs at least one URL")

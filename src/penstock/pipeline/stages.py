@@ -1,6 +1,6 @@
-"""The stages of a pipeline: frozen records of what is to be done. They check their arguments and do nothing.
+"""The stages of a pipeline as frozen records, which check their arguments and do nothing else.
 
-What gathers samples into batches is in `batching`.
+The stages that form batches are in ``batching.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.pipeline import Pipeline
 
 Sample: TypeAlias = Mapping[str, Any]
-"""What ``map`` functions take and give: field names to values, with ``__key__``, ``__shard__`` and ``__position__``."""
+"""What ``map`` functions take and return: values by field name, with ``__key__``, ``__shard__`` and ``__position__``."""
 
 ERRORS_MAX = 1_000_000_000
 TABLE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -31,11 +31,11 @@ _SCALARS: dict[object, str] = {bool: "bool", int: "int64", float: "float64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffle:
-    """Shards are permuted, and samples within runs of ``window / lanes``.
+    """Permutes the shards, and the samples within runs of ``window / lanes``.
 
     Attributes:
-        window: Samples that the whole job holds to draw from.
-        seed: Of every permutation and of ``map``'s ``rng``.
+        window: Number of samples that the whole job holds in memory to draw from.
+        seed: Seed of every permutation and of the ``rng`` of ``map`` functions, in [0, 2**64).
     """
 
     window: int = 16_384
@@ -53,11 +53,11 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """The named members become values; other members are left out.
+    """Decodes the named members to values and leaves out the others.
 
     Attributes:
-        fields: What a sample shall have.
-        max_errors: Samples that may be dropped, per epoch, because a member does not decode.
+        fields: The fields that a sample has afterwards.
+        max_errors: Number of samples per epoch that may be dropped because a member does not decode.
     """
 
     fields: tuple[Field, ...]
@@ -70,14 +70,14 @@ class Decode:
             )
         for entry in self.fields:
             if not isinstance(entry, Field):
-                raise ConfigError(f".decode({entry!r}) is no field", hint=_decode_hint(entry))
+                raise ConfigError(f".decode({entry!r}) is not a field", hint=_decode_hint(entry))
         if repeated := sorted({name for name in self.names if self.names.count(name) > 1}):
             raise ConfigError(f".decode() names {', '.join(map(repr, repeated))} more than once")
         _check_max_errors(self.max_errors)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Members that it reads, masks included."""
+        """Names of the members that it reads, including masks."""
         return tuple(name for entry in self.fields for name in entry.names)
 
     def __repr__(self) -> str:
@@ -86,7 +86,11 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A stage that calls a user's function of a sample: ``fn(sample)`` or ``fn(sample, rng)``."""
+    """A stage that calls a user's function: ``fn(sample)`` or ``fn(sample, rng)``.
+
+    Attributes:
+        fn: The function.
+    """
 
     METHOD: ClassVar[str] = "map"
     fn: Callable[..., Any]
@@ -96,23 +100,23 @@ class Call:
 
     @property
     def takes_rng(self) -> bool:
-        """Whether a ``numpy.random.Generator`` is passed."""
+        """Whether the function is passed a ``numpy.random.Generator``."""
         return takes_rng(self.fn)
 
     @property
     def name(self) -> str:
-        """The function's name, for people."""
+        """Name of the function, for messages."""
         return function_name(self.fn)
 
 
 @dataclass(frozen=True, slots=True)
 class Map(Call):
-    """A user's function of one sample: ``fn(sample)`` or ``fn(sample, rng)``.
+    """Replaces each sample by the result of ``fn(sample)`` or ``fn(sample, rng)``.
 
     Attributes:
         fn: The function.
-        fields: What it gives, in its order, where that was said.
-        max_errors: Samples that may be dropped, per epoch, because it fails.
+        fields: Name and spec of each field that it returns, in order; None if they are not declared.
+        max_errors: Number of samples per epoch that may be dropped because the function fails.
     """
 
     fields: tuple[tuple[str, Spec], ...] | None = None
@@ -132,12 +136,12 @@ class Map(Call):
 
 @dataclass(frozen=True, slots=True)
 class Filter(Call):
-    """Samples for which ``fn(sample)`` or ``fn(sample, rng)`` is false are left out.
+    """Leaves out the samples for which ``fn(sample)`` or ``fn(sample, rng)`` is false.
 
     Attributes:
         fn: The function.
-        refill: Batches are filled up with the samples that follow, instead of being shorter.
-        max_errors: Samples that may be dropped, per epoch, because it fails.
+        refill: Whether batches are filled up with the following samples instead of being shorter.
+        max_errors: Number of samples per epoch that may be dropped because the function fails.
     """
 
     METHOD: ClassVar[str] = "filter"
@@ -154,11 +158,11 @@ class Filter(Call):
 
 @dataclass(frozen=True, slots=True)
 class FlatMap(Call):
-    """``fn(sample)`` or ``fn(sample, rng)`` gives any number of samples for one.
+    """Replaces each sample by the samples that ``fn(sample)`` or ``fn(sample, rng)`` returns, of any number.
 
     Attributes:
         fn: The function.
-        max_errors: Samples that may be dropped, per epoch, because it fails.
+        max_errors: Number of samples per epoch that may be dropped because the function fails.
     """
 
     METHOD: ClassVar[str] = "flat_map"
@@ -174,13 +178,17 @@ class FlatMap(Call):
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """Of every sample these fields only; before ``decode`` these members, so that others need not be read."""
+    """Keeps the named fields only. Before ``decode`` it keeps members, and the others need not be read.
+
+    Attributes:
+        names: Names of the fields or members to keep.
+    """
 
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.names or not all(isinstance(name, str) and name for name in self.names):
-            raise ConfigError(f".select({list(self.names)}) must be given names of fields")
+            raise ConfigError(f".select({list(self.names)}) must be given the names of fields")
         if len(set(self.names)) < len(self.names):
             raise ConfigError(f".select({list(self.names)}) names a field more than once")
 
@@ -190,7 +198,11 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The first samples of the epoch only, counted over all ranks."""
+    """Reads the first samples of each epoch only.
+
+    Attributes:
+        count: Number of samples over all ranks, at least 1.
+    """
 
     count: int
 
@@ -204,14 +216,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Fields from a table, or another source, that has a row for each sample's key.
+    """Adds fields from a table or another pipeline that has a row for each sample's key.
 
     Attributes:
-        other: URL of a table (JSON lines, CSV, TSV, Parquet), or a pipeline.
-        on: The table's column that holds the key.
-        fields: Columns to take; None: all but the key's.
-        missing: What to do with a sample that has no row.
-        bytes_max: What the table may take as stored; it is held in memory, once per process.
+        other: URL of a table in JSON lines, CSV, TSV or Parquet, or a pipeline whose samples are the rows.
+        on: Column of the table that holds the key.
+        fields: Columns to add; None: all but the key column.
+        missing: What to do with a sample without a row: ``"raise"`` an error, or ``"drop"`` and count it.
+        bytes_max: Largest size of the table as stored, in bytes. It is held in memory, once per process.
     """
 
     other: str | Pipeline
@@ -239,7 +251,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The stored order, and every sample exactly once over all ranks, whose last batches are padded and masked."""
+    """Reads in stored order, every sample exactly once over all ranks; the last batches are padded and masked."""
 
     def __repr__(self) -> str:
         return ".evaluate()"
@@ -249,16 +261,19 @@ Stage: TypeAlias = Shuffle | Decode | Map | Filter | FlatMap | Select | Take | J
 
 
 def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec], ...] | None:
-    """What a user says a function gives, as records: ``("uint8", (224, 224, 3))``, ``"int64"``, ``int``, ``str``.
+    """Return ``fields=`` of ``map`` as pairs of a name and a spec.
+
+    Args:
+        fields: By name, a dtype, a pair of dtype and shape, or a type: ``("uint8", (224, 224, 3))``, ``"int64"``, ``str``.
 
     Raises:
-        ConfigError: An entry is none of these.
+        ConfigError: an entry is none of these.
     """
     if fields is None:
         return None
     if not isinstance(fields, Mapping):
         raise ConfigError(
-            f"fields={fields!r} must be a dict of names and what they hold",
+            f"fields={fields!r} must be a dict of field names and their types",
             hint="e.g. fields={'cls': 'int64', 'text': str}",
         )
     return tuple((name, _spec(name, entry)) for name, entry in fields.items())
@@ -284,7 +299,7 @@ def _spec(name: str, entry: object) -> Spec:
 
 
 def _is_dtype(name: str) -> bool:
-    import numpy as np  # only here: describing a pipeline imports nothing large
+    import numpy as np  # imported here, so that describing a pipeline imports nothing large
 
     if name == OBJECT.dtype:
         return True
@@ -295,13 +310,13 @@ def _is_dtype(name: str) -> bool:
 
 
 def _decode_hint(entry: object) -> str:
-    """What was probably meant by an argument of ``decode`` that is no field."""
+    """Guess what the user meant by an argument of ``decode`` that is not a field."""
     if isinstance(entry, type) and issubclass(entry, Field):
-        return f"say which member it reads: ps.{entry.__name__}('ext')"
+        return f"name the member that it reads: ps.{entry.__name__}('ext')"
     if isinstance(entry, list | tuple):
-        return "give the fields one by one: .decode(*fields)"
+        return "pass the fields as separate arguments: .decode(*fields)"
     name = entry if isinstance(entry, str) else "txt"
-    return f"say what it is: ps.Text({name!r}), or ps.Image, Integer, Float, Json, Numpy, Audio or Bytes"
+    return f"name its type: ps.Text({name!r}), or ps.Image, Integer, Float, Json, Numpy, Audio or Bytes"
 
 
 def _check_max_errors(count: object) -> None:

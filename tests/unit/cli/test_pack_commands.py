@@ -13,7 +13,7 @@ import typer
 
 import penstock as ps
 from penstock.cli.app import app, run
-from penstock.pipeline.sources import ConnectionOptions
+from penstock.pipeline.factories import ConnectionOptions
 
 
 @pytest.fixture(autouse=True)

@@ -173,7 +173,7 @@ def test_image_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["", "__key__", "__x", 3, None])
 def test_fields_refuse_bad_names(name: object) -> None:
     """A field has a name, and none of the loader's own."""
-    with pytest.raises(ConfigError, match="named"):
+    with pytest.raises(ConfigError, match="name of a field"):
         ps.Integer(name)  # type: ignore[arg-type]
 
 
@@ -244,7 +244,7 @@ def test_function_decodes_by_a_function() -> None:
     out = np.zeros(2, np.uint8)
     pair.decode_into(memoryview(b"\1\2"), out)
     assert out.tolist() == [1, 2]
-    with pytest.raises(ValueError, match=r"uint8\[3\], not the uint8\[2\]"):
+    with pytest.raises(ValueError, match=r"uint8\[3\], not the declared uint8\[2\]"):
         pair.decode_into(memoryview(b"\1\2\3"), out)
     with pytest.raises(ConfigError):
         pipeline.Function("x", 3)  # type: ignore[arg-type]

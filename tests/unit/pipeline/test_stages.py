@@ -235,7 +235,7 @@ def test_batches_by_size_keep_their_bound(
 def test_a_sample_larger_than_a_batch_is_refused() -> None:
     """Unless something else was said; so is a size below 0."""
     budget = BatchBySize(size_max=5, size="t").budget()
-    with pytest.raises(ValueError, match="size 6 is larger than a batch may be, 5"):
+    with pytest.raises(ValueError, match="size 6 exceeds the largest size of a batch, 5"):
         budget.add(6)
     with pytest.raises(ValueError, match="less than 0"):
         budget.add(-1)

@@ -1,4 +1,4 @@
-"""``shards``, ``objects`` and ``mix``: where every pipeline begins."""
+"""``shards``, ``objects`` and ``mix``: the functions that make a pipeline."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ class ConnectionOptions(TypedDict, total=False):
 def shards(
     urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     *,
-    format: str | None = None,  # noqa: A002 - the word that users look for
+    format: str | None = None,  # noqa: A002 - the name that users expect
     on_corrupt: OnCorrupt = "raise",
     manifest: str | None = None,
     **connection: Unpack[ConnectionOptions],
 ) -> Pipeline:
-    """Describe samples that lie in shards: tar, TFRecord, Parquet, ... Looks at nothing until a loader runs.
+    """Describe samples that lie in shards, such as tar, TFRecord or Parquet files. Nothing is listed or read yet.
 
     Args:
-        urls: A prefix (``s3://bucket/train/``: the shards below it, in key order), a pattern
-            (``s3://bucket/train-{000000..000099}.tar``, ``s3://bucket/*/train-*.tar``), one shard, or a list of URLs
-            taken literally, in which only those that end with ``/`` are prefixes.
-        format: Name of their format, e.g. ``"tar"``; None: found from names and first bytes.
-        on_corrupt: ``"raise"``, ``"skip_sample"`` or ``"skip_shard"`` (its rest); what is skipped is counted.
-        manifest: Instead of `urls`: the URL of a list of shards, so that nothing is listed.
+        urls: A prefix (``s3://bucket/train/``: all shards below it, in key order), a pattern
+            (``s3://bucket/train-{000000..000099}.tar``, ``s3://bucket/*/train-*.tar``), one shard, or a list of URLs. A
+            list is taken literally; only its URLs that end with ``/`` are prefixes.
+        format: Name of the shards' format, e.g. ``"tar"``; None: their names and first bytes tell.
+        on_corrupt: What to do with damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
+            of the shard; what is skipped is counted.
+        manifest: URL of a list of shards, instead of `urls`: then no store is listed.
         **connection: ``endpoint_url``, ``region``, ``profile``, ``credentials``, ``anonymous``, ``addressing``,
             ``transport``, ``retry``, ``hedge``, ``requester_pays``, ``sse_customer_key``, ``expected_bucket_owner``:
             as in ``penstock.connect``.
 
     Returns:
-        A pipeline to which stages are added.
+        A pipeline, to which methods add stages.
 
     Raises:
-        ConfigError: no URL, a pattern that does not unfold, or a bad option.
+        ConfigError: no URL, a pattern that does not expand, or a bad option.
     """
     paths, is_list = _paths("shards", urls, manifest=manifest)
     return Pipeline(Shards(paths, is_list, _connection("shards", connection), format, on_corrupt, manifest))
@@ -78,21 +79,21 @@ def objects(
     manifest: str | None = None,
     **connection: Unpack[ConnectionOptions],
 ) -> Pipeline:
-    """Describe samples that are objects of their own, not packed into shards.
+    """Describe samples that are objects of their own, not packed into shards. Nothing is listed or read yet.
 
     Args:
-        urls: As for ``shards``; with `read`, a list of keys that mean something to it.
+        urls: As for ``shards``; with `read`, a list of the keys to call it with.
         group_by: ``"stem"``: objects whose names are equal up to the first dot are one sample (``7.jpg`` and
-            ``7.json``); None: each is a sample. A member's name is what follows the first dot.
-        read: A source of your own: ``fn(key)`` gives the object's bytes, or a dict of members' bytes.
-        manifest: Instead of `urls`: the URL of a list of objects, so that nothing is listed.
+            ``7.json``); None: each object is a sample. The name of a member is what follows the first dot.
+        read: A source of your own: ``fn(key)`` returns the bytes of the sample, or a dict of the bytes of its members.
+        manifest: URL of a list of objects, instead of `urls`: then no store is listed.
         **connection: As for ``shards``.
 
     Returns:
-        A pipeline to which stages are added.
+        A pipeline, to which methods add stages.
 
     Raises:
-        ConfigError: no URL, a pattern that does not unfold, or options that exclude each other.
+        ConfigError: no URL, a pattern that does not expand, or options that exclude each other.
     """
     paths, is_list = _paths("objects", urls, manifest=manifest)
     return Pipeline(Objects(paths, is_list, _connection("objects", connection), group_by, read, manifest))
@@ -105,22 +106,23 @@ def mix(
     schedule: Mapping[int, Mapping[Pipeline, float]] | None = None,
     stop: Stop = "all",
 ) -> Pipeline:
-    """Describe several sources read as one, in proportion: ``mix({photos: 0.7, drawings: 0.3}).shuffle()``.
+    """Describe several sources that are read as one, in proportion: ``mix({photos: 0.7, drawings: 0.3}).shuffle()``.
 
     Args:
-        weights: Of each source; any positive scale. A source is a pipeline, mixes included, with the stages that only
-            its samples pass (``decode``, ``map``, ...); all must give the same fields.
-        schedule: Other weights from a position on, in samples of the whole job:
-            ``{1_000_000: {photos: 0.5, drawings: 0.5}}``. Sources that an entry leaves out have weight 0 from there on.
-        stop: The epoch ends when ``"all"`` sources are used up (the shares of those that are go to the rest), when the
-            ``"first"`` is, or when all are while shorter ones ``"repeat"``.
+        weights: The weight of each source, on any positive scale. A source is a pipeline, which may be a mix, with the
+            stages that only its own samples pass (``decode``, ``map``, ...). All sources must produce the same fields.
+        schedule: Other weights from a position on, counted in samples of the whole job:
+            ``{1_000_000: {photos: 0.5, drawings: 0.5}}``. A source that an entry leaves out has weight 0 from there on.
+        stop: When the epoch ends. ``"all"``: when all sources are exhausted; the share of an exhausted source goes to the
+            others. ``"first"``: as soon as any source is exhausted. ``"repeat"``: when every source has been read once;
+            shorter sources are repeated until then.
 
     Returns:
-        A pipeline to which stages are added.
+        A pipeline, to which methods add stages.
 
     Raises:
-        ConfigError: no source, a bad weight, a schedule for a source that is not in the mix, or a source that shuffles,
-            takes or batches, which the mix does after it.
+        ConfigError: no source, a bad weight, a schedule for a source that is not in the mix, or a source with
+            ``shuffle``, ``take``, ``evaluate`` or ``batch``, which belong after ``mix``.
     """
     if not isinstance(weights, Mapping):
         raise ConfigError(
