@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from exchanges import Heard, KeptServer, RawServer, ask, start
-from penstock.cache.entry import core_of
+from penstock.cache.entry import innermost
 from penstock.config import MIB, RetryConfig, TransportConfig
 from penstock.errors import CancelledOperationError, ClosedError, ProtocolError, StoreError, UnavailableError
 from penstock.store.limited import Limited
@@ -337,7 +337,7 @@ def test_a_cancelled_waiter_is_told_on_an_engine_thread() -> None:
 
     with RawServer(None) as silent:
         store = ps.connect("s3://bucket", endpoint_url=silent.url, anonymous=True)
-        limited = Limited(core_of(store), requests_max=1)
+        limited = Limited(innermost(store), requests_max=1)
         sinks = [Sink(), Sink()]
         transfers = [limited.submit(Get("k"), sink) for sink in sinks]
         transfers[1].cancel()

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.cache import CacheConfig, Cached
-from penstock.cache.entry import core_of
+from penstock.cache.entry import innermost
 from penstock.config import KIB, FetchConfig, RetryConfig, TransportConfig
 from penstock.errors import PenstockError, StoreError
 from penstock.store.base import Store
@@ -60,7 +60,7 @@ class Storm:
         self.server.random_faults(
             some, ratio=self.random.choice([0.02, 0.1, 0.3]), seed=self.random.randrange(1000), seconds=0.2
         )
-        core = core_of(
+        core = innermost(
             ps.connect(
                 self.server.url,
                 endpoint_url=self.server.endpoint_url,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import forks
 from penstock.cache.config import CacheConfig
-from penstock.cache.core import CacheCore
-from penstock.cache.entry import core_of, has_queries
+from penstock.cache.context import CacheContext
+from penstock.cache.entry import has_queries, innermost
 from penstock.cache.metadata_ops import WRITES, MetadataQuery, WriteThrough
 from penstock.cache.reading import CachedRead
 from penstock.cache.statistics import CacheStatistics
@@ -50,11 +50,11 @@ class Cached(Wrapper):
     def __init__(self, inner: Store, config: CacheConfig | str | os.PathLike[str]) -> None:
         super().__init__(inner)
         self.config = CacheConfig.of(config)
-        self.core = CacheCore(inner, self.config)
-        self._check_key: Callable[[Key], None] = getattr(core_of(inner), "check_key", check_key)
+        self.context = CacheContext(inner, self.config)
+        self._check_key: Callable[[Key], None] = getattr(innermost(inner), "check_key", check_key)
         self._recorder: Recorder | None = None
         if self.config.record_path is not None:
-            self._recorder = Recorder(self.config.record_path, self.core.directory.troubles)
+            self._recorder = Recorder(self.config.record_path, self.context.directory.troubles)
             weakref.finalize(self, self._recorder.flush)  # also at exit
         self._closed = False
         self._is_tidy = False
@@ -79,22 +79,22 @@ class Cached(Wrapper):
             if operation.span is not None:
                 operation.span.checked()
             if self._recorder is not None:
-                key = public_url(operation.key) if has_queries(core_of(self)) else operation.key
+                key = public_url(operation.key) if has_queries(innermost(self)) else operation.key
                 self._recorder.note(key, operation.span)
-            read = CachedRead(self.core, operation, sink)
-            self.core.pool.put(read)
+            read = CachedRead(self.context, operation, sink)
+            self.context.pool.put(read)
             return read
         if isinstance(operation, (Head, ListPage)):
             if isinstance(operation, Head):
                 self._check_key(operation.key)
-            query = MetadataQuery(self.core, operation, sink)
+            query = MetadataQuery(self.context, operation, sink)
             if query.may_be_known():
-                self.core.pool.put(query)
+                self.context.pool.put(query)
             else:
                 query.send()
             return query
         if isinstance(operation, WRITES):
-            write = WriteThrough(self.core, operation, sink)
+            write = WriteThrough(self.context, operation, sink)
             write.start()
             return write
         return self.inner.submit(operation, sink)
@@ -102,15 +102,15 @@ class Cached(Wrapper):
     @property
     def counts(self) -> Counts:
         """The counters of this process; a loader reads them at every step."""
-        return self.core.counts
+        return self.context.counts
 
     def statistics(self) -> CacheStatistics:
         """Return what the cache did so far. Cost: one read of 2 KiB."""
         return CacheStatistics(
-            **self.core.counts.values(),
-            used_bytes=self.core.directory.usage.total_bytes(),
+            **self.context.counts.values(),
+            used_bytes=self.context.directory.usage.total_bytes(),
             bytes_max=self.config.bytes_max,
-            troubles=self.core.directory.troubles.counts(),
+            troubles=self.context.directory.troubles.counts(),
             inner=self.inner.statistics(),
         )
 
@@ -121,7 +121,7 @@ class Cached(Wrapper):
         self._closed = True
         if self._recorder is not None:
             self._recorder.flush()
-        self.core.close()
+        self.context.close()
 
     def _tidy_up(self) -> None:
         """Clean up after killed processes, once per process and in the background."""
@@ -129,10 +129,10 @@ class Cached(Wrapper):
             if self._is_tidy:
                 return
             self._is_tidy = True
-        directory = self.core.directory
+        directory = self.context.directory
 
         def clean() -> None:
             directory.remove_stale_temporaries()
             directory.count_unknown()
 
-        self.core.step(clean, lambda _: None)
+        self.context.run_on_pool(clean, lambda _: None)

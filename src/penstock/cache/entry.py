@@ -103,7 +103,7 @@ class Identities:
     """
 
     def __init__(self, store: Store, namespace: str, block_bytes: int) -> None:
-        core = core_of(store)
+        core = innermost(store)
         endpoint = getattr(core, "endpoint", None)
         self._block_bytes = block_bytes
         self._scope: tuple[str, str, str]
@@ -144,7 +144,7 @@ def _version_identity(scope: tuple[str, ...], key: Key, etag: str, block_bytes: 
     return identity, digest_of(identity)
 
 
-def core_of(store: Store) -> Any:
+def innermost(store: Store) -> Any:
     """Return the store inside all wrappers."""
     core: Any = store
     while hasattr(core, "inner"):

@@ -24,17 +24,17 @@ from penstock.types import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.core import CacheCore
+    from penstock.cache.context import CacheContext
     from penstock.types import ByteRange, Key, Landing, Operation, Sink, Transfer
 
 
 class _PassedOperation(ABC):
     """An operation that is passed on to the store inside. It is the caller's transfer and the store's sink at once."""
 
-    __slots__ = ("cancelled", "core", "ended", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
+    __slots__ = ("cancelled", "context", "ended", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
 
-    def __init__(self, core: CacheCore, operation: Operation, sink: Sink) -> None:
-        self.core = core
+    def __init__(self, context: CacheContext, operation: Operation, sink: Sink) -> None:
+        self.context = context
         self.operation = operation
         self.sink = sink
         self.landing = sink.landing
@@ -56,7 +56,7 @@ class _PassedOperation(ABC):
     def send(self) -> None:
         """Submit the operation to the store inside."""
         self.sent_s = time.monotonic()
-        transfer = self.core.inner.submit(self.operation, self)
+        transfer = self.context.inner.submit(self.operation, self)
         self.transfer = None if self.ended else transfer  # no reference cycle remains, which would keep a write's body
         if self.cancelled:
             transfer.cancel()
@@ -64,7 +64,7 @@ class _PassedOperation(ABC):
     def done(self, completion: Completion) -> None:
         self.ended = True
         self.transfer = None
-        self.core.step(lambda: self._end(completion), lambda _: self.sink.done(completion))
+        self.context.run_on_pool(lambda: self._end(completion), lambda _: self.sink.done(completion))
 
     def _end(self, completion: Completion) -> None:
         self.learn(completion)
@@ -80,13 +80,13 @@ class MetadataQuery(_PassedOperation):
 
     __slots__ = ("_generation",)
 
-    def __init__(self, core: CacheCore, operation: Head | ListPage, sink: Sink) -> None:
-        super().__init__(core, operation, sink)
+    def __init__(self, context: CacheContext, operation: Head | ListPage, sink: Sink) -> None:
+        super().__init__(context, operation, sink)
         self._generation = 0
 
     def may_be_known(self) -> bool:
         """Whether it is worth looking for the answer in the cache."""
-        return self.core.config.metadata_ttl_s > 0 or isinstance(self.sink, HeadRequest)
+        return self.context.config.metadata_ttl_s > 0 or isinstance(self.sink, HeadRequest)
 
     def run(self) -> None:
         """Answer from the cache, or pass the operation on."""
@@ -96,16 +96,16 @@ class MetadataQuery(_PassedOperation):
                 raise CancelledOperationError("cancelled")
             completion = self._known_answer()
             if completion is None:
-                self._generation = self.core.metadata.generation()
+                self._generation = self.context.metadata.generation()
                 self.send()
                 return
-            self.core.counts.metadata_hit_count += 1
+            self.context.counts.metadata_hit_count += 1
         except PenstockError as error:
             completion = Completion(operation, error=as_completion_error(error))
         self.sink.done(completion)
 
     def _known_answer(self) -> Completion | None:
-        operation, metadata = self.operation, self.core.metadata
+        operation, metadata = self.operation, self.context.metadata
         completion = Completion(operation)
         if isinstance(operation, ListPage):
             completion.value = metadata.page(operation)
@@ -118,7 +118,7 @@ class MetadataQuery(_PassedOperation):
                 return None
             completion.info = known.info
             if known.info is None:
-                url = self.core.inner.describe(operation.key)
+                url = self.context.inner.describe(operation.key)
                 completion.error = ObjectMissingError(REMEMBERED_MISS, status=404, operation="HEAD", url=url)
         return completion
 
@@ -132,14 +132,14 @@ class MetadataQuery(_PassedOperation):
         etag, size_bytes = (item.etag, item.size_bytes) if item is not None else (None, None)
         if etag is None or size_bytes is None:
             return None
-        _, digest = self.core.identities.of_version(key, etag)
-        last = max(0, size_bytes - 1) // self.core.config.block_bytes
-        exist = all(self.core.directory.exists(block_name(digest, index)) for index in (0, last))
+        _, digest = self.context.identities.of_version(key, etag)
+        last = max(0, size_bytes - 1) // self.context.config.block_bytes
+        exist = all(self.context.directory.exists(block_name(digest, index)) for index in (0, last))
         return ObjectInfo(key, size_bytes, etag) if exist else None
 
     def learn(self, completion: Completion) -> None:
         """Remember the answer."""
-        operation, metadata = self.operation, self.core.metadata
+        operation, metadata = self.operation, self.context.metadata
         if isinstance(operation, ListPage):
             if completion.error is None:
                 metadata.keep_page(operation, completion.value, self.sent_s, self._generation)
@@ -159,7 +159,7 @@ class WriteThrough(_PassedOperation):
     def start(self) -> None:
         """Forget the objects and pass the operation on."""
         for key in self._keys():
-            self.core.metadata.forget(key)
+            self.context.metadata.forget(key)
         self.send()
 
     def _keys(self) -> Sequence[Key]:
@@ -174,7 +174,7 @@ class WriteThrough(_PassedOperation):
     def learn(self, completion: Completion) -> None:
         """Invalidate the objects, even after a failure: the store may have written although its answer was lost."""
         for key in self._keys():
-            self.core.metadata.written(key)
+            self.context.metadata.written(key)
 
 
 WRITES = (Put, CompleteMultipart, Copy, Delete)

@@ -40,7 +40,7 @@ from penstock.types import Attempt, ByteRange, Completion, Get, Head, Landing, O
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.core import CacheCore
+    from penstock.cache.context import CacheContext
     from penstock.types import Sink, Transfer
 
 _TOGETHER_COUNT = 8
@@ -51,7 +51,7 @@ class CachedRead:
     """One ``Get``: the ``Transfer`` that ``submit`` returned. Its steps run on threads of the pool.
 
     Args:
-        core: The parts of the cache.
+        context: The parts of the cache.
         operation: The requested bytes.
         sink: Receives the answer.
 
@@ -75,7 +75,7 @@ class CachedRead:
         "_transfers",
         "cancelled",
         "completion",
-        "core",
+        "context",
         "digest",
         "identity",
         "info",
@@ -88,8 +88,8 @@ class CachedRead:
         "wanted",
     )
 
-    def __init__(self, core: CacheCore, operation: Get, sink: Sink) -> None:
-        self.core = core
+    def __init__(self, context: CacheContext, operation: Get, sink: Sink) -> None:
+        self.context = context
         self.operation = operation
         self.sink = sink
         self.submitted_s = time.monotonic()
@@ -137,7 +137,7 @@ class CachedRead:
 
     def _version(self) -> ObjectInfo | None:
         """Return the version to read; None if a request for it, or for the whole ``Get``, has been sent."""
-        operation, metadata = self.operation, self.core.metadata
+        operation, metadata = self.operation, self.context.metadata
         if operation.if_match is not None:
             known = metadata.get(operation.key)
             if known is None and (size_bytes := self._size_on_disk(operation.if_match)) is not None:
@@ -148,7 +148,7 @@ class CachedRead:
             return None
         known = metadata.fresh(operation.key, self.submitted_s)
         if known is not None:
-            self.core.counts.metadata_hit_count += 1
+            self.context.counts.metadata_hit_count += 1
             if known.info is None:
                 raise ObjectMissingError(REMEMBERED_MISS, status=404)
             return known.info
@@ -160,24 +160,24 @@ class CachedRead:
         return None
 
     def _first_index(self) -> int:
-        return self.operation.span.start // self.core.config.block_bytes if self.operation.span is not None else 0
+        return self.operation.span.start // self.context.config.block_bytes if self.operation.span is not None else 0
 
     def _size_on_disk(self, etag: str) -> int | None:
-        identity, digest = self.core.identities.of_version(self.operation.key, etag)
-        header = self.core.directory.read_header(block_name(digest, self._first_index()), identity)
+        identity, digest = self.context.identities.of_version(self.operation.key, etag)
+        header = self.context.directory.read_header(block_name(digest, self._first_index()), identity)
         return header.object_bytes if header is not None else None
 
     def _is_on_disk(self, etag: str) -> bool:
-        _, digest = self.core.identities.of_version(self.operation.key, etag)
-        return self.core.directory.exists(block_name(digest, self._first_index()))
+        _, digest = self.context.identities.of_version(self.operation.key, etag)
+        return self.context.directory.exists(block_name(digest, self._first_index()))
 
     def _get_unpinned(self) -> None:
-        digest = self.core.identities.of_get(self.operation)
-        [claim] = self.core.claims.take(digest, (WHOLE_GET,), self, patient=self._patient)
+        digest = self.context.identities.of_get(self.operation)
+        [claim] = self.context.claims.take(digest, (WHOLE_GET,), self, patient=self._patient)
         if isinstance(claim, Claim):
             self.track(UnpinnedGet(self, claim))
         elif not claim:
-            self.core.claims.watch(digest, (WHOLE_GET,), self)
+            self.context.claims.watch(digest, (WHOLE_GET,), self)
 
     def plan(self, info: ObjectInfo) -> None:
         """Read the blocks of a version that are on disk, and fetch the others."""
@@ -185,7 +185,7 @@ class CachedRead:
         assert info.etag is not None
         # without the store's checksums: blocks have their own, and are verified once; see docs/concepts/cache.md
         self.info = completion.info = ObjectInfo(operation.key, info.size_bytes, info.etag, info.last_modified_s)
-        self.identity, self.digest = self.core.identities.of_version(operation.key, info.etag)
+        self.identity, self.digest = self.context.identities.of_version(operation.key, info.etag)
         span = span_within(operation, info.size_bytes)
         if span is not None:
             landing = self.sink.head(self.info, span)
@@ -197,7 +197,7 @@ class CachedRead:
             self.wanted = ByteRange(span.start, span.start + len(self.view))
             completion.span, completion.landing = span, landing
             if self.view:
-                block_bytes = self.core.config.block_bytes
+                block_bytes = self.context.config.block_bytes
                 self._get(range(span.start // block_bytes, (self.wanted.end - 1) // block_bytes + 1))
         self.settle()
 
@@ -211,7 +211,7 @@ class CachedRead:
 
     def _read_from_disk(self, indices: Sequence[int]) -> list[int]:
         """Fill the view from blocks on disk, and return the numbers of those that are missing."""
-        found = self.core.directory.read_blocks(self.identity, [self._block_read(index) for index in indices])
+        found = self.context.directory.read_blocks(self.identity, [self._block_read(index) for index in indices])
         return [index for index, hit in zip(indices, found, strict=True) if not hit]
 
     def _block_read(self, index: int) -> BlockRead:
@@ -221,7 +221,7 @@ class CachedRead:
     def block(self, index: int) -> ByteRange:
         """Return the range of the object that a block holds."""
         assert self.info is not None
-        block_bytes = self.core.config.block_bytes
+        block_bytes = self.context.config.block_bytes
         return ByteRange(index * block_bytes, min((index + 1) * block_bytes, self.info.size_bytes))
 
     def _part(self, index: int) -> tuple[int, memoryview]:
@@ -236,7 +236,7 @@ class CachedRead:
         elsewhere: list[int] = []
         with self._lock:
             self._pending += len(missing)
-        claims = self.core.claims.take(self.digest, missing, self, patient=self._patient)
+        claims = self.context.claims.take(self.digest, missing, self, patient=self._patient)
         for index, claim in zip(missing, claims, strict=True):
             if claim is False:
                 elsewhere.append(index)
@@ -245,15 +245,15 @@ class CachedRead:
             # another process may have stored it after we looked on the disk and before we got its lease
             elif (
                 claim.leased
-                and self.core.directory.exists(block_name(self.digest, index))
+                and self.context.directory.exists(block_name(self.digest, index))
                 and not self._read_from_disk([index])
             ):
-                self.core.claims.free(claim)
+                self.context.claims.free(claim)
                 self.settle()
             else:
                 mine.append((index, claim))
         if elsewhere:
-            self.core.claims.watch(self.digest, tuple(elsewhere), self)
+            self.context.claims.watch(self.digest, tuple(elsewhere), self)
         run: list[tuple[int, Claim]] = []
         for index, claim in mine:
             if run and index != run[-1][0] + 1:
@@ -287,9 +287,9 @@ class CachedRead:
         if expired:
             self._patient = False
         if indices == (WHOLE_GET,):
-            self.core.step(self.run, self.fail)
+            self.context.run_on_pool(self.run, self.fail)
         else:
-            self.core.step(lambda: self._get_again(indices), lambda error: self.fail(error, len(indices)))
+            self.context.run_on_pool(lambda: self._get_again(indices), lambda error: self.fail(error, len(indices)))
 
     def _get_again(self, indices: tuple[int, ...]) -> None:
         self._get(indices)
@@ -321,7 +321,7 @@ class CachedRead:
         if mapped is not error:
             mapped.__cause__ = error
         if isinstance(mapped, ObjectChangedError):
-            self.core.metadata.changed(self.operation.key)
+            self.context.metadata.changed(self.operation.key)
         with self._lock:
             self._error = self._error or mapped
             transfers = list(self._transfers.values())
@@ -359,7 +359,7 @@ class CachedRead:
         error = self._error
         if error is not None:
             error.operation = error.operation or "GET"
-            error.url = error.url or self.core.inner.describe(self.operation.key)
+            error.url = error.url or self.context.inner.describe(self.operation.key)
         return error
 
     def _own_attempt(self, landed_bytes: int) -> Attempt:
@@ -435,10 +435,10 @@ class BlockFetch:
         info = read.info
         assert info is not None
         whole = span == (0, info.size_bytes)  # requested without a range: only then does S3 send its checksum
-        read.core.counts.fetched_bytes += span.length_bytes
-        read.core.counts.miss_count += len(self._claims)
+        read.context.counts.fetched_bytes += span.length_bytes
+        read.context.counts.miss_count += len(self._claims)
         try:
-            return read.core.inner.submit(Get(read.operation.key, None if whole else span, info.etag), self)
+            return read.context.inner.submit(Get(read.operation.key, None if whole else span, info.etag), self)
         except PenstockError as error:
             self._failed(as_completion_error(error))
             return None
@@ -455,7 +455,7 @@ class BlockFetch:
         """Continue on a thread that may write to the disk."""
         self._completion = completion
         self._read.untrack(self)
-        self._read.core.step(self._arrived, self._failed)
+        self._read.context.run_on_pool(self._arrived, self._failed)
 
     def _check_version(self, info: ObjectInfo | None) -> None:
         known = self._read.info
@@ -496,8 +496,8 @@ class BlockFetch:
         spans = [read.block(index) for index, _ in self._claims]
         pieces = [body[block.start - start : block.end - start] for block in spans]
         blocks = [(index, data) for (index, _), data in zip(self._claims, pieces, strict=True)]
-        _store_blocks(read.core, read.identity, read.digest, blocks, read.info.size_bytes)
-        waiting = read.core.claims.release([claim for _, claim in self._claims])
+        _store_blocks(read.context, read.identity, read.digest, blocks, read.info.size_bytes)
+        waiting = read.context.claims.release([claim for _, claim in self._claims])
         for waiters, data in zip(waiting, pieces, strict=True):
             for other, index in waiters:
                 other.give(index, data)
@@ -507,7 +507,7 @@ class BlockFetch:
         read = self._read
         read.untrack(self)
         is_cancelled = isinstance(error, CancelledOperationError)
-        for waiters in read.core.claims.release([claim for _, claim in self._claims]):
+        for waiters in read.context.claims.release([claim for _, claim in self._claims]):
             for other, index in waiters:
                 if is_cancelled or not isinstance(error, StoreError):
                     other.resume((index,), expired=False)
@@ -538,9 +538,9 @@ class UnpinnedGet:
         """Send the request; None if that failed at once, and the read with it."""
         self._sent_s = time.monotonic()
         try:
-            return self._read.core.inner.submit(self._read.operation, self)
+            return self._read.context.inner.submit(self._read.operation, self)
         except PenstockError as error:
-            self._read.core.claims.free(self._claim)
+            self._read.context.claims.free(self._claim)
             self._read.fail(error)
             return None
 
@@ -552,44 +552,44 @@ class UnpinnedGet:
         """Continue on a thread that may write to the disk."""
         self._completion = completion
         self._read.untrack(self)
-        self._read.core.step(self._arrived, lambda _: self._end())
+        self._read.context.run_on_pool(self._arrived, lambda _: self._end())
 
     def _arrived(self) -> None:
         completion, read = self._completion, self._read
         assert completion is not None
-        operation, core = read.operation, read.core
+        operation, context = read.operation, read.context
         if completion.error is None:
             self._keep(completion)
         elif type(completion.error) is ObjectMissingError:
-            core.metadata.keep(operation.key, None, self._sent_s)
+            context.metadata.keep(operation.key, None, self._sent_s)
         elif isinstance(completion.error, ObjectChangedError):
-            core.metadata.changed(operation.key)
+            context.metadata.changed(operation.key)
         self._end()
 
     def _keep(self, completion: Completion) -> None:
         """Store the blocks that the body covers, and remember the version of the object."""
         read, info, body = self._read, completion.info, completion.body
-        core, key = read.core, read.operation.key
-        core.counts.miss_count += 1
-        core.counts.fetched_bytes += len(body)
+        context, key = read.context, read.operation.key
+        context.counts.miss_count += 1
+        context.counts.fetched_bytes += len(body)
         if info is None or info.etag is None or not is_version(info.etag):
-            core.counts.uncacheable_count += 1
+            context.counts.uncacheable_count += 1
             return
-        core.metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=read.operation.if_match is None)
-        identity, digest = core.identities.of_version(key, info.etag)
+        context.metadata.keep(key, info._replace(key=key), self._sent_s, as_hint=read.operation.if_match is None)
+        identity, digest = context.identities.of_version(key, info.etag)
         start = completion.span.start if completion.span is not None else 0
-        block_bytes, end = core.config.block_bytes, start + len(body)
+        block_bytes, end = context.config.block_bytes, start + len(body)
         blocks: list[tuple[int, memoryview]] = []
         for index in range(-(-start // block_bytes), -(-end // block_bytes)):
             block_end = min((index + 1) * block_bytes, info.size_bytes)
-            if block_end <= end and not core.directory.exists(block_name(digest, index)):
+            if block_end <= end and not context.directory.exists(block_name(digest, index)):
                 blocks.append((index, body[index * block_bytes - start : block_end - start]))
-        _store_blocks(core, identity, digest, blocks, info.size_bytes)
+        _store_blocks(context, identity, digest, blocks, info.size_bytes)
 
     def _end(self) -> None:
         completion, self._completion = self._completion, None
         assert completion is not None
-        self._read.core.claims.free(self._claim)
+        self._read.context.claims.free(self._claim)
         self._read.end(completion)
 
 
@@ -610,7 +610,7 @@ class Revalidation:
 
     def submit(self) -> Transfer | None:
         """Send the request."""
-        return self._read.core.inner.submit(Head(self._read.operation.key), self)
+        return self._read.context.inner.submit(Head(self._read.operation.key), self)
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """Return None, as the answer has no body."""
@@ -619,10 +619,10 @@ class Revalidation:
     def done(self, completion: Completion) -> None:
         """Continue on a thread of the pool."""
         self._read.untrack(self)
-        self._read.core.step(lambda: self._answered(completion), self._read.fail)
+        self._read.context.run_on_pool(lambda: self._answered(completion), self._read.fail)
 
     def _answered(self, completion: Completion) -> None:
-        read, metadata = self._read, self._read.core.metadata
+        read, metadata = self._read, self._read.context.metadata
         key, info = read.operation.key, completion.info
         try:
             read.add_attempts(completion.attempts)
@@ -641,7 +641,7 @@ class Revalidation:
 
 
 def _store_blocks(
-    core: CacheCore, identity: bytes, digest: str, blocks: list[tuple[int, memoryview]], object_bytes: int
+    context: CacheContext, identity: bytes, digest: str, blocks: list[tuple[int, memoryview]], object_bytes: int
 ) -> None:
     """Write blocks of one object, given as their numbers and their data."""
     entries = []
@@ -653,12 +653,12 @@ def _store_blocks(
             data,
             block_index=index,
             object_bytes=object_bytes,
-            block_bytes=core.config.block_bytes,
+            block_bytes=context.config.block_bytes,
         )
         file_bytes = header_bytes_of(identity, len(data)) + len(data)
         entries.append(NewEntry(block_name(digest, index), data, file_bytes, header))
     if entries:
-        core.directory.write(entries)
+        context.directory.write(entries)
 
 
 def _landing_of(read: CachedRead, span: ByteRange) -> tuple[Landing, bool]:

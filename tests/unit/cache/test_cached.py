@@ -629,7 +629,7 @@ def test_leftovers_of_the_killed_are_removed(world: World) -> None:
     temporary = world.folder / "v1/temporary"
     dead = temporary / "0123456789abc-7"
     dead.write_bytes(b"half")
-    mine = temporary / f"{living.core.directory.leases.token}-999"
+    mine = temporary / f"{living.context.directory.leases.token}-999"
     mine.write_bytes(b"half")
     store = world.cache()
     epoch(store)
@@ -671,7 +671,7 @@ def test_the_limit_holds_and_the_oldest_go(world: World) -> None:
         assert disk_bytes(world) <= 20 * 8192
     assert store.statistics().evicted_count > 0
     assert store.statistics().used_bytes == disk_bytes(world)
-    there = {item.key for item in listed(store) if store.core.directory.exists(_name(store, item))}
+    there = {item.key for item in listed(store) if store.context.directory.exists(_name(store, item))}
     assert "k39" in there
     assert "k00" not in there
 
@@ -680,7 +680,7 @@ def _name(store: Cached, item: PlanItem) -> Any:
     from penstock.cache.entry import block_name
 
     assert item.etag is not None
-    return block_name(store.core.identities.of_version(item.key, item.etag)[1], 0)
+    return block_name(store.context.identities.of_version(item.key, item.etag)[1], 0)
 
 
 def test_the_limit_holds_whoever_writes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,12 +710,12 @@ def test_what_was_used_in_the_future_goes_first(world: World) -> None:
     for index in range(15):
         store.read(f"k{index:02}")
     items = {item.key: item for item in listed(store)}
-    ahead = Path(store.core.directory.entries + _name(store, items["k14"]).path)
+    ahead = Path(store.context.directory.entries + _name(store, items["k14"]).path)
     os.utime(ahead, (time.time() + 10**6, time.time() + 10**6))
     for index in range(15, 22):
         store.read(f"k{index:02}")
     assert not ahead.exists()
-    assert store.core.directory.exists(_name(store, items["k13"]))
+    assert store.context.directory.exists(_name(store, items["k13"]))
 
 
 def test_another_layout_is_left_alone(world: World) -> None:
@@ -755,7 +755,7 @@ def test_numbers_that_a_killed_process_left_wrong_heal(world: World) -> None:
         world.memory.write(f"k{index:02}", content(BLOCK_BYTES, index))
     store = world.cache(bytes_max=20 * 8192)
     for folder in range(256):
-        store.core.directory.usage.set(folder, 10**6)
+        store.context.directory.usage.set(folder, 10**6)
     epoch(store)
     assert store.statistics().used_bytes == disk_bytes(world)
     (world.folder / "v1/usage").unlink()
@@ -855,12 +855,12 @@ def test_entries_belong_to_endpoint_and_bucket(
     for url, endpoint_url in (first, second):
         with ps.connect(url, endpoint_url=endpoint_url, anonymous=True, cache=f"{tmp_path}:1GB") as store:
             assert isinstance(store, Cached)
-            digests.append(store.core.identities.of_version("train/k", '"etag"')[1])
+            digests.append(store.context.identities.of_version("train/k", '"etag"')[1])
     assert (digests[0] == digests[1]) is shared
     with ps.connect(f"{first[0]}/train/", endpoint_url=first[1], anonymous=True, cache=f"{tmp_path}:1GB") as store:
         assert isinstance(store, Cached)
-        assert store.core.identities.of_version("k", '"etag"')[1] == digests[0]
-        assert store.core.identities.of_version("k", '"other"')[1] != digests[0]
+        assert store.context.identities.of_version("k", '"etag"')[1] == digests[0]
+        assert store.context.identities.of_version("k", '"other"')[1] != digests[0]
 
 
 def test_what_is_read_is_recorded(world: World, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Model:
                 path.unlink()
                 path.write_bytes(raw)
                 for cache in self.caches:  # as processes that begin now: they have verified nothing yet
-                    cache.core.directory._seen.clear()
+                    cache.context.directory._seen.clear()
 
     def read(self, store: Cached, key: str, span: ByteRange | None) -> None:
         data = self.objects.get(key)

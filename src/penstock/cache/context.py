@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.store.base import Store
 
 
-class CacheCore:
+class CacheContext:
     """The parts of one cached store. Operations that are under way keep it alive, and with it the threads.
 
     Attributes:
@@ -48,7 +48,7 @@ class CacheCore:
         weakref.finalize(self, self.pool.end).atexit = False  # at exit the threads are daemons
         self.directory.prepare()
 
-    def step(self, run: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+    def run_on_pool(self, run: Callable[[], None], failed: Callable[[Exception], None]) -> None:
         """Call `run` on a thread of the pool.
 
         Args:
