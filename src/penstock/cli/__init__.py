@@ -14,14 +14,14 @@ EXIT_INTERRUPTED = 130
 def main() -> NoReturn:
     """Run ``penstock`` with this process's arguments and exit.
 
-    Exit codes: 0 done; 1 something failed, said in one line on stderr; 2 wrong usage; 3 of ``verify``, which found
-    nothing wrong but could not check everything; 130 after Ctrl-C. A closed pipe
-    ends it as it ends ``cat``: by SIGPIPE, silently.
+    Exit codes: 0 if the command is done; 1 if something failed, which one line on stderr explains; 2 for wrong usage; 3
+    from ``verify`` if nothing is wrong but not everything could be checked; 130 after Ctrl-C. If stdout is a closed pipe,
+    SIGPIPE ends the process silently, as it ends ``cat``.
     """
     try:
         from penstock.cli.app import run
 
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # while it was being imported; run() tells of those that come later by itself
+    except KeyboardInterrupt:  # during the import; run() handles later ones itself
         code = EXIT_INTERRUPTED
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Puts the commands together, and turns every way to end into an exit code."""
+"""The whole command line: all commands together, and the exit code for each way in which one can end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from penstock.cli.cat import cat
 from penstock.cli.convert import convert
 from penstock.cli.cp import cp
 from penstock.cli.du import du
-from penstock.cli.files import one_line
 from penstock.cli.index import index
 from penstock.cli.info import info
 from penstock.cli.ls import ls
 from penstock.cli.manifest import manifest
+from penstock.cli.output import PrintableFormatter, one_line, print_message, print_result
 from penstock.cli.pack import pack
 from penstock.cli.peek import peek
 from penstock.cli.rm import rm
 from penstock.cli.sandbox import sandbox
-from penstock.cli.saying import PrintableFormatter, show, tell
 from penstock.cli.sync import sync
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_TERMINATED = 143
 _COMPLETE = "_PENSTOCK_COMPLETE"
-"""The variable by which the scripts of ``--install-completion`` ask; typer derives its name from the command's."""
+"""Environment variable that the scripts of ``--install-completion`` set; typer derives its name from the command's."""
 _HELP = ["-h", "--help"]
 
 app = typer.Typer(
@@ -52,7 +51,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        show(f"penstock {penstock.__version__}")
+        print_result(f"penstock {penstock.__version__}")
         raise typer.Exit
 
 
@@ -61,7 +60,7 @@ def _log_to_stderr(wanted: bool) -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(PrintableFormatter("%(name)s: %(message)s"))
         logger = logging.getLogger("penstock")
-        logger.handlers = [handler]  # one, however often the option is given
+        logger.handlers = [handler]  # only one, even if the option is given twice
         logger.setLevel(logging.DEBUG)
 
 
@@ -86,35 +85,35 @@ def _root(
 
 for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, verify, peek, info):
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
-app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest is COMMAND's
+app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND
 app.add_typer(cache)
 
 
 def commands() -> Any:
-    """All commands as typer builds them; ``--verbose`` may stand before or behind the name of each."""
+    """Return all commands as typer builds them; ``--verbose`` may stand before or after a command's name."""
     root: Any = typer.main.get_command(app)
     verbose = next(parameter for parameter in root.params if parameter.name == "verbose")
     waiting = list(root.commands.values())
-    _name_no_type(root)
+    _hide_flag_types(root)
     for command in waiting:
         command.params.append(verbose)
         waiting.extend(getattr(command, "commands", {}).values())
-        _name_no_type(command)
+        _hide_flag_types(command)
     return root
 
 
-def _name_no_type(command: Any) -> None:
-    """Keep ``--help`` from naming ``<bool>`` behind flags, which take no value."""
+def _hide_flag_types(command: Any) -> None:
+    """Keep ``--help`` from showing ``<bool>`` after flags, which take no value."""
     context = typer.Context(command, help_option_names=_HELP)
-    for parameter in command.get_params(context):  # with --help, which the command makes here, and keeps
+    for parameter in command.get_params(context):  # including --help, which the command creates here and keeps
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; everything is said on stdout and stderr.
+    """Run one command line and return its exit code; results go to stdout, everything else to stderr.
 
-    A closed stdout does not return: the process ends by SIGPIPE, as its shell expects.
+    If stdout is closed, it does not return: SIGPIPE ends the process, as its shell expects.
     """
     interrupted: list[int] = []
 
@@ -122,7 +121,7 @@ def run(arguments: Sequence[str]) -> int:
         interrupted.append(number)
         raise KeyboardInterrupt
 
-    if logging.lastResort is not None:  # what prints warnings where nobody set up logging
+    if logging.lastResort is not None:  # prints warnings if logging is not configured
         logging.lastResort.setFormatter(PrintableFormatter())
     before = signal.signal(signal.SIGTERM, on_terminate)
     try:
@@ -133,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = EXIT_TERMINATED if interrupted else EXIT_INTERRUPTED
     except (PenstockError, OSError) as error:
-        _say(one_line(error))
+        _print_error(one_line(error))
         code = EXIT_FAILED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -142,7 +141,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     command = commands()
-    if _COMPLETE in os.environ:  # a shell asks how a line may go on
+    if _COMPLETE in os.environ:  # a shell asks for completions
         command.main(prog_name="penstock")
     try:
         with command.make_context("penstock", list(arguments)) as context:
@@ -153,20 +152,20 @@ def _run(arguments: Sequence[str]) -> int:
         if code is None:
             raise
         message = error.format_message() if hasattr(error, "format_message") else ""
-        if message:  # none where the help was printed instead
-            _say(message, hint="penstock --help")
+        if message:  # empty if the help was printed instead
+            _print_error(message, hint="penstock --help")
         return int(code)
     return 0
 
 
-def _say(text: str, *, hint: str | None = None) -> None:
-    tell(f"penstock: {text}" + (f" (see {hint})" if hint else ""))
+def _print_error(text: str, *, hint: str | None = None) -> None:
+    print_message(f"penstock: {text}" + (f" (see {hint})" if hint else ""))
 
 
 def _end_by_sigpipe() -> NoReturn:
-    # Python ignores SIGPIPE, and must while sockets are open: a TLS connection that the store closed would end us.
+    # Python ignores SIGPIPE, and must do so while sockets are open: a TLS connection that the store closed would end us.
     devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())  # what is still buffered goes nowhere
+    os.dup2(devnull, sys.stdout.fileno())  # so that buffered output is dropped
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)
     raise AssertionError("SIGPIPE ends the process")

@@ -1,4 +1,4 @@
-"""``penstock cache``: look at a node's cache, fill it, check it, make it smaller, empty it."""
+"""``penstock cache``: shows, fills, verifies, trims and clears a node's cache."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib
 import json
 import re
 import sys
-import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
-from penstock.cli.saying import show, tell
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.output import print_message, print_result
+from penstock.cli.progress import ProgressReport
 from penstock.redaction import public_url
 from penstock.sizes import format_bytes, parse_bytes
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.cache.warm import Warmed
     from penstock.fetch import PlanItem
     from penstock.pipeline import Pipeline
+    from penstock.pipeline.factories import ConnectionOptions
     from penstock.store.base import Store
 
 _HTTP = ("http://", "https://")
@@ -49,21 +50,22 @@ def stats(path: Directory, *, as_json: AsJson = False) -> None:
     """
     from penstock.cache.maintenance import survey
 
-    with Bar("entries", as_json=as_json) as bar:
-        found = survey(path, progress=bar.advance)
+    with CacheProgress("entries", as_json=as_json) as progress:
+        found = survey(path, progress=progress.advance)
     if as_json:
         print(json.dumps({"path": path, **asdict(found)}))
         return
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.counts.items()))
-    show(f"{path}: {format_bytes(found.size_bytes)} in {found.entries_count} entries ({kinds or 'empty'})")
-    show(f"least recently used {_age(found.oldest_s)} ago; {format_bytes(found.free_bytes)} free on the disk")
+    print_result(f"{path}: {format_bytes(found.size_bytes)} in {found.entries_count} entries ({kinds or 'empty'})")
+    print_result(f"least recently used {_age(found.oldest_s)} ago; {format_bytes(found.free_bytes)} free on the disk")
     for origin in found.origins:
         where = " ".join(part for part in (origin.namespace, origin.endpoint, origin.name) if part)
         text = f"{format_bytes(origin.size_bytes):>10}  {origin.objects_count} objects, {origin.blocks_count} blocks"
-        show(f"{text}  {where}")
+        print_result(f"{text}  {where}")
 
 
 @cache.command()
+@expand_groups
 def warm(
     url: Annotated[
         str,
@@ -87,10 +89,7 @@ def warm(
         int | None, typer.Option("--block-bytes", metavar="N", help="As the job has it: CacheConfig(block_bytes=...).")
     ] = None,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Read URL into the cache, so that the job finds it there. What is there already is verified, not fetched.
 
@@ -109,16 +108,9 @@ def warm(
     config = dataclasses.replace(CacheConfig.of(at), namespace=namespace)
     if block_bytes is not None:
         config = dataclasses.replace(config, block_bytes=block_bytes)
-    begun_s = time.monotonic()
-    options: dict[str, Any] = {
-        "region": region,
-        "profile": profile,
-        "anonymous": anonymous,
-        "endpoint_url": endpoint_url,
-    }
-    with Bar("bytes", as_json=as_json) as bar:
-        done = _warmed(url, config, options, accesses, bar)
-    seconds = time.monotonic() - begun_s
+    with CacheProgress("bytes", as_json=as_json) as progress:
+        done = _fill(url, config, connection.options(), accesses, progress)
+    seconds = progress.seconds
     if as_json:
         print(
             json.dumps(
@@ -127,14 +119,14 @@ def warm(
         )
     else:
         there = f", {format_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
-        show(f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{there}: {config.path}")
+        print_result(f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{there}: {config.path}")
     if done.refused_count:
-        tell(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full")
+        print_message(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full")
     if done.evicted_bytes:
         gone = (
             f"{format_bytes(done.evicted_bytes)} of it is gone again: the cache or its disk is too small for all of it"
         )
-        tell(f"penstock: {gone}")
+        print_message(f"penstock: {gone}")
     if done.refused_count or done.evicted_bytes:
         raise typer.Exit(1)
 
@@ -149,12 +141,14 @@ def verify(path: Directory, *, as_json: AsJson = False) -> None:
     """
     from penstock.cache.maintenance import verify as check
 
-    with Bar("bytes", as_json=as_json) as bar:
-        entries_count, corrupt_count = check(path, progress=bar.advance)
+    with CacheProgress("bytes", as_json=as_json) as progress:
+        entries_count, corrupt_count = check(path, progress=progress.advance)
     if as_json:
         print(json.dumps({"path": path, "entries_count": entries_count, "corrupt_count": corrupt_count}))
     else:
-        show(f"{path}: {entries_count} entries, {corrupt_count} corrupt" + (" and removed" if corrupt_count else ""))
+        print_result(
+            f"{path}: {entries_count} entries, {corrupt_count} corrupt" + (" and removed" if corrupt_count else "")
+        )
     if corrupt_count:
         raise typer.Exit(1)
 
@@ -196,30 +190,32 @@ def trim(
     if as_json:
         print(json.dumps({"path": path, "removed_count": removed_count, "removed_bytes": removed_bytes}))
     else:
-        show(f"{removed_count} entries, {format_bytes(removed_bytes)} removed")
+        print_result(f"{removed_count} entries, {format_bytes(removed_bytes)} removed")
 
 
-def _warmed(url: str, config: CacheConfig, options: dict[str, Any], accesses: str | None, bar: Bar) -> Warmed:
-    """Fill the cache from an object, a prefix, a pattern, a pipeline, or a profile of accesses."""
+def _fill(
+    url: str, config: CacheConfig, options: ConnectionOptions, accesses: str | None, progress: CacheProgress
+) -> Warmed:
+    """Fill the cache from an object, a prefix, a pattern, a pipeline, or a file of accesses."""
     from penstock.cache.warm import warm as fill
     from penstock.compose import connect, split
 
     if accesses is None and (pipeline := _pipeline(url, options)) is not None:
         from penstock.loader.warming import warm_cache
 
-        return warm_cache(pipeline, config, expect=bar.expect, progress=bar.advance)
+        return warm_cache(pipeline, config, expect=progress.expect, progress=progress.advance)
     root_url, key = split(url)
     with connect(root_url, cache=config, **options) as store:
         plan = list(_listed(store, key, url) if accesses is None else _accessed(store, accesses))
-        bar.expect(sum(item.span.length_bytes if item.span else item.size_bytes or 0 for item in plan) or None)
-        return fill(store, plan, progress=bar.advance)
+        progress.expect(sum(item.span.length_bytes if item.span else item.size_bytes or 0 for item in plan) or None)
+        return fill(store, plan, progress=progress.advance)
 
 
-def _pipeline(text: str, options: dict[str, Any]) -> Pipeline | None:
-    """The pipeline of ``module:attribute``, or of a pattern of shards; None where `text` is one object or a prefix.
+def _pipeline(text: str, options: ConnectionOptions) -> Pipeline | None:
+    """Return the pipeline that ``module:attribute`` or a pattern of shards names; None for an object or a prefix.
 
     Raises:
-        ConfigError: there is no such module or attribute, or it is no pipeline.
+        ConfigError: There is no such module or attribute, or it is not a pipeline.
     """
     from penstock.errors import ConfigError
     from penstock.pipeline import Pipeline, shards
@@ -230,7 +226,7 @@ def _pipeline(text: str, options: dict[str, Any]) -> Pipeline | None:
     if _ATTRIBUTE.fullmatch(text) is None:
         return None
     name, _, attribute = text.partition(":")
-    sys.path.insert(0, "")  # as `python -m` has it
+    sys.path.insert(0, "")  # as for `python -m`
     try:
         found = getattr(importlib.import_module(name), attribute)
     except (ImportError, AttributeError) as error:
@@ -240,54 +236,53 @@ def _pipeline(text: str, options: dict[str, Any]) -> Pipeline | None:
     if not isinstance(found, Pipeline) and callable(found):
         found = found()
     if not isinstance(found, Pipeline):
-        raise ConfigError(f"{text} is {type(found).__name__}, not a pipeline", hint="ps.shards(url), or what gives one")
+        raise ConfigError(
+            f"{text} is {type(found).__name__}, not a pipeline",
+            hint="ps.shards(url), or a function that returns one",
+        )
     return found
 
 
-class Bar:
-    """Progress on a terminal's stderr; silent elsewhere and with --json."""
+class CacheProgress(ProgressReport):
+    """Progress on a terminal; nothing is shown elsewhere, and with --json.
 
-    def __init__(self, what: str, *, as_json: bool) -> None:
-        self._what = what
-        self._progress: Any = None
-        self._task: Any = None
-        self._shown = sys.stderr.isatty() and not as_json
+    Args:
+        unit: What is counted: ``bytes`` or ``entries``.
+        as_json: Whether the command prints JSON.
+    """
 
-    def __enter__(self) -> Self:
-        if self._shown:
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
-            from rich.progress import TimeElapsedColumn as Elapsed
-            from rich.progress import TransferSpeedColumn as Speed
+    def __init__(self, unit: Literal["bytes", "entries"], *, as_json: bool) -> None:
+        super().__init__(as_json=as_json)
+        self._unit = unit
 
-            counted = [DownloadColumn(binary_units=True), Speed()] if self._what == "bytes" else [MofNCompleteColumn()]
-            columns = [TextColumn("{task.description}"), BarColumn(), *counted, Elapsed()]
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._progress.add_task(self._what, total=None)
-            self._progress.start()
-        return self
+    def columns(self) -> list[Any]:
+        """Return a bar, what is counted, and the elapsed time."""
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            TimeElapsedColumn,
+            TransferSpeedColumn,
+        )
 
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        bytes_columns = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+        return [BarColumn(), *(bytes_columns if self._unit == "bytes" else [MofNCompleteColumn()]), TimeElapsedColumn()]
 
     def expect(self, total: int | None) -> None:
-        """So much is to come."""
-        if self._progress is not None:
-            self._progress.update(self._task, total=total)
+        """Set the total; None if it is unknown."""
+        self.update(description=self._unit, total=total)
 
     def advance(self, count: int, size_bytes: int) -> None:
-        """So much was done."""
-        if self._progress is not None:
-            self._progress.update(self._task, advance=size_bytes if self._what == "bytes" else count)
+        """Count entries and their bytes."""
+        self.update(description=self._unit, advance=size_bytes if self._unit == "bytes" else count)
 
 
 def _listed(store: Store, key: str, url: str) -> Iterator[PlanItem]:
-    """The object at `key`, or all below it."""
+    """Yield the object at `key`, or all objects below it."""
     from penstock.errors import ObjectMissingError
     from penstock.fetch import PlanItem
 
-    if url.startswith(_HTTP):  # there is nothing to list: it can only be one object
+    if url.startswith(_HTTP):  # HTTP has no listing, so this is one object
         info = store.stat(key)
         yield PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes)
         return
@@ -297,13 +292,13 @@ def _listed(store: Store, key: str, url: str) -> Iterator[PlanItem]:
             found = True
             yield PlanItem(info.key, etag=info.etag, size_bytes=info.size_bytes)
     if not found:
-        raise ObjectMissingError("nothing there to warm", url=url)
+        raise ObjectMissingError("there is nothing to read into the cache", url=url)
 
 
 def _accessed(store: Store, file: str) -> Iterator[PlanItem]:
-    """Objects and ranges that a file of JSON lines names, each once.
+    """Yield the objects and ranges that a file of JSON lines names, each once.
 
-    Ranges are of the version that is there now: of one that is not known, nothing could be kept.
+    Ranges are read in the object's present version, because the cache keeps only ranges of a known version.
     """
     from pathlib import Path
 
@@ -323,7 +318,7 @@ def _accessed(store: Store, file: str) -> Iterator[PlanItem]:
             span = ByteRange(int(row["start"]), int(row["end"])).checked() if "start" in row else None
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{file}:{number}: no access: {error}", hint='{"key": "a.tar", "start": 0, "end": 4096}'
+                f"{file}:{number}: this is not an access: {error}", hint='{"key": "a.tar", "start": 0, "end": 4096}'
             ) from error
         if span is None:
             yield PlanItem(key)

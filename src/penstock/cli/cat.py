@@ -1,4 +1,4 @@
-"""``penstock cat``: objects to a pipe, at full speed."""
+"""``penstock cat``: writes objects to a pipe at full speed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Anonymous, Connection, EndpointUrl, Place, Profile, Region
+from penstock.cli.options import ConnectionGroup, StoreLocation, Stores, expand_groups
 from penstock.errors import ConfigError
 
 PIPE_BYTES = 1 << 20
-"""What Linux lets everybody ask for; the default of 64 KiB costs 16 times the switches between us and the reader."""
+"""The largest pipe that Linux gives to everybody; the default of 64 KiB needs 16 times as many context switches."""
 
 
+@expand_groups
 def cat(
     urls: Annotated[list[str], typer.Argument(metavar="URL", help="Objects, written one after the other.")],
     *,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Write objects to stdout, in the order given; their parts are fetched in parallel.
 
@@ -39,17 +37,19 @@ def cat(
     output = sys.stdout.fileno()
     with suppress(OSError):
         fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)  # a file or terminal has no such size
-    with Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous) as connection:
-        places = [connection.place(url) for url in urls]
-        for place in places:
-            if place.is_folder:
-                raise ConfigError(f"{place.url} is not one object", hint="penstock ls lists it, penstock cp copies it")
-        for _, group in groupby(places, key=lambda place: place.root_url):
+    with Stores(connection) as stores:
+        locations = [stores.locate(url) for url in urls]
+        for location in locations:
+            if location.is_folder:
+                raise ConfigError(
+                    f"{location.url} is not one object", hint="penstock ls lists it, penstock cp copies it"
+                )
+        for _, group in groupby(locations, key=lambda location: location.root_url):
             _write(list(group), output)
 
 
-def _write(places: list[Place], output: int) -> None:
-    for chunk in places[0].store.read_parts([place.key for place in places]):
+def _write(locations: list[StoreLocation], output: int) -> None:
+    for chunk in locations[0].store.read_parts([location.key for location in locations]):
         rest = chunk.data
         while rest:
             rest = rest[os.write(output, rest) :]

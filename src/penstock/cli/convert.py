@@ -1,4 +1,4 @@
-"""``penstock convert``: shards into shards of another format."""
+"""``penstock convert``: rewrites shards in another format or size."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.output import print_message
 from penstock.cli.pack import (
-    Address,
     AllowLoss,
-    Append,
     DryRun,
-    Executor,
-    Jobs,
+    ExecutionGroup,
     KeyField,
-    Memory,
-    Overwrite,
     PackReport,
     ShardBytes,
-    Verify,
-    how_of,
+    WriteGroup,
     print_plan,
 )
-from penstock.cli.saying import tell
 from penstock.sizes import parse_bytes
 
 
@@ -35,6 +29,7 @@ def _print_table(wanted: bool) -> None:
         raise typer.Exit
 
 
+@expand_groups
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Shards: a prefix, a pattern, one shard.")],
     destination: Annotated[
@@ -58,20 +53,12 @@ def convert(
         bool, typer.Option("--losses", callback=_print_table, is_eager=True, help="Print what each pair loses.")
     ] = False,
     bytes_max: ShardBytes = None,
-    append: Append = False,
-    overwrite: Overwrite = False,
-    verify: Verify = False,
+    writing: WriteGroup,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt samples out.")] = False,
     dry_run: DryRun = False,
-    jobs: Jobs = None,
-    memory_bytes_max: Memory = None,
-    executor: Executor = "threads",
-    address: Address = None,
+    execution: ExecutionGroup,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Write the shards at SRC anew at DST in another format or size, sample for sample.
 
@@ -90,16 +77,13 @@ def convert(
     from penstock.pack.options import advice
     from penstock.pack.progress import LockedListener
     from penstock.pipeline import shards
-    from penstock.pipeline.factories import ConnectionOptions
 
-    connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
-    described = shards(
-        source, format=source_format, on_corrupt="skip_sample" if skip_corrupt else "raise", **connection
-    )
-    how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)
+    given = connection.options()
+    described = shards(source, format=source_format, on_corrupt="skip_sample" if skip_corrupt else "raise", **given)
+    execution_options = execution.options(verify=writing.verify)
     shard_bytes = None if bytes_max is None else parse_bytes(bytes_max, option="--bytes-max")
-    if shard_bytes is not None and (said := advice(shard_bytes)) is not None:
-        tell(f"penstock: {said}")
+    if shard_bytes is not None and (warning := advice(shard_bytes)) is not None:
+        print_message(f"penstock: {warning}")
     options = ConvertOptions(
         to=to,
         bytes_max=shard_bytes,
@@ -107,12 +91,12 @@ def convert(
         fields=fields,
         allow_loss=allow_loss,
     )
-    with Conversion(described, destination, options, connection=connection) as conversion:
-        plan = conversion.plan(append=append, overwrite=overwrite)
+    with Conversion(described, destination, options, connection=given) as conversion:
+        plan = conversion.plan(append=writing.append, overwrite=writing.overwrite)
         if dry_run:
             print_plan(plan, conversion.destination.url, as_json=as_json)
             return
         conversion.save()
         with PackReport(as_json=as_json) as report:
-            packed = conversion.run(how, LockedListener(report))
+            packed = conversion.run(execution_options, LockedListener(report))
     report.end(packed)

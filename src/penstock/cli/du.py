@@ -1,4 +1,4 @@
-"""``penstock du``: how much is there."""
+"""``penstock du``: counts bytes and objects."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Profile, Region
-from penstock.cli.saying import show
-from penstock.cli.selection import Exclude, Include, Selection
+from penstock.cli.options import AsJson, ConnectionGroup, Stores, expand_groups
+from penstock.cli.output import print_result
+from penstock.cli.selection import FilterGroup, Selection
 from penstock.sizes import format_bytes
 
 
+@expand_groups
 def du(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory, ...")],
     *,
@@ -20,13 +21,9 @@ def du(
         int, typer.Option("--depth", "-d", metavar="N", min=0, help="Also the folders below, N levels deep.")
     ] = 0,
     human: Annotated[bool, typer.Option("--human", help="Sizes as KiB, MiB, ...")] = False,
-    include: Include = None,
-    exclude: Exclude = None,
+    filters: FilterGroup,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Count the bytes and objects below URL: bytes, objects, folder. The last line is everything.
 
@@ -37,24 +34,23 @@ def du(
         penstock du --human s3://bucket/train/
         penstock du --depth 1 --json s3://bucket | jq -r '[.size_bytes, .url] | @tsv'
     """
-    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
-    with connection:
-        selection = Selection(connection, url, include=include, exclude=exclude)
-        sums = {"": (0, 0)}  # of each folder, relative to URL: bytes and objects
+    with Stores(connection) as stores:
+        selection = Selection(stores, url, filters)
+        sums = {"": (0, 0)}  # bytes and objects of each folder, by its name relative to URL
         for info in selection:
             folders = info.key[len(selection.prefix) :].split("/")[:-1]
             for level in range(min(depth, len(folders)) + 1):
                 folder = "".join(f"{name}/" for name in folders[:level])
                 size_bytes, count = sums.get(folder, (0, 0))
                 sums[folder] = size_bytes + info.size_bytes, count + 1
-        if selection.prefix or selection.is_pattern:  # a bucket or directory that is there may be empty
+        if selection.prefix or selection.is_pattern:  # an existing bucket or directory may be empty
             selection.check_found()
         for folder in [*sorted(sums)[1:], ""]:
             size_bytes, count = sums[folder]
             key = selection.prefix + folder
             if as_json:
-                there = selection.place.store.describe(key)
-                show(json.dumps({"key": key, "url": there, "size_bytes": size_bytes, "objects": count}))
+                described = selection.location.store.describe(key)
+                print_result(json.dumps({"key": key, "url": described, "size_bytes": size_bytes, "objects": count}))
             else:
                 size = format_bytes(size_bytes) if human else str(size_bytes)
-                show(f"{size:>12}  {count:>9}  {key or selection.place.url}")
+                print_result(f"{size:>12}  {count:>9}  {key or selection.location.url}")

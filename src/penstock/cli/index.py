@@ -1,4 +1,4 @@
-"""``penstock index``: where each sample of a data set lies, written down once."""
+"""``penstock index``: stores where each sample of a data set lies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
-from penstock.cli.progress import Report
-from penstock.cli.saying import tell
-from penstock.redaction import printable
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.output import print_message
+from penstock.cli.progress import ProgressReport
 from penstock.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.index import Built, ShardRow
 
 
+@expand_groups
 def index(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory of shards.")],
     *,
@@ -38,10 +38,7 @@ def index(
         typer.Option("--skip-corrupt", help="Index a corrupt shard's good samples, for jobs that skip the others."),
     ] = False,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Index the shards at URL: samples, offsets, checksums, tied to the shards' ETags.
 
@@ -59,14 +56,7 @@ def index(
     from penstock.pipeline import shards
     from penstock.sources.indexing import build_index
 
-    source = shards(
-        url,
-        endpoint_url=endpoint_url,
-        region=region,
-        profile=profile,
-        anonymous=anonymous,
-        on_corrupt="skip_sample" if skip_corrupt else "raise",
-    )
+    source = shards(url, on_corrupt="skip_sample" if skip_corrupt else "raise", **connection.options())
     with IndexReport(as_json=as_json) as report:
         built = build_index(
             source,
@@ -81,8 +71,8 @@ def index(
         raise typer.Exit(1)
 
 
-class IndexReport(Report):
-    """What an index of shards hears, and says."""
+class IndexReport(ProgressReport):
+    """The report of ``index``; a ``penstock.index.BuildListener``."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
@@ -90,46 +80,40 @@ class IndexReport(Report):
         self._read_bytes = 0
 
     def columns(self) -> list[Any]:
-        """Bytes of all, a second; how long."""
-        from rich.progress import DownloadColumn, TimeElapsedColumn, TransferSpeedColumn
+        """Return a bar, the bytes, the rate and the elapsed time."""
+        from rich.progress import BarColumn, DownloadColumn, TimeElapsedColumn, TransferSpeedColumn
 
-        return [DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
-
-    # ── penstock.index.Listener ─────────────────────────────────────────────────────────────────────────────────────
+        return [BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
 
     def planned(self, shards_count: int, size_bytes: int) -> None:
-        """So much is to be read."""
+        """This much is to be read."""
         self.update(description=f"{shards_count} shards", total=size_bytes)
 
     def progressed(self, size_bytes: int) -> None:
-        """Bytes arrived."""
+        """This many more bytes were read."""
         self._read_bytes += size_bytes
         self.update(advance=size_bytes)
 
     def indexed(self, row: ShardRow, how: str) -> None:
-        """A shard is in the index."""
+        """A shard was indexed, or was in the index already."""
         self._counts[how] += 1
         if how in ("footer", "idx"):
             self.update(advance=row.size_bytes)
-        self.say("indexed", how=how, **row._asdict())
+        self.print_json(action="indexed", how=how, **row._asdict())
 
     def failed(self, url: str, error: PenstockError) -> None:
-        """A shard is not."""
+        """A shard could not be indexed."""
         if self.as_json:
-            self.say("failed", shard=url, error=type(error).__name__, message=str(error))
-        elif self.bar is not None:
-            self.bar.console.print(printable(f"penstock: {url}: {error}"), markup=False, highlight=False)
+            self.print_json(action="failed", shard=url, error=type(error).__name__, message=str(error))
         else:
-            tell(f"penstock: {url}: {error}")
-
-    # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+            self.print_message(f"penstock: {url}: {error}")
 
     def end(self, built: Built) -> None:
-        """The last line."""
+        """Print the summary."""
         seconds = self.seconds
         if self.as_json:
-            self.say(
-                "summary",
+            self.print_json(
+                action="summary",
                 index=built.url,
                 shards=len(built.dataset),
                 samples=built.dataset.samples_count,
@@ -147,7 +131,7 @@ class IndexReport(Report):
         if built.skipped:
             skipped = sum(count for _, count in built.skipped)
             failed += f", {skipped} corrupt samples in {len(built.skipped)} shards left out"
-        tell(f"{text}{failed}, {seconds:.1f} s{rate}: {built.url}")
+        print_message(f"{text}{failed}, {seconds:.1f} s{rate}: {built.url}")
 
 
 _WORDS = {"known": "known already", "footer": "by their footers", "idx": "by their .idx", "read": "read"}

@@ -1,4 +1,4 @@
-"""``penstock info``: what is installed, who asks whom, and how fast it is."""
+"""``penstock info``: shows versions, connection settings and measured speed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import penstock
-from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
-from penstock.cli.saying import show
+from penstock.cli.options import AsJson, ConnectionGroup, StoreLocation, Stores, expand_groups
+from penstock.cli.output import print_result
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
 from penstock.sizes import format_bytes
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo
 
 PROBES_COUNT = 100
-"""First bytes timed: enough for a 99th percentile that is one of them."""
+"""First bytes that are timed: enough for the 99th percentile to be one of them."""
 
 PROBE_BYTES = 256 * MIB
-"""The most that each bandwidth reads."""
+"""Bytes that each measurement of bandwidth reads at most."""
 
-LOOK_COUNT = 1000
+CANDIDATES_COUNT = 1000
 """Objects below a prefix among which the largest is chosen: one page of a listing."""
 
 
+@expand_groups
 def info(
     url: Annotated[str | None, typer.Argument(metavar="URL", help="An object, or a prefix, to measure.")] = None,
     *,
@@ -43,10 +44,7 @@ def info(
         float, typer.Option("--seconds", metavar="NUMBER", min=0.01, help="The longest each measurement takes.")
     ] = 3.0,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Show versions and limits; with a URL also endpoint, region, where the credentials come from, and a timed probe.
 
@@ -61,11 +59,10 @@ def info(
     """
     facts: dict[str, Any] = {"versions": _versions(), "machine": _machine()}
     if url is not None:
-        connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
-        with connection:
-            place = connection.place(url)
-            facts["store"] = _store(place.store)
-            facts["probe"] = _probe(place, seconds)
+        with Stores(connection) as stores:
+            location = stores.locate(url)
+            facts["store"] = _store(location.store)
+            facts["probe"] = _probe(location, seconds)
     if as_json:
         print(json.dumps(facts))
     else:
@@ -112,43 +109,43 @@ def _masked(access_key: str) -> str:
     return f"{access_key[:4]}...{access_key[-2:]}" if len(access_key) >= 12 else "..."
 
 
-def _probe(place: Place, seconds: float) -> dict[str, Any]:
-    found = _largest(place)
-    facts: dict[str, Any] = {"object": place.store.describe(found.key), "size_bytes": found.size_bytes}
+def _probe(location: StoreLocation, seconds: float) -> dict[str, Any]:
+    found = _largest(location)
+    facts: dict[str, Any] = {"object": location.store.describe(found.key), "size_bytes": found.size_bytes}
     if found.size_bytes:
-        first_byte_s = _first_bytes(place.store, found, seconds)
+        first_byte_s = _first_bytes(location.store, found, seconds)
         facts["first_byte_count"] = len(first_byte_s)
         facts["first_byte_p50_s"] = statistics.median(first_byte_s)
         facts["first_byte_p99_s"] = first_byte_s[min(len(first_byte_s) - 1, round(0.99 * len(first_byte_s)))]
-        facts["one_connection_bytes_per_s"] = _bandwidth(place.store, found, seconds, requests_max=1)
-        facts["many_connections_bytes_per_s"] = _bandwidth(place.store, found, seconds, requests_max=None)
+        facts["one_connection_bytes_per_s"] = _bandwidth(location.store, found, seconds, requests_max=1)
+        facts["many_connections_bytes_per_s"] = _bandwidth(location.store, found, seconds, requests_max=None)
     return facts
 
 
-def _largest(place: Place) -> ObjectInfo:
-    if not place.is_folder:
+def _largest(location: StoreLocation) -> ObjectInfo:
+    if not location.is_folder:
         try:
-            return place.store.stat(place.key)
+            return location.store.stat(location.key)
         except ObjectMissingError:
             pass
     largest = None
-    for seen, each in enumerate(place.store.list(place.key)):
+    for seen, each in enumerate(location.store.list(location.key)):
         if largest is None or each.size_bytes > largest.size_bytes:
             largest = each
-        if seen + 1 == LOOK_COUNT:
+        if seen + 1 == CANDIDATES_COUNT:
             break
     if largest is None:
         raise ObjectMissingError(
             "there is no object to measure",
             operation="LIST",
-            url=place.url,
+            url=location.url,
             hint="name an object, or a prefix that has one",
         )
     return largest
 
 
 def _first_bytes(store: Store, found: ObjectInfo, seconds: float) -> list[float]:
-    """Seconds from sending a request to the first byte of its answer, one request at a time; sorted."""
+    """Return the sorted seconds from sending a request to the first byte of its answer, for one request at a time."""
     operation = Get(found.key, ByteRange(0, min(found.size_bytes, 1 * KIB)), found.etag)
     perform(store, operation)  # connects, resolves credentials
     times: list[float] = []
@@ -161,7 +158,7 @@ def _first_bytes(store: Store, found: ObjectInfo, seconds: float) -> list[float]
 
 
 def _bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max: int | None) -> float:
-    """Bytes per second; a small object is read over and over."""
+    """Return the bytes per second; a small object is read repeatedly."""
     start_s, received = time.monotonic(), 0
     times = -(-PROBE_BYTES // found.size_bytes)
     for chunk in store.read_parts([found.key] * min(times, 100_000), requests_max=requests_max):
@@ -174,8 +171,8 @@ def _bandwidth(store: Store, found: ObjectInfo, seconds: float, *, requests_max:
 def _print(facts: dict[str, Any]) -> None:
     for group, values in facts.items():
         for name, value in values.items():
-            label = name.removesuffix("_bytes_per_s").removesuffix("_s")  # the value says its unit
-            show(f"{group:>8}  {label:28}  {_shown(name, value)}")
+            label = name.removesuffix("_bytes_per_s").removesuffix("_s")  # the printed value shows its unit
+            print_result(f"{group:>8}  {label:28}  {_shown(name, value)}")
 
 
 def _shown(name: str, value: Any) -> str:

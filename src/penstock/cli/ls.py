@@ -1,4 +1,4 @@
-"""``penstock ls``: what is there."""
+"""``penstock ls``: lists objects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
-from penstock.cli.saying import show
-from penstock.cli.selection import Exclude, Filter, Include, Selection, nothing_left
+from penstock.cli.options import AsJson, ConnectionGroup, StoreLocation, Stores, expand_groups
+from penstock.cli.output import print_result
+from penstock.cli.selection import FilterGroup, KeyFilter, Selection, nothing_left
 from penstock.errors import ObjectMissingError
 from penstock.patterns import is_pattern
 from penstock.sizes import format_bytes
@@ -22,20 +22,17 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo
 
 
+@expand_groups
 def ls(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a pattern, a directory; s3:// for buckets.")
     ],
     *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also everything below.")] = False,
-    include: Include = None,
-    exclude: Exclude = None,
+    filters: FilterGroup,
     human: Annotated[bool, typer.Option("--human", help="Sizes as KiB, MiB, ...")] = False,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """List objects in key order: size in bytes, time in UTC, key.
 
@@ -50,62 +47,61 @@ def ls(
         penstock ls "s3://bucket/train/*-0000{0..3}.tar"
         penstock ls -r --json s3://bucket | jq .size_bytes
     """
-    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
+    key_filter = KeyFilter(filters.include, filters.exclude)
     if url == "s3://":
-        _show_buckets(connection, Filter(include, exclude), as_json=as_json)
+        _print_buckets(Stores(connection), key_filter, as_json=as_json)
         return
-    with connection:
-        place = connection.place(url)
-        kept = Filter(include, exclude)
-        folder = place.key[: place.key.rfind("/") + 1]
+    with Stores(connection) as stores:
+        location = stores.locate(url)
+        folder = location.key[: location.key.rfind("/") + 1]
         shown_count = left_out_count = 0
         try:
-            for info in _entries(place, recursive=recursive):
-                if kept.takes(info.key[len(folder) :].rstrip("/")):
+            for info in _objects(location, recursive=recursive):
+                if key_filter.takes(info.key[len(folder) :].rstrip("/")):
                     shown_count += 1
-                    show(_as_json(place, info) if as_json else _as_text(info, human=human))
+                    print_result(_as_json(location, info) if as_json else _as_text(info, human=human))
                 else:
                     left_out_count += 1
         except ObjectMissingError:
             if not is_pattern(url):
                 raise
-            matching = Selection(connection, url, include=include, exclude=exclude)
+            matching = Selection(stores, url, filters)
             for info in matching:
-                show(_as_json(matching.place, info) if as_json else _as_text(info, human=human))
+                print_result(_as_json(matching.location, info) if as_json else _as_text(info, human=human))
             matching.check_found()
         if left_out_count and not shown_count:
-            raise nothing_left(left_out_count, place.url)
+            raise nothing_left(left_out_count, location.url)
 
 
-def _show_buckets(connection: Connection, kept: Filter, *, as_json: bool) -> None:
-    for bucket in connection.buckets():
+def _print_buckets(stores: Stores, key_filter: KeyFilter, *, as_json: bool) -> None:
+    for bucket in stores.buckets():
         name = bucket.key.removesuffix("/")
-        if kept.takes(name):
+        if key_filter.takes(name):
             created = _moment(bucket)
             line = {"bucket": name, "url": f"s3://{name}/", "created": created}
-            show(json.dumps(line) if as_json else f"{'':>12}  {created or '':20}  s3://{name}/")
+            print_result(json.dumps(line) if as_json else f"{'':>12}  {created or '':20}  s3://{name}/")
 
 
-def _entries(place: Place, *, recursive: bool) -> Iterator[ObjectInfo]:
-    """What is at the place.
+def _objects(location: StoreLocation, *, recursive: bool) -> Iterator[ObjectInfo]:
+    """Yield what is at `location`.
 
     Raises:
-        ObjectMissingError: no key begins with the place's, before anything was given.
+        ObjectMissingError: No key begins with the location's key. It is raised before anything is yielded.
     """
-    found = place.store.list(place.key, recursive=recursive)
+    found = location.store.list(location.key, recursive=recursive)
     first, second = next(found, None), next(found, None)
     if first is None:
-        if place.key:
-            here = f"this is a path on this machine; a bucket is s3://{place.url}"
+        if location.key:
+            is_path = f"this is a path on this machine; a bucket is s3://{location.url}"
             raise ObjectMissingError(
-                "no key begins with this",
+                "no key begins with this URL's key",
                 operation="LIST",
-                url=place.url,
-                hint="check its spelling: list a shorter prefix" if "://" in place.url else here,
+                url=location.url,
+                hint="check the spelling: list a shorter prefix" if "://" in location.url else is_path,
             )
         return
-    if second is None and first.is_prefix and first.key == place.key + "/":
-        yield from place.store.list(first.key, recursive=False)  # a folder named without its slash
+    if second is None and first.is_prefix and first.key == location.key + "/":
+        yield from location.store.list(first.key, recursive=False)  # a folder named without its slash
         return
     yield from chain([first], [second] if second is not None else [], found)
 
@@ -117,13 +113,13 @@ def _as_text(info: ObjectInfo, *, human: bool) -> str:
     return f"{size:>12}  {_moment(info) or '':20}  {info.key}"
 
 
-def _as_json(place: Place, info: ObjectInfo) -> str:
+def _as_json(location: StoreLocation, info: ObjectInfo) -> str:
     if info.is_prefix:
-        return json.dumps({"key": info.key, "url": place.store.describe(info.key), "is_prefix": True})
+        return json.dumps({"key": info.key, "url": location.store.describe(info.key), "is_prefix": True})
     return json.dumps(
         {
             "key": info.key,
-            "url": place.store.describe(info.key),
+            "url": location.store.describe(info.key),
             "size_bytes": info.size_bytes,
             "etag": info.etag,
             "last_modified": _moment(info),

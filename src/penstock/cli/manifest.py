@@ -1,4 +1,4 @@
-"""``penstock manifest``: a listing that is kept, so that jobs need none."""
+"""``penstock manifest``: stores a listing, so that jobs need none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
 import typer
 
-from penstock.cli.options import Anonymous, Connection, EndpointUrl, Place, Profile, Region
-from penstock.cli.saying import tell
+from penstock.cli.options import ConnectionGroup, StoreLocation, Stores, expand_groups
+from penstock.cli.output import print_message
 from penstock.errors import ConfigError, ObjectMissingError
 from penstock.redaction import public_url
 
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo
 
 
+@expand_groups
 def manifest(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, or a directory.")],
     *,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="A path or URL; .parquet gives Parquet, - is stdout.")
     ],
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Write key, size and ETag of everything below URL, in key order: JSON lines, or Parquet.
 
@@ -41,37 +39,36 @@ def manifest(
     """
     from penstock.index.manifest import write_manifest
 
-    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
-    with connection:
-        place = connection.place(url if url.endswith("/") else url + "/")
+    with Stores(connection) as stores:
+        location = stores.locate(url if url.endswith("/") else url + "/")
         kind = "parquet" if output.lower().endswith(".parquet") else "jsonl"
-        base_url = place.store.describe(place.key)
-        infos = _infos(place)
+        base_url = location.store.describe(location.key)
+        infos = _infos(location)
         if output == "-":
             write_manifest(infos, sys.stdout.buffer, base_url=base_url, format=kind)
             return
-        target = connection.place(output)
+        target = stores.locate(output)
         if target.is_folder:
             raise ConfigError(f"{output!r} is a folder", hint="-o takes the name of a file")
         with target.store.writer(target.key) as writer:
             count = write_manifest(infos, cast("BinaryIO", writer), base_url=base_url, format=kind)
-    tell(f"{count} objects: {public_url(output)}")
+    print_message(f"{count} objects: {public_url(output)}")
 
 
-def _infos(place: Place) -> Iterator[ObjectInfo]:
-    """What is below the place, keys relative to it.
+def _infos(location: StoreLocation) -> Iterator[ObjectInfo]:
+    """Yield the objects below `location`, with keys relative to it.
 
     Raises:
-        ObjectMissingError: nothing is.
+        ObjectMissingError: There are none.
     """
     from penstock.index import FOLDER
 
     count = 0
-    for info in place.store.list(place.key):
-        key = info.key[len(place.key) :]
+    for info in location.store.list(location.key):
+        key = info.key[len(location.key) :]
         if not key or f"/{FOLDER}" in f"/{key}":
             continue
         count += 1
         yield info._replace(key=key)
     if not count:
-        raise ObjectMissingError("there is nothing below this", operation="LIST", url=place.url)
+        raise ObjectMissingError("there is nothing below this URL", operation="LIST", url=location.url)

@@ -1,9 +1,15 @@
-"""Options that every command takes, and URLs taken apart into a store and a key."""
+"""Options that several commands take, declared once, and the stores that the connection options name.
+
+A command takes related options as one parameter, whose type is a frozen dataclass: a *group*. ``expand_groups`` gives typer
+one option for each field of a group, and the command an instance of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Self
+import inspect
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 from urllib.parse import unquote
 
 import typer
@@ -12,78 +18,156 @@ from penstock.errors import ConfigError
 from penstock.redaction import public_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from penstock.pipeline.factories import ConnectionOptions
     from penstock.store.base import Store
     from penstock.types import Key, ObjectInfo
 
-EndpointUrl = Annotated[
-    str | None,
-    typer.Option("--endpoint-url", metavar="URL", help="S3 endpoint; default: AWS_ENDPOINT_URL_S3, profile, Amazon."),
-]
-Region = Annotated[
-    str | None, typer.Option("--region", metavar="NAME", help="Region to sign for; default: AWS_REGION, profile.")
-]
-Profile = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="Profile of ~/.aws/config; default: AWS_PROFILE.")
-]
-Anonymous = Annotated[bool, typer.Option("--anonymous", help="Do not sign: public data.")]
-SourceEndpointUrl = Annotated[
-    str | None, typer.Option("--source-endpoint-url", metavar="URL", help="Of SRC, where it is another store's.")
-]
-SourceProfile = Annotated[
-    str | None, typer.Option("--source-profile", metavar="NAME", help="Of SRC, where others may read it.")
-]
-SourceAnonymous = Annotated[bool, typer.Option("--source-anonymous", help="Do not sign what is read: SRC is public.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Cache = Annotated[
     str | None,
     typer.Option("--cache", metavar="PATH:SIZE", help="Keep what is read on this node's disk, /nvme/penstock:200GB."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of `command` that is a group by one keyword parameter for each field of the group."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, tuple[str, ...]]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter)
+            continue
+        group: Any = parameter.annotation
+        hints = get_type_hints(group, include_extras=True)
+        groups[parameter.name] = group, tuple(field.name for field in fields(group))
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(group)
+        ]
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        for name, (group, names) in groups.items():
+            values[name] = group(**{each: values.pop(each) for each in names})
+        command(**values)
+
+    del expanded.__wrapped__  # typer would read the signature of what it wraps
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionGroup:
+    """The options of a connection."""
+
+    endpoint_url: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoint-url", metavar="URL", help="S3 endpoint; default: AWS_ENDPOINT_URL_S3, profile, Amazon."
+        ),
+    ] = None
+    region: Annotated[
+        str | None, typer.Option("--region", metavar="NAME", help="Region to sign for; default: AWS_REGION, profile.")
+    ] = None
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="Profile of ~/.aws/config; default: AWS_PROFILE.")
+    ] = None
+    anonymous: Annotated[bool, typer.Option("--anonymous", help="Do not sign: public data.")] = False
+
+    def options(self) -> ConnectionOptions:
+        """Return the keyword arguments that ``penstock.connect`` and ``penstock.shards`` take."""
+        return {
+            "endpoint_url": self.endpoint_url,
+            "region": self.region,
+            "profile": self.profile,
+            "anonymous": self.anonymous,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceConnectionGroup:
+    """The options of a connection to SRC alone."""
+
+    source_endpoint_url: Annotated[
+        str | None, typer.Option("--source-endpoint-url", metavar="URL", help="Of SRC, where it is another store's.")
+    ] = None
+    source_profile: Annotated[
+        str | None, typer.Option("--source-profile", metavar="NAME", help="Of SRC, where others may read it.")
+    ] = None
+    source_anonymous: Annotated[
+        bool, typer.Option("--source-anonymous", help="Do not sign what is read: SRC is public.")
+    ] = False
+
+    def applied_to(self, connection: ConnectionGroup) -> ConnectionGroup:
+        """Return the connection to SRC: `connection`, with the options of this group in place of its own."""
+        endpoint_url, profile, anonymous = self.source_endpoint_url, self.source_profile, self.source_anonymous
+        return replace(
+            connection,
+            endpoint_url=endpoint_url or connection.endpoint_url,
+            region=None if endpoint_url or profile else connection.region,
+            profile=None if anonymous else profile or connection.profile,
+            anonymous=anonymous or (connection.anonymous and not profile),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A URL: a store, and a key or prefix in it."""
+class StoreLocation:
+    """A URL as a store, and a key or prefix in it.
+
+    Attributes:
+        url: The URL for people: without a query, which may be a signature.
+        root_url: URL of the store.
+        key: Key or prefix in the store.
+        store: The store.
+        path: Path of the same file or directory; None if it is not on this machine.
+    """
 
     url: str
-    """For people: without a query, which may be a signature."""
     root_url: str
     key: Key
     store: Store
     path: Path | None
-    """The same, where it is on this machine."""
 
     @property
     def is_folder(self) -> bool:
-        """Whether the URL says that it means everything below: it ends with a slash, or is a directory here."""
+        """Whether the URL means everything below it: it ends with a slash, or is a directory of this machine."""
         return self.key.endswith("/") or not self.key
 
-    def is_with(self, other: Place) -> bool:
-        """Whether both are in one store, though they may be asked for with other keys."""
+    def is_in_store_of(self, other: StoreLocation) -> bool:
+        """Return whether both are in one store, even if they are reached with different credentials."""
         from penstock.compose import endpoint_of
 
         return self.root_url == other.root_url and endpoint_of(self.store) == endpoint_of(other.store)
 
     @property
     def name(self) -> str:
-        """What a copy of the object is called, in a folder: of a signed URL, without its signature."""
+        """Name of a copy of the object in a folder; for a signed URL, without its signature."""
         if not self.url.startswith(("http://", "https://")):
             return self.key.rpartition("/")[2]
         return unquote(self.store.describe(self.key).rpartition("/")[2])
 
 
-@dataclass(slots=True, kw_only=True)
-class Connection:
-    """Where and as whom to ask; one store per root. A context manager that closes them."""
+class Stores:
+    """The stores that a command uses, one per root URL. A context manager that closes them.
 
-    endpoint_url: str | None
-    region: str | None
-    profile: str | None
-    anonymous: bool
-    cache: str | None = None
-    _stores: dict[str, Store] = field(default_factory=dict)
+    Args:
+        connection: Connection options of all stores.
+        cache: Cache of what is read, as ``PATH:SIZE``; None for no cache.
+    """
+
+    def __init__(self, connection: ConnectionGroup, *, cache: str | None = None) -> None:
+        self.connection = connection
+        self._cache = cache
+        self._stores: dict[str, Store] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -92,46 +176,37 @@ class Connection:
         for store in self._stores.values():
             store.close()
 
-    def of_source(self, *, endpoint_url: str | None, profile: str | None, anonymous: bool) -> Connection:
-        """This connection, or where an argument says so, another one for what is read."""
-        if not (endpoint_url or profile or anonymous):
+    def for_source(self, group: SourceConnectionGroup) -> Stores:
+        """Return the stores of SRC: these, unless an option of `group` is given."""
+        if not (group.source_endpoint_url or group.source_profile or group.source_anonymous):
             return self
-        return Connection(
-            endpoint_url=endpoint_url or self.endpoint_url,
-            region=None if endpoint_url or profile else self.region,
-            profile=None if anonymous else profile or self.profile,
-            anonymous=anonymous or (self.anonymous and not profile),
-            cache=self.cache,
-        )
+        return Stores(group.applied_to(self.connection), cache=self._cache)
 
-    def store(self, root_url: str) -> Store:
-        """The store at `root_url`, the same one each time."""
+    def open(self, root_url: str) -> Store:
+        """Return the store at `root_url`; each call returns the same one."""
         from penstock.compose import connect
 
         if root_url not in self._stores:
-            self._stores[root_url] = connect(
-                root_url,
-                endpoint_url=self.endpoint_url,
-                region=self.region,
-                profile=self.profile,
-                anonymous=self.anonymous,
-                cache=self.cache,
-            )
+            self._stores[root_url] = connect(root_url, cache=self._cache, **self.connection.options())
         return self._stores[root_url]
 
     def buckets(self) -> Iterator[ObjectInfo]:
-        """The buckets at the endpoint: see ``penstock.compose.list_buckets``."""
+        """Iterate over the buckets at the endpoint, see ``penstock.compose.list_buckets``."""
         from penstock.compose import list_buckets
 
+        connection = self.connection
         return list_buckets(
-            endpoint_url=self.endpoint_url, region=self.region, profile=self.profile, anonymous=self.anonymous
+            endpoint_url=connection.endpoint_url,
+            region=connection.region,
+            profile=connection.profile,
+            anonymous=connection.anonymous,
         )
 
-    def place(self, url: str) -> Place:
-        """`url` taken apart.
+    def locate(self, url: str) -> StoreLocation:
+        """Return the store and the key that `url` names.
 
         Raises:
-            ConfigError: it is no URL that penstock knows.
+            ConfigError: It is not a URL that penstock knows.
         """
         from penstock.compose import local_path, split
 
@@ -139,4 +214,4 @@ class Connection:
             raise ConfigError(f"{url!r} is neither a URL nor a path", hint="s3://bucket/key, or a path")
         root_url, key = split(url)
         path = local_path(url) if "://" not in url or url.startswith("file:") else None
-        return Place(public_url(url), root_url, key, self.store(root_url), path)
+        return StoreLocation(public_url(url), root_url, key, self.open(root_url), path)

@@ -1,18 +1,19 @@
-"""``penstock pack``: files into shards."""
+"""``penstock pack``: packs files into shards."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
-from penstock.cli.progress import Report
-from penstock.cli.saying import show, tell
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.output import print_message, print_result
+from penstock.cli.progress import ProgressReport
 from penstock.errors import ConfigError
 from penstock.sizes import format_bytes, parse_bytes
 
@@ -34,23 +35,58 @@ KeyField = Annotated[
     ),
 ]
 AllowLoss = Annotated[bool, typer.Option("--allow-loss", help="Go on though the format loses something.")]
-Append = Annotated[bool, typer.Option("--append", help="Add shards to those that are there.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Begin anew; deletes the shards that penstock packed there, no others.")
-]
-Verify = Annotated[bool, typer.Option("--verify", help="Read every shard back, against its checksums.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", help="Shards at a time; default 4.")]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory-bytes-max", "--memory", metavar="BYTES", help="What reading and writing may hold together, e.g. 2GB."
-    ),
-]
-Executor = Annotated[str, typer.Option("--executor", metavar="threads|ray", help="Here, or on a Ray cluster.")]
-Address = Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteGroup:
+    """The options that say what happens to shards at the destination."""
+
+    append: Annotated[bool, typer.Option("--append", help="Add shards to those that are there.")] = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew; deletes the shards that penstock packed there, no others.")
+    ] = False
+    verify: Annotated[bool, typer.Option("--verify", help="Read every shard back, against its checksums.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionGroup:
+    """The options that say how a plan is carried out."""
+
+    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Shards at a time; default 4.")] = None
+    memory_bytes_max: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-bytes-max",
+            "--memory",
+            metavar="BYTES",
+            help="What reading and writing may hold together, e.g. 2GB.",
+        ),
+    ] = None
+    executor: Annotated[str, typer.Option("--executor", metavar="threads|ray", help="Here, or on a Ray cluster.")] = (
+        "threads"
+    )
+    address: Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster.")] = None
+
+    def options(self, *, verify: bool) -> ExecutionOptions:
+        """Return the options as ``penstock.pack`` takes them.
+
+        Raises:
+            ConfigError: An option is out of bounds.
+        """
+        from penstock.pack.workers import ExecutionOptions
+
+        memory = self.memory_bytes_max
+        return ExecutionOptions(
+            executor=self.executor,  # type: ignore[arg-type]
+            address=self.address,
+            jobs=self.jobs,
+            memory_bytes_max=None if memory is None else parse_bytes(memory, option="--memory-bytes-max"),
+            verify=verify,
+        )
+
+
+@expand_groups
 def pack(
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="A directory or prefix, a manifest, or a table of files.")
@@ -104,19 +140,11 @@ def pack(
     skip_unnamed: Annotated[
         bool, typer.Option("--skip-unnamed", help="Pass over files whose names make no sample key.")
     ] = False,
-    append: Append = False,
-    overwrite: Overwrite = False,
-    verify: Verify = False,
+    writing: WriteGroup,
     dry_run: DryRun = False,
-    jobs: Jobs = None,
-    memory_bytes_max: Memory = None,
-    executor: Executor = "threads",
-    address: Address = None,
+    execution: ExecutionGroup,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Pack SRC into shards at DST, with an index and a manifest beside them under .penstock/.
 
@@ -133,13 +161,12 @@ def pack(
     from penstock.pack.options import PackOptions, advice
     from penstock.pack.packing import Packing
     from penstock.pack.progress import LockedListener
-    from penstock.pipeline.factories import ConnectionOptions
 
     shard_bytes = parse_bytes(bytes_max or "256MB", option="--bytes-max")
-    how = how_of(jobs, memory_bytes_max, executor, address, verify=verify)
+    execution_options = execution.options(verify=writing.verify)
     folder, named = split_destination(destination)
     if named is not None and name is not None:
-        raise ConfigError(f"DST has names ({named!r}), and --name {name!r} has others")
+        raise ConfigError(f"DST has the names {named!r}, which --name {name!r} contradicts")
     options = PackOptions(
         format=format,
         name=named or name,
@@ -158,44 +185,28 @@ def pack(
         transform=None if transform is None else function_of(transform),
         transform_version=transform_version,
     )
-    if (said := advice(shard_bytes)) is not None:
-        tell(f"penstock: {said}")
-    connection = ConnectionOptions(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
-    with Packing(source, folder, options, connection=connection) as packing:
-        plan = packing.plan(append=append, overwrite=overwrite, memory_bytes_max=how.memory_bytes_max)
+    if (warning := advice(shard_bytes)) is not None:
+        print_message(f"penstock: {warning}")
+    with Packing(source, folder, options, connection=connection.options()) as packing:
+        plan = packing.plan(
+            append=writing.append,
+            overwrite=writing.overwrite,
+            memory_bytes_max=execution_options.memory_bytes_max,
+        )
         if dry_run:
             print_plan(plan, packing.destination.url, as_json=as_json)
             return
         packing.save()
         with PackReport(as_json=as_json) as report:
-            packed = packing.run(how, LockedListener(report))
+            packed = packing.run(execution_options, LockedListener(report))
     report.end(packed)
 
 
-def how_of(
-    jobs: int | None, memory: str | None, executor: str, address: str | None, *, verify: bool
-) -> ExecutionOptions:
-    """The options that say how a plan is carried out.
-
-    Raises:
-        ConfigError: one is out of bounds.
-    """
-    from penstock.pack.workers import ExecutionOptions
-
-    return ExecutionOptions(
-        executor=executor,  # type: ignore[arg-type]
-        address=address,
-        jobs=jobs,
-        memory_bytes_max=None if memory is None else parse_bytes(memory, option="--memory-bytes-max"),
-        verify=verify,
-    )
-
-
 def shares_of(text: str) -> dict[str, float]:
-    """Shares by name of ``train=0.9,val=0.1``.
+    """Return the shares by name of a text such as ``train=0.9,val=0.1``.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: The text has another form.
     """
     try:
         pairs = [item.split("=") for item in text.split(",")]
@@ -205,10 +216,10 @@ def shares_of(text: str) -> dict[str, float]:
 
 
 def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
-    """The function that ``module:function`` names; modules of the working directory are found.
+    """Return the function that ``module:function`` names; the module may be in the working directory.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is no such function.
     """
     module, _, name = text.partition(":")
     if "" not in sys.path:
@@ -221,7 +232,7 @@ def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
-    """What would be done: each shard, then all together. How many samples lie in shards, nobody knows beforehand."""
+    """Print each planned shard, then a summary. The number of samples is unknown if the sources are shards."""
     counted = plan.kind == "entries"
     for shard in plan.shards:
         row: dict[str, Any] = {"action": "planned", "shard": shard.name}
@@ -231,7 +242,7 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
             print(json.dumps(row))
         else:
             what = f"{len(shard.entries):>9} samples" if counted else f"{len(shard.entries):>5} sources"
-            show(f"{what} {format_bytes(size_bytes):>10}  {shard.name}")
+            print_result(f"{what} {format_bytes(size_bytes):>10}  {shard.name}")
     summary = {
         "action": "plan",
         "destination": url,
@@ -245,61 +256,57 @@ def print_plan(plan: PackPlan, url: str, *, as_json: bool) -> None:
         print(json.dumps(summary))
     else:
         samples = f"{plan.samples_count} samples" if counted else format_bytes(plan.source_bytes)
-        tell(f"{samples} in {len(plan.shards)} {plan.format} shards: {url}")
+        print_message(f"{samples} in {len(plan.shards)} {plan.format} shards: {url}")
 
 
-class PackReport(Report):
-    """What a packing or a conversion hears, and says."""
+class PackReport(ProgressReport):
+    """The report of ``pack`` and ``convert``; a ``penstock.pack.PackListener``."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
         self._samples = 0
         self._bytes = 0
         self._verified = 0
-        self._goal_bytes = 0  # where nobody knows the samples beforehand, the bar counts these
+        self._goal_bytes = 0  # the bar counts bytes if the number of samples is unknown
 
     def columns(self) -> list[Any]:
-        """Samples of all, bytes a second, time left."""
-        from rich.progress import TextColumn, TimeRemainingColumn
+        """Return a bar, the samples, the rate and the time left."""
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-        return [TextColumn("{task.fields[rate]}"), TimeRemainingColumn()]
-
-    # ── penstock.pack.PackListener ──────────────────────────────────────────────────────────────────────────────────────
+        return [BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()]
 
     def planned(self, shards_count: int, samples_count: int, source_bytes: int) -> None:
-        """So much is left to do."""
+        """This much is left to do."""
         self.start_s = time.monotonic()
         self._goal_bytes = 0 if samples_count else source_bytes
         if samples_count or source_bytes:
             self.update(description=f"{shards_count} shards", total=samples_count or source_bytes)
-        self.say("begin", shards=shards_count, samples=samples_count, source_bytes=source_bytes)
+        self.print_json(action="begin", shards=shards_count, samples=samples_count, source_bytes=source_bytes)
 
     def progressed(self, samples_count: int, source_bytes: int) -> None:
-        """So many more."""
+        """This many more samples and bytes were read."""
         self._samples += samples_count
         self._bytes += source_bytes
-        if self.bar is not None:
+        if self.has_bar:
             rate = format_bytes(self._bytes / max(self.seconds, 1e-9))
             advance = source_bytes if self._goal_bytes else samples_count
             self.update(advance=advance, rate=f"{self._samples} samples, {rate}/s")
 
     def finished(self, row: ShardRow, *, known: bool) -> None:
-        """A shard is there."""
-        self.say("known" if known else "packed", **row._asdict())
+        """A shard is finished."""
+        self.print_json(action="known" if known else "packed", **row._asdict())
 
     def verified(self, row: ShardRow) -> None:
-        """A shard is what was written."""
+        """A shard was read back and equals what was written."""
         self._verified += 1
-        self.say("verified", key=row.key)
-
-    # ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        self.print_json(action="verified", key=row.key)
 
     def end(self, packed: Packed) -> None:
-        """The last line."""
+        """Print the summary."""
         seconds = self.seconds
         if self.as_json:
-            self.say(
-                "summary",
+            self.print_json(
+                action="summary",
                 destination=packed.url,
                 shards=len(packed.rows),
                 shards_written=packed.shards_written,
@@ -315,7 +322,7 @@ class PackReport(Report):
         words += f", {self._verified} verified" if self._verified else ""
         words += f", {packed.passed_over} files passed over" if packed.passed_over else ""
         rate = f", {format_bytes(self._bytes / max(seconds, 1e-9))}/s" if self._bytes else ""
-        tell(
+        print_message(
             f"{packed.samples_count} samples in {len(packed.rows)} shards{words}, "
             f"{format_bytes(packed.size_bytes)}, {seconds:.1f} s{rate}: {packed.url}",
         )

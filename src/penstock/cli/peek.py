@@ -1,4 +1,4 @@
-"""``penstock peek``: the first samples of a data set, to look at."""
+"""``penstock peek``: shows the first samples of a data set."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
-from penstock.cli.saying import tell
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.output import print_message
 from penstock.errors import ConfigError
 from penstock.redaction import printable
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TILE_PIXELS = 160
-"""Longest side of a picture on a contact sheet."""
+"""Longest side of an image on a contact sheet."""
 
 PNG_COLUMNS = 8
 _IMAGES = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp"}
@@ -28,6 +28,7 @@ _ADDED = ("__key__", "__shard__", "__position__")
 _TEXT_MAX = 40
 
 
+@expand_groups
 def peek(
     url: Annotated[str, typer.Argument(metavar="URL", help="Shards: a prefix, a pattern, one shard.")],
     *,
@@ -41,10 +42,7 @@ def peek(
         typer.Option("--format", metavar="NAME", help="Of the shards, where names and first bytes do not say it."),
     ] = None,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Show the first samples at URL: keys, fields, sizes, and what is in them.
 
@@ -58,9 +56,7 @@ def peek(
     from penstock.loader.preview import peek as first_samples
     from penstock.pipeline import shards
 
-    source = shards(
-        url, format=source_format, endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous
-    )
+    source = shards(url, format=source_format, **connection.options())
     sheet = None if output is None else _sheet_of(output)
     samples = first_samples(source, count)
     if sheet is not None:
@@ -71,7 +67,7 @@ def peek(
                 f"none of {len(samples)} samples has an image", hint=f"fields called {', '.join(_IMAGES)}"
             )
         _write(output, sheet(images))
-        tell(f"{len(images)} images of {len(samples)} samples: {output}")
+        print_message(f"{len(images)} images of {len(samples)} samples: {output}")
     elif as_json:
         for sample in samples:
             print(json.dumps(_record(sample)))
@@ -95,7 +91,7 @@ def _size_bytes(value: Any) -> int:
 
 
 def _shown(value: Any) -> str:
-    """What is in a value, in a few words."""
+    """Return a short text for a value; "" if it is not text or a number."""
     if hasattr(value, "dtype") or (isinstance(value, memoryview) and value.format not in ("B", "b", "c")):
         numbers = value.tolist()
         return _cut(str(numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers))
@@ -137,7 +133,7 @@ def _print_table(samples: list[dict[str, Any]]) -> None:
             key = "" if number else str(sample["__key__"])
             table.add_row(
                 Text(printable(key)), Text(printable(name)), size, Text(_shown(value))
-            )  # markup in data is text
+            )  # Text, so that markup in data is not interpreted
     Console().print(table)
 
 
@@ -145,7 +141,7 @@ def _print_table(samples: list[dict[str, Any]]) -> None:
 
 
 def _images(sample: Mapping[str, Any]) -> list[tuple[str, str, bytes]]:
-    """Caption, kind and bytes of a sample's images."""
+    """Return the caption, kind and bytes of each image in a sample."""
     words = [
         f"{name}={text}"
         for name, value in _fields(sample).items()
@@ -160,7 +156,7 @@ def _images(sample: Mapping[str, Any]) -> list[tuple[str, str, bytes]]:
 
 
 def _kind(name: str, value: Any) -> str | None:
-    """The image's kind: by the field's name, else by the first bytes."""
+    """Return the image's kind, by its first bytes or its field's name; None if the value is not an image."""
     head = bytes(value[:12]) if isinstance(value, bytes | memoryview) else b""
     if head.startswith(b"\xff\xd8\xff"):
         return "jpeg"
@@ -177,7 +173,7 @@ def _pillow() -> Any:
 
 
 def _tile(data: bytes) -> Any:
-    """A picture of at most ``TILE_PIXELS``; a grey one where the bytes are none."""
+    """Return an image of at most ``TILE_PIXELS``; a grey one if the bytes cannot be decoded."""
     image_module, _ = _pillow()
     try:
         image = image_module.open(io.BytesIO(data))
@@ -200,7 +196,7 @@ def _as_png(images: list[tuple[str, str, bytes]]) -> bytes:
         left, top = number % columns * step[0] + 4, number // columns * step[1] + 4
         tile = _tile(data)
         sheet.paste(tile, (left, top))
-        text = caption.encode("ascii", "replace").decode()  # what Pillow's own font has
+        text = caption.encode("ascii", "replace").decode()  # the characters of Pillow's own font
         draw.text((left, top + tile.height + 4), text[:26], fill="black")
     out = io.BytesIO()
     sheet.save(out, format="PNG")

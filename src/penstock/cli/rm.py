@@ -1,4 +1,4 @@
-"""``penstock rm``: remove objects."""
+"""``penstock rm``: removes objects."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Anonymous, AsJson, Connection, EndpointUrl, Place, Profile, Region
-from penstock.cli.progress import Report
-from penstock.cli.saying import show, tell
-from penstock.cli.selection import Exclude, Include, Selection
+from penstock.cli.options import AsJson, ConnectionGroup, StoreLocation, Stores, expand_groups
+from penstock.cli.output import print_message, print_result
+from penstock.cli.progress import ProgressReport
+from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,24 +21,21 @@ if TYPE_CHECKING:
     from penstock.types import Key
 
 KEYS_AT_ONCE = 8000
-"""Keys that are given to ``Store.delete`` at a time: its 8 requests of 1 000 keys, after which they are reported."""
+"""Keys per call of ``Store.delete``, after which they are reported: 8 requests of 1 000 keys."""
 
 
+@expand_groups
 def rm(
     url: Annotated[str, typer.Argument(metavar="URL", help="An object, a pattern; with --recursive a folder.")],
     *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Remove everything below the folder.")] = False,
-    include: Include = None,
-    exclude: Exclude = None,
+    filters: FilterGroup,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
     whole_bucket: Annotated[
         bool, typer.Option("--whole-bucket", help="Agree that URL is a whole bucket; it is refused without this.")
     ] = False,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Remove an object, the objects that a pattern names, or with --recursive everything below a folder.
 
@@ -52,12 +49,11 @@ def rm(
         penstock rm --dry-run "s3://bucket/train/*-0000{0..3}.tar"
         penstock rm -r --exclude "*.pt" s3://bucket/runs/17/
     """
-    connection = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous)
-    with connection, RemoveReport(as_json=as_json, dry_run=dry_run) as report:
-        selection = Selection(connection, url, include=include, exclude=exclude)
+    with Stores(connection) as stores, RemoveReport(as_json=as_json, dry_run=dry_run) as report:
+        selection = Selection(stores, url, filters)
         _check(selection, recursive=recursive, whole_bucket=whole_bucket)
-        store = selection.place.store
-        keys = removable(selection.place, (info.key for info in selection))
+        store = selection.location.store
+        keys = removable(selection.location, (info.key for info in selection))
         if dry_run:
             for key in keys:
                 report.removed(store.describe(key))
@@ -68,30 +64,30 @@ def rm(
 
 
 def _check(selection: Selection, *, recursive: bool, whole_bucket: bool) -> None:
-    """Refuse a folder, and a whole bucket, that nobody said is meant.
+    """Refuse a folder without ``--recursive``, and a whole bucket without ``--whole-bucket``.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: The option is missing.
     """
-    place = selection.place
+    location = selection.location
     if selection.only is not None or selection.is_pattern:
         return
     if not recursive:
-        raise ConfigError(f"{place.url} is a folder", hint="--recursive removes everything below it")
-    path = place.path
+        raise ConfigError(f"{location.url} is a folder", hint="--recursive removes everything below it")
+    path = location.path
     is_whole = not selection.prefix if path is None else path.resolve() == path.resolve().parent
     if is_whole and not whole_bucket:
-        raise ConfigError(f"{place.url} is everything that there is", hint="--whole-bucket says that this is meant")
+        raise ConfigError(f"{location.url} is a whole bucket or file system", hint="--whole-bucket confirms this")
 
 
-def removable(place: Place, keys: Iterable[Key]) -> Iterator[Key]:
-    """`keys` but for files of this machine that lie behind a link to a directory: those are somebody else's."""
+def removable(location: StoreLocation, keys: Iterable[Key]) -> Iterator[Key]:
+    """Yield `keys` without the files of this machine that lie behind a link to a directory: they belong elsewhere."""
     from penstock.compose import local_path
 
-    if place.path is None:
+    if location.path is None:
         yield from keys
         return
-    root = local_path(place.root_url)
+    root = local_path(location.root_url)
     is_linked = {root: False}
 
     def lies_behind_link(folder: Path) -> bool:
@@ -106,14 +102,14 @@ def removable(place: Place, keys: Iterable[Key]) -> Iterator[Key]:
         else:
             yield key
     if left_count:
-        tell(f"penstock: {left_count} files that lie behind links to directories are not removed")
+        print_message(f"penstock: {left_count} files that lie behind links to directories are not removed")
 
 
 def remove(store: Store, keys: Iterable[Key], removed: Callable[[Key], None]) -> None:
-    """Remove `keys`, and tell of each once it is gone.
+    """Remove `keys`, and call `removed` with each one afterwards.
 
     Raises:
-        StoreError: the store refused, or could not be asked; what was not told of may be gone as well.
+        StoreError: The store refused, or could not be reached; keys that were not reported may be removed as well.
     """
     rest = iter(keys)
     while batch := list(islice(rest, KEYS_AT_ONCE)):
@@ -122,8 +118,8 @@ def remove(store: Store, keys: Iterable[Key], removed: Callable[[Key], None]) ->
             removed(key)
 
 
-class RemoveReport(Report):
-    """What ``rm`` says."""
+class RemoveReport(ProgressReport):
+    """The report of ``rm``."""
 
     def __init__(self, *, as_json: bool, dry_run: bool) -> None:
         super().__init__(as_json=as_json, has_bar=not dry_run)
@@ -131,22 +127,24 @@ class RemoveReport(Report):
         self._count = 0
 
     def columns(self) -> list[Any]:
-        """How long."""
-        from rich.progress import TimeElapsedColumn
+        """Return a bar and the elapsed time."""
+        from rich.progress import BarColumn, TimeElapsedColumn
 
-        return [TimeElapsedColumn()]
+        return [BarColumn(), TimeElapsedColumn()]
 
     def removed(self, url: str) -> None:
-        """It is gone, or would be."""
+        """`url` was removed, or would be."""
         self._count += 1
         self.update(description=f"{self._count} removed")
-        self.say("would remove" if self._dry_run else "removed", url=url)
+        self.print_json(action="would remove" if self._dry_run else "removed", url=url)
         if self._dry_run and not self.as_json:
-            show(url)
+            print_result(url)
 
     def end(self) -> None:
-        """The last line."""
+        """Print the summary."""
         if self.as_json:
-            self.say("summary", dry_run=self._dry_run, removed=self._count, seconds=round(self.seconds, 3))
+            self.print_json(
+                action="summary", dry_run=self._dry_run, removed=self._count, seconds=round(self.seconds, 3)
+            )
         else:
-            tell(f"{self._count} {'would be removed' if self._dry_run else 'removed'}, {self.seconds:.1f} s")
+            print_message(f"{self._count} {'would be removed' if self._dry_run else 'removed'}, {self.seconds:.1f} s")

@@ -1,4 +1,4 @@
-"""``penstock sandbox``: a program, or a shell, beside an S3 server of its own."""
+"""``penstock sandbox``: runs a program or a shell beside an S3 server of its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.saying import tell
+from penstock.cli.output import print_message
 
 END_S_MAX = 10.0
-"""How long the program may take to end once it is told to; it is killed after that."""
+"""Seconds that the program may take to end after SIGTERM; then it is killed."""
 
 
 def sandbox(
@@ -39,13 +39,13 @@ def sandbox(
     program = command or _shell()
     with Ministack() as server:
         server.create_bucket(bucket)
-        tell(f"S3 at {server.endpoint_url}, with the empty bucket s3://{bucket}/; it ends with {program[0]}")
-        code = _run(program, _ours() | server.environment)
+        print_message(f"S3 at {server.endpoint_url}, with the empty bucket s3://{bucket}/; it ends with {program[0]}")
+        code = _run(program, _environment() | server.environment)
     raise typer.Exit(code)
 
 
-def _ours() -> dict[str, str]:
-    """This environment without the AWS variables, which name other stores, and with no proxy for loopback."""
+def _environment() -> dict[str, str]:
+    """Return this environment without the AWS variables, which name other stores, and without a proxy for loopback."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     for name in ("NO_PROXY", "no_proxy"):
         kept[name] = ",".join(filter(None, [kept.get(name), "127.0.0.1"]))
@@ -53,19 +53,19 @@ def _ours() -> dict[str, str]:
 
 
 def _shell() -> list[str]:
-    """The user's shell; bash without its rc file, which may hide the environment that penstock is in."""
+    """Return the user's shell. Bash runs without its rc file, which may hide the environment that penstock is in."""
     shell = os.environ.get("SHELL", "/bin/sh")
     return [shell, "--norc"] if Path(shell).name == "bash" else [shell]
 
 
 def _run(program: list[str], environment: dict[str, str]) -> int:
-    """Run `program` to its end and return its exit code; Ctrl-C is for the program, which has the same terminal."""
+    """Run `program` and return its exit code; Ctrl-C only reaches the program, which has the same terminal."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         with subprocess.Popen(program, env=environment) as process:
             try:
                 code = process.wait()
-            except BaseException:  # SIGTERM, which is for us alone
+            except BaseException:  # SIGTERM, which only this process receives
                 _end(process)
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""``penstock sync``: make a folder what another one is."""
+"""``penstock sync``: makes a folder equal to another one."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.cp import Plan, Report
-from penstock.cli.options import (
-    Anonymous,
-    AsJson,
-    Cache,
-    Connection,
-    EndpointUrl,
-    Profile,
-    Region,
-    SourceAnonymous,
-    SourceEndpointUrl,
-    SourceProfile,
-)
+from penstock.cli.cp import CopyPlan, CopyReport
+from penstock.cli.options import AsJson, Cache, ConnectionGroup, SourceConnectionGroup, Stores, expand_groups
+from penstock.cli.output import print_message
 from penstock.cli.rm import removable, remove
-from penstock.cli.saying import tell
-from penstock.cli.selection import Exclude, Include, Selection
+from penstock.cli.selection import FilterGroup, Selection
 from penstock.errors import ConfigError
 
 
+@expand_groups
 def sync(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A prefix or directory, or a pattern.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="A prefix or directory.")],
@@ -33,18 +23,12 @@ def sync(
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Go on if SRC has no objects; with --delete this empties DST.")
     ] = False,
-    include: Include = None,
-    exclude: Exclude = None,
+    filters: FilterGroup,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     cache: Cache = None,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
-    source_endpoint_url: SourceEndpointUrl = None,
-    source_profile: SourceProfile = None,
-    source_anonymous: SourceAnonymous = False,
+    connection: ConnectionGroup,
+    source_connection: SourceConnectionGroup,
 ) -> None:
     """Copy from SRC what DST lacks, as cp does; with --delete, also remove from DST what SRC does not have.
 
@@ -57,14 +41,14 @@ def sync(
         penstock sync --delete --dry-run /data/train/ s3://bucket/train/
         penstock sync --delete --exclude "*.tmp" /data/train/ s3://bucket/train/
     """
-    there = Connection(endpoint_url=endpoint_url, region=region, profile=profile, anonymous=anonymous, cache=cache)
-    here = there.of_source(endpoint_url=source_endpoint_url, profile=source_profile, anonymous=source_anonymous)
-    report = Report(as_json=as_json, dry_run=dry_run, deletes=delete)
-    with here, there, report:
-        selection = Selection(here, source, include=include, exclude=exclude)
+    target_stores = Stores(connection, cache=cache)
+    source_stores = target_stores.for_source(source_connection)
+    report = CopyReport(as_json=as_json, dry_run=dry_run, deletes=delete)
+    with source_stores, target_stores, report:
+        selection = Selection(source_stores, source, filters)
         if selection.only is not None:
-            raise ConfigError(f"{selection.place.url} is one object", hint="penstock cp copies it")
-        plan = Plan(selection, there.place(target), report, deletes=delete)
+            raise ConfigError(f"{selection.location.url} is one object", hint="penstock cp copies it")
+        plan = CopyPlan(selection, target_stores.locate(target), report, deletes=delete)
         plan.run(dry_run=dry_run)
         if selection.count or not allow_empty:
             selection.check_found()
@@ -77,5 +61,7 @@ def sync(
     report.end()
     if report.failed_count:
         if plan.extras:
-            tell(f"penstock: {len(plan.extras)} objects that SRC lacks were not deleted, because others failed")
+            print_message(
+                f"penstock: {len(plan.extras)} objects that SRC lacks were not deleted, because others failed"
+            )
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""``penstock verify``: shards against their index."""
+"""``penstock verify``: compares shards with their index."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import EXIT_UNCHECKED
-from penstock.cli.options import Anonymous, AsJson, EndpointUrl, Profile, Region  # noqa: TC001 - typer reads them
-from penstock.cli.saying import tell
+from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
+from penstock.cli.output import print_message
 from penstock.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.index import ShardRow
 
 
+@expand_groups
 def verify(
     url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory of shards.")],
     *,
@@ -25,10 +26,7 @@ def verify(
         str | None, typer.Option("--index-dir", metavar="DIR", help="Where the index is; default: beside, or cache.")
     ] = None,
     as_json: AsJson = False,
-    endpoint_url: EndpointUrl = None,
-    region: Region = None,
-    profile: Profile = None,
-    anonymous: Anonymous = False,
+    connection: ConnectionGroup,
 ) -> None:
     """Read every shard at URL and hold each sample's place, key and CRC32C against the data set's index.
 
@@ -53,17 +51,14 @@ def verify(
             line = {"action": action, "shard": shard_url, "samples": samples}
             line |= {} if error is None else {"error": type(error).__name__, "message": str(error)}
             print(json.dumps(line), flush=True)
-        elif error is not None and not isinstance(error, UncheckedError):  # those are counted in one line
-            tell(f"penstock: {shard_url}: {error}")
+        elif error is not None and not isinstance(error, UncheckedError):  # unchecked shards are counted in one line
+            print_message(f"penstock: {shard_url}: {error}")
 
     found = verify_url(
         url,
         index_dir=index_dir,
         on_shard=on_shard,
-        endpoint_url=endpoint_url,
-        region=region,
-        profile=profile,
-        anonymous=anonymous,
+        **connection.options(),
     )
     seconds = time.monotonic() - start_s
     if as_json:
@@ -82,13 +77,13 @@ def verify(
         failed = f", {len(found.failed)} failed" if found.failed else ""
         failed += f", {len(found.unchecked)} not verified" if found.unchecked else ""
         rate = format_bytes(found.size_bytes / max(seconds, 1e-9))
-        tell(
+        print_message(
             f"{found.samples_count} samples in {found.shards_count} shards verified{failed}, "
             f"{seconds:.1f} s, {rate}/s: {found.url}",
         )
         if found.unchecked:
             url, error = found.unchecked[0]
-            tell(f"penstock: {len(found.unchecked)} shards, the first {url}: {error.what}")
-            tell(f"penstock: {error.hint}")
+            print_message(f"penstock: {len(found.unchecked)} shards, the first {url}: {error.what}")
+            print_message(f"penstock: {error.hint}")
     if found.problems:
         raise typer.Exit(1 if found.failed else EXIT_UNCHECKED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from penstock.types import Put
+
 if TYPE_CHECKING:
     from penstock.types import ByteRange, Completion, Core, Landing, ObjectInfo, Operation, Transfer
 
@@ -25,6 +27,9 @@ class _QueueSink(Generic[Tag]):
 
     def done(self, completion: Completion) -> None:
         """Hand the completion to the collecting thread; ``SimpleQueue.put`` never blocks."""
+        operation = completion.operation
+        if isinstance(operation, Put):
+            completion.operation = operation._replace(body=b"")  # so that its memory is free before it is collected
         self.queue.put((self, completion))
 
 

@@ -138,7 +138,7 @@ def test_nothing_to_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """A prefix without objects, and a cache without a size, are errors."""
     (tmp_path / "data").mkdir()
     assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache:100MB"]) == 1
-    assert "nothing there" in capsys.readouterr().err
+    assert "nothing to read" in capsys.readouterr().err
     assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache"]) == 1
     assert "how large" in capsys.readouterr().err
 

@@ -17,8 +17,8 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.app import run
-from penstock.cli.files import Download, is_there
-from penstock.cli.options import Connection
+from penstock.cli.download import Download, is_downloaded
+from penstock.cli.options import ConnectionGroup, Stores
 from penstock.errors import ConfigError, StoreError
 from penstock.store.memory import MemoryStore
 from penstock.types import ObjectInfo
@@ -241,7 +241,7 @@ def test_cp_refuses_nonsense(memory: MemoryStore, capsys: pytest.CaptureFixture[
     for arguments, message in (
         ([url(memory, "other"), url(memory, "other")], "the same object"),
         ([url(memory, "d/"), url(memory, "d/e/")], "lies inside"),
-        ([url(memory, "nothing"), url(memory, "x")], "nothing below it"),
+        ([url(memory, "nothing"), url(memory, "x")], "no object below it"),
         ([url(memory, "other"), ""], "neither a URL nor a path"),
     ):
         assert run(["cp", *arguments]) == 1
@@ -291,7 +291,7 @@ def test_download_is_visible_only_when_whole(tmp_path: Path) -> None:
     download = Download(target, INFO)
     download.write(memoryview(b"ab"))
     assert not target.exists()
-    with pytest.raises(StoreError, match="2 bytes arrived, not 3"):
+    with pytest.raises(StoreError, match="2 bytes arrived, but 3"):
         download.commit()
     download.abort()
     assert tree(tmp_path) == {}
@@ -304,21 +304,21 @@ def test_download_is_visible_only_when_whole(tmp_path: Path) -> None:
 def test_download_is_recognised_until_it_changes(tmp_path: Path) -> None:
     """Size, time and ETag tell; a file that was touched, or another version, is not it."""
     target = tmp_path / "file"
-    assert not is_there(target, INFO)
+    assert not is_downloaded(target, INFO)
     download = Download(target, INFO)
     download.write(memoryview(b"abc"))
     download.commit()
-    assert is_there(target, INFO)
-    assert not is_there(target, INFO._replace(size_bytes=4))
-    assert not is_there(target, INFO._replace(last_modified_s=1_700_000_001.0))
+    assert is_downloaded(target, INFO)
+    assert not is_downloaded(target, INFO._replace(size_bytes=4))
+    assert not is_downloaded(target, INFO._replace(last_modified_s=1_700_000_001.0))
     try:
         os.getxattr(target, b"user.penstock.etag")
     except OSError:
         pass  # this file system keeps no attributes: size and time have to do
     else:
-        assert not is_there(target, INFO._replace(etag='"other"'))
+        assert not is_downloaded(target, INFO._replace(etag='"other"'))
     os.utime(target)
-    assert not is_there(target, INFO)
+    assert not is_downloaded(target, INFO)
 
 
 def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_download_replaces_no_device(tmp_path: Path, memory: MemoryStore, caps
     memory.write("a", b"x")
     for name in ("pipe", "link"):
         assert run(["cp", url(memory, "a"), str(tmp_path / name)]) == 1
-        assert f"{name} is no regular file. Hint: penstock cat" in capsys.readouterr().err
+        assert f"{name} is not a regular file. Hint: `penstock cat" in capsys.readouterr().err
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
 
@@ -458,15 +458,15 @@ def test_the_example_of_cat_lists_every_shard(tmp_path: Path, capfdbinary: pytes
     assert listed.split() == [b"a", b"b"]
 
 
-def test_places(tmp_path: Path) -> None:
+def test_locations(tmp_path: Path) -> None:
     """A URL is a store and a key; a path also names its file."""
-    with Connection(endpoint_url=None, region=None, profile=None, anonymous=False) as connection:
-        place = connection.place(str(tmp_path / "x"))
-        assert (place.root_url, place.key, place.path) == (str(tmp_path), "x", tmp_path / "x")
-        assert connection.place(str(tmp_path)).is_folder
-        assert connection.place(str(tmp_path)).store is place.store
+    with Stores(ConnectionGroup()) as stores:
+        location = stores.locate(str(tmp_path / "x"))
+        assert (location.root_url, location.key, location.path) == (str(tmp_path), "x", tmp_path / "x")
+        assert stores.locate(str(tmp_path)).is_folder
+        assert stores.locate(str(tmp_path)).store is location.store
         with pytest.raises(ConfigError):
-            connection.place("")
+            stores.locate("")
 
 
 def test_importing_the_entry_point_is_light() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.app import run
-from penstock.cli.selection import Filter
+from penstock.cli.selection import KeyFilter
 from penstock.store.memory import MemoryStore
 
 KEYS = [
@@ -55,7 +55,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 )
 def test_what_filters_take(include: list[str], exclude: list[str], taken: list[str]) -> None:
     """Any include and no exclude; a glob without a slash is held against the name at any depth."""
-    kept = Filter(include, exclude)
+    kept = KeyFilter(include, exclude)
     assert [key for key in ("a.jpg", "x/b.jpg", "x/b.txt") if kept.takes(key)] == taken
 
 
@@ -113,7 +113,7 @@ def test_filters_of_cp_and_ls(memory: MemoryStore, tmp_path: Path, capsys: pytes
     ("arguments", "says"),
     [
         (["{root}/nothing/"], "there is nothing below this"),
-        (["{root}/nothing"], "no such object, and nothing below it"),
+        (["{root}/nothing"], "no such object, and no object below it"),
         (["{root}/train/*.zip"], "no key matches this"),
         (["{root}/train/", "--include", "*.zip"], "leave nothing of 6 objects"),
         (["{root}/train/a-0000{{0..2}}.tar"], "train/a-00002.tar"),

@@ -1,9 +1,9 @@
-"""One downloaded file: never half-visible, and recognised by the next run.
+"""A downloaded file: never visible in part, and recognised by the next run.
 
-It is written under a temporary name beside its target and renamed when it is whole. Its modification time becomes the
-object's, and its ETag an extended attribute where the file system keeps them: by size, time and ETag the next run
-knows that it is there already. The temporary name follows from the target, and is locked: what a killed run left is
-taken over and written anew, and two runs never write the same one.
+It is written under a temporary name beside its target, and renamed when it is complete. It gets the object's modification
+time, and the ETag as an extended attribute if the file system has attributes; the next run recognises it by size, time and
+ETag. The temporary name is derived from the target's, and the temporary file is locked. So a later run replaces what a
+killed one left, and two runs never write the same file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError, StoreError
+from penstock.errors import StoreError
 from penstock.locks import try_lock_file
 from penstock.private import open_private
 from penstock.store.tree import TEMPORARY_PREFIX, TEMPORARY_SUFFIX
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 ETAG_ATTRIBUTE = b"user.penstock.etag"
 
 FATAL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE})
-"""Errors of this machine that no other file would escape."""
+"""Errors of this machine that every other file would meet as well."""
 
 
 class Download:
     """A file being written.
 
     Args:
-        path: The target; its directories are made.
-        info: The object.
+        path: Target file; missing directories are made.
+        info: Object to be downloaded.
 
     Raises:
-        StoreError: a file stands where a directory is needed, or the other way round; another process writes it.
-        OSError: the disk is full, ...
+        StoreError: There is a file where a directory is needed, or a directory where the file belongs; or another process
+            is writing the file.
+        OSError: The system failed, for example because the disk is full.
     """
 
     def __init__(self, path: Path, info: ObjectInfo) -> None:
@@ -53,14 +54,15 @@ class Download:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise StoreError(
-                f"{path.parent} is, or runs through, a file", hint="keys 'a' and 'a/b' cannot both become files"
+                f"{path.parent} is a file, or has a file in its path",
+                hint="keys 'a' and 'a/b' cannot both become files",
             ) from error
-        self._fd = self._locked()
+        self._fd = self._open_locked()
         os.ftruncate(self._fd, 0)
         self.size_bytes = 0
 
-    def _locked(self) -> int:
-        """The temporary file, ours alone."""
+    def _open_locked(self) -> int:
+        """Open the temporary file and lock it."""
         while True:
             fd = open_private(self.temporary, os.O_WRONLY | os.O_CREAT, 0o666)
             try:
@@ -71,28 +73,28 @@ class Download:
                     return fd
             except FileNotFoundError:
                 pass
-            os.close(fd)  # it was finished, and given its name, between our opening it and the lock
+            os.close(fd)  # another process finished and renamed it before it was locked here
 
     def write(self, data: memoryview) -> None:
-        """Append."""
+        """Append `data`."""
         self.size_bytes += len(data)
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
-            error.filename = str(self.path)  # the system knows but the descriptor
+            error.filename = str(self.path)  # the system knows only the descriptor
             raise
 
     def commit(self) -> None:
-        """Give it its name.
+        """Rename the file to its target.
 
         Raises:
-            StoreError: it has not the object's size.
+            StoreError: The file does not have the object's size.
         """
         if self.size_bytes != self.info.size_bytes:
-            raise StoreError(f"{self.path}: {self.size_bytes} bytes arrived, not {self.info.size_bytes} as listed")
+            raise StoreError(f"{self.path}: {self.size_bytes} bytes arrived, but {self.info.size_bytes} were listed")
         if self.info.etag:
-            with suppress(OSError):  # this file system keeps no attributes; size and time have to do
+            with suppress(OSError):  # without attributes, size and time must suffice
                 os.setxattr(self._fd, ETAG_ATTRIBUTE, self.info.etag.encode())
         if self.info.last_modified_s is not None:
             os.utime(self._fd, (self.info.last_modified_s, self.info.last_modified_s))
@@ -100,24 +102,16 @@ class Download:
         os.close(self._fd)
 
     def abort(self) -> None:
-        """Leave nothing."""
-        self.temporary.unlink(missing_ok=True)  # before the lock goes with the descriptor
+        """Remove what was written."""
+        self.temporary.unlink(missing_ok=True)  # closing the descriptor releases the lock
         os.close(self._fd)
 
 
-def one_line(error: Exception) -> str:
-    """What people read: ours in one line, the system's with the file it is of."""
-    if isinstance(error, PenstockError) or not isinstance(error, OSError):
-        return " ".join(str(error).split())
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
-
-
 def refuse_special(path: Path) -> None:
-    """Refuse a target that is neither nothing nor a file: giving a download its name would do away with a device.
+    """Refuse a target that exists and is not a regular file: renaming a download to it would remove a device.
 
     Raises:
-        StoreError: `path` is a directory, a device, a pipe, ...
+        StoreError: `path` is a directory, a device, a pipe or the like.
     """
     try:
         mode = path.stat().st_mode
@@ -126,11 +120,11 @@ def refuse_special(path: Path) -> None:
     if stat.S_ISDIR(mode):
         raise StoreError(f"{path} is a directory", hint="keys 'a' and 'a/b' cannot both become files")
     if not stat.S_ISREG(mode):
-        raise StoreError(f"{path} is no regular file", hint="penstock cat URL > path writes to devices and pipes")
+        raise StoreError(f"{path} is not a regular file", hint="`penstock cat URL > path` writes to devices and pipes")
 
 
-def is_there(path: Path, info: ObjectInfo) -> bool:
-    """Whether `path` is a file that was downloaded from this version of the object, and was not changed since."""
+def is_downloaded(path: Path, info: ObjectInfo) -> bool:
+    """Return whether `path` is a file that was downloaded from this version of the object and not changed since."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):

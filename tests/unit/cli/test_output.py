@@ -106,10 +106,10 @@ def test_letters_of_all_languages_stay() -> None:
 
 
 def test_commands_print_by_one_module() -> None:
-    """In the commands nothing but JSON, and the formats' table, is printed past ``penstock.cli.saying``."""
+    """In the commands nothing but JSON, and the formats' table, is printed past ``penstock.cli.output``."""
     found = []
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):
-        if path.name == "saying.py":
+        if path.name == "output.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
