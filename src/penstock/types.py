@@ -159,6 +159,30 @@ class Blob:
         return f"<Blob {public_key(self.key)!r}{span} {len(self.data)} bytes, verified by {self.verified}>"
 
 
+class Chunk(NamedTuple):
+    """Consecutive bytes of an object, as ``read_parts`` delivers them.
+
+    Attributes:
+        request_index: Position of the request in the input of ``read_parts``, from 0.
+        key: Key of the object.
+        offset_bytes: Offset in the object at which `data` begins.
+        data: uint8[n]; its memory is charged to the budget until nothing refers to it, and is then used again.
+        last: Whether it ends the request.
+        etag: ETag of the version that is being read; None if the store has none.
+    """
+
+    request_index: int
+    key: Key
+    offset_bytes: int
+    data: memoryview
+    last: bool
+    etag: str | None
+
+    def __repr__(self) -> str:
+        end = self.offset_bytes + len(self.data)
+        return f"<Chunk {public_key(self.key)!r} [{self.offset_bytes}, {end}){' last' if self.last else ''}>"
+
+
 # ── operations that a store performs ────────────────────────────────────────────────────────────────────────
 
 

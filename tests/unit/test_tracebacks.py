@@ -126,10 +126,10 @@ def test_a_users_own_exception_keeps_its_frames_and_loses_ours() -> None:
 def test_a_mistake_of_ours_keeps_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that is neither the package's nor raised by the user's code keeps all frames, so that it can be found."""
     store = ps.connect("memory://tracebacks")
-    monkeypatch.setattr("penstock.fetch.read_ahead.as_item", None)
+    monkeypatch.setattr("penstock.store.reading.as_item", None)
     with pytest.raises(TypeError) as raised:
         store.read("key")
-    assert any("read_ahead.py" in frame.filename for frame in traceback.extract_tb(raised.value.__traceback__))
+    assert any("reading.py" in frame.filename for frame in traceback.extract_tb(raised.value.__traceback__))
 
 
 def test_a_generator_is_a_boundary_as_well() -> None:

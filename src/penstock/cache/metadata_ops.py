@@ -128,7 +128,7 @@ class MetadataQuery(_PassedOperation):
         Read-ahead sends a HEAD for the checksum of that version. It does not need it here: the blocks were compared with
         the store's checksum when they were fetched, and the size of a version never changes.
         """
-        item = self.sink.item if isinstance(self.sink, HeadRequest) else None
+        item = self.sink.read if isinstance(self.sink, HeadRequest) else None
         etag, size_bytes = (item.etag, item.size_bytes) if item is not None else (None, None)
         if etag is None or size_bytes is None:
             return None

@@ -1,11 +1,12 @@
 """Ordered read-ahead under one byte budget. See README.md in this folder."""
 
 from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget, set_process_budget_once
-from penstock.fetch.chunk import Chunk
 from penstock.fetch.plan import PlanItem, Request, coalesce, cut
-from penstock.fetch.read_ahead import FetchStatistics, ReadAhead
+from penstock.fetch.read_ahead import ReadAhead
 from penstock.fetch.requests import ObjectRead, PartRequest
-from penstock.fetch.scheduler import PARTS_PER_REQUEST
+from penstock.fetch.scheduler import PARTS_PER_REQUEST, FetchStatistics
+from penstock.fetch.single import SingleRead
+from penstock.types import Chunk
 
 __all__ = [
     "PARTS_PER_REQUEST",
@@ -18,6 +19,7 @@ __all__ = [
     "PlanItem",
     "ReadAhead",
     "Request",
+    "SingleRead",
     "coalesce",
     "cut",
     "process_budget",

@@ -1,99 +1,152 @@
-"""Where the bodies of requests land, and what is reserved for them: one place per part, or one for all parts of an object."""
+"""Where the bodies of requests land, and the bytes that are reserved for them.
+
+A part of its own has a place of its own. The parts of an object that is delivered whole share one buffer.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from penstock import forks
+from penstock.errors import ConfigError
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.types import Landing
 
 if TYPE_CHECKING:
     from penstock.fetch.requests import ObjectRead, PartRequest
+    from penstock.types import ByteRange, Core
 
 
 class LandingAllocator:
-    """Gives slots the memory that their bodies go to. Called under the lock of a ``RequestScheduler``, but for ``release``.
+    """Gives requests the memory that their bodies go to. All methods but ``release`` run under the caller's lock.
 
     Args:
-        budget: What they are charged to.
-        whole: Items are delivered as one piece of memory each; else part by part.
+        core: The store; it names objects in messages.
+        budget: The budget that the memory is charged to.
+        whole: True delivers each item as one piece of memory, False part by part.
     """
 
-    def __init__(self, budget: Budget, *, whole: bool) -> None:
+    def __init__(self, core: Core, budget: Budget, *, whole: bool) -> None:
+        self._core = core
         self._budget = budget
         self._whole = whole
         self._generation = forks.generation()
 
-    def prepare(self, slot: PartRequest, estimate_bytes: int, *, force: bool) -> bool:
-        """Reserve the slot's bytes and say where they land; False where the budget lacks them, unless `force`.
+    def prepare(self, part: PartRequest, estimate_bytes: int, *, force: bool) -> bool:
+        """Reserve the part's bytes, and say where they land if that is already known.
 
         Args:
-            slot: About to be sent.
-            estimate_bytes: What a body of unknown length is taken for.
-            force: Let it in beyond the budget.
+            part: The request that is about to be sent.
+            estimate_bytes: Bytes to reserve for a body of unknown length.
+            force: Whether to reserve them even if that exceeds the budget.
+
+        Returns:
+            False if the budget lacks the bytes and `force` is false.
         """
-        length = slot.length_bytes
-        if self._whole and slot is not slot.item.slots[0]:  # also where it is small: one piece of memory for the object
-            return self._prepare_shared(slot, force=force)
+        length = part.length_bytes
+        if (
+            self._whole and part is not part.read.parts[0]
+        ):  # one piece of memory for the object, even if this part is small
+            return self._prepare_shared(part, force=force)
         if length is None or length < POOLED_BYTES_MIN:
             size_bytes = length if length is not None else estimate_bytes
             if not self._budget.reserve(size_bytes, force=force):
                 return False
-            slot.reserved_bytes = size_bytes
+            part.reserved_bytes = size_bytes
             return True
-        return self.take_buffer(slot, length, force=force)
+        return self.take_buffer(part, length, force=force)
 
-    def take_buffer(self, slot: PartRequest, size_bytes: int, *, force: bool) -> bool:
-        """A buffer of the slot's own; False where the budget lacks the bytes, unless `force`."""
+    def take_buffer(self, part: PartRequest, size_bytes: int, *, force: bool) -> bool:
+        """Give the part a buffer of its own; False if the budget lacks the bytes and `force` is false."""
         buffer = self._budget.acquire(size_bytes, force=force)
         if buffer is None:
             return False
-        slot.buffer = buffer
-        if slot.item.rest is None:
-            self.land(slot)
-        # else the answer's head has to be heard first, which a store may skip where it knows the landing beforehand
+        part.buffer = buffer
+        if part.read.rest is None:
+            self.land(part)
+        # Otherwise the head of the answer is needed first, and a store may skip it if the landing is known beforehand.
         return True
 
     @staticmethod
-    def land(slot: PartRequest) -> None:
-        """Let the slot's body go to its own buffer."""
-        buffer, length = slot.buffer, slot.length_bytes
+    def land(part: PartRequest) -> None:
+        """Let the part's body go to its own buffer."""
+        buffer, length = part.buffer, part.length_bytes
         assert buffer is not None and length is not None  # noqa: PT018 - a buffer is made for a length
-        slot.landing = Landing(buffer.view, 0, length, direct=buffer.owner)
+        part.landing = Landing(buffer.view, 0, length, direct=buffer.owner)
 
-    def _prepare_shared(self, slot: PartRequest, *, force: bool) -> bool:
-        """A part of an object that is delivered whole: its place in the object's one buffer."""
-        item = slot.item
-        span = item.span()
+    def _prepare_shared(self, part: PartRequest, *, force: bool) -> bool:
+        """Give a part of an object that is delivered whole its place in the object's one buffer."""
+        read = part.read
+        span = read.span()
         assert span is not None
-        assert slot.length_bytes is not None
-        if item.buffer is None:
-            item.buffer = self._budget.acquire(span.length_bytes, force=force)
-            if item.buffer is None:
+        assert part.length_bytes is not None
+        if read.buffer is None:
+            read.buffer = self._budget.acquire(span.length_bytes, force=force)
+            if read.buffer is None:
                 return False
-            self.join_first(item)
-        offset = slot.start - span.start
-        slot.landing = Landing(item.buffer.view, offset, offset + slot.length_bytes)
+            self.join_first(read)
+        offset = part.start - span.start
+        part.landing = Landing(read.buffer.view, offset, offset + part.length_bytes)
         return True
 
-    def join_first(self, item: ObjectRead) -> None:
-        """Copy the first part, which landed by itself, to the head of its object's one buffer: one part per object."""
-        first = item.slots[0]
+    def join_first(self, read: ObjectRead) -> None:
+        """Copy the first part, which landed by itself, to the start of its object's one buffer, if both are there."""
+        first = read.parts[0]
         completion = first.completion
-        if item.buffer is None or completion is None:
+        if read.buffer is None or completion is None:
             return
-        if first.landing is not None and first.landing.buffer is item.buffer.view:
-            return  # done before
+        if first.landing is not None and first.landing.buffer is read.buffer.view:
+            return  # it was copied before
         body = completion.body
-        first.landing = Landing(item.buffer.view, 0, len(body))
+        first.landing = Landing(read.buffer.view, 0, len(body))
         first.landing.position = len(body)
-        item.buffer.view[: len(body)] = body
+        read.buffer.view[: len(body)] = body
         completion.landing = first.landing
         first.buffer = None
 
-    def release(self, slot: PartRequest) -> None:
-        """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""
-        if slot.reserved_bytes and self._generation == forks.generation():
-            self._budget.release(slot.reserved_bytes)
-            slot.reserved_bytes = 0
+    def held_bytes(self, span: ByteRange | None) -> int:
+        """Bytes that have to be in memory together to deliver `span`; 0 if it is delivered part by part."""
+        return span.length_bytes if self._whole and span is not None else 0
+
+    def refuse_oversize(self, read: ObjectRead, span: ByteRange | None) -> None:
+        """Refuse a read that could fill more than half of the budget by itself.
+
+        Raises:
+            ConfigError: `span` is too long to be delivered whole.
+        """
+        held_bytes = self.held_bytes(span)
+        if held_bytes > self._budget.bytes_max // 2:
+            raise ConfigError(
+                f"{self._core.describe(read.plan.key)}: a read of {held_bytes} bytes is more than half of the budget of "
+                f"{self._budget.bytes_max} bytes",
+                hint="stream it with read_parts() or open(), or raise FetchConfig(budget_bytes_max=...)",
+            )
+
+    def reserve_growth(self, part: PartRequest, length_bytes: int, *, force: bool) -> bool:
+        """Reserve bytes for a body of unknown length that is about to have `length_bytes`.
+
+        Returns:
+            False if the budget lacks the bytes and `force` is false; ``part.grown_bytes`` then says how many it needs.
+
+        Raises:
+            ConfigError: The body has more than half of the budget. It is collected whole, so it can become no longer.
+        """
+        half_bytes = self._budget.bytes_max // 2
+        if length_bytes > half_bytes:
+            raise ConfigError(
+                f"{self._core.describe(part.read.plan.key)}: a body of unknown length has {length_bytes} bytes or more, "
+                f"which is more than half of the budget of {self._budget.bytes_max} bytes",
+                hint="raise FetchConfig(budget_bytes_max=...)",
+            )
+        wanted_bytes = min(2 * length_bytes, half_bytes)
+        if not self._budget.reserve(wanted_bytes - part.reserved_bytes, force=force):
+            part.grown_bytes = wanted_bytes
+            return False
+        part.reserved_bytes = wanted_bytes
+        return True
+
+    def release(self, part: PartRequest) -> None:
+        """Release what was reserved for a part; a ``PartBuffer`` goes back by itself. Nothing happens in a forked child."""
+        if part.reserved_bytes and self._generation == forks.generation():
+            self._budget.release(part.reserved_bytes)
+            part.reserved_bytes = 0

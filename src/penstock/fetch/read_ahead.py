@@ -1,194 +1,131 @@
-"""Ordered read-ahead: keep as many requests in flight as the consumer, the budget and the store justify.
+"""Ordered read-ahead: reads a plan ahead of one consumer.
 
-The consumer's thread pulls the plan (it may be a user's generator) a little ahead; engine threads start what is pulled
-as requests end (``RequestScheduler``), so that the pipe stays full while the consumer computes. Whatever is delivered in
-order was asked for in order.
+The consumer's thread pulls the plan, which may be a user's generator, a little ahead. A ``RequestScheduler`` sends what was
+pulled as other requests end, on engine threads, so that requests stay in flight while the consumer computes. What is
+delivered in order is requested in order.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock import forks
-from penstock.errors import ClosedError
 from penstock.fetch.plan import Request, as_item, coalesce
-from penstock.fetch.scheduler import WAKE_BYTES, RequestScheduler
+from penstock.fetch.scheduler import RequestScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from penstock.config import FetchConfig
     from penstock.fetch.budget import Budget
     from penstock.fetch.plan import PlanItem
     from penstock.fetch.requests import ObjectRead, PartRequest
+    from penstock.fetch.scheduler import FetchStatistics
     from penstock.types import Core
 
 _PULL_COUNT = 64
-_LINGER_S = 0.002
-"""A consumer that waits looks by itself after so long, whether it was woken or not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchStatistics:
-    """What one read-ahead did.
-
-    Attributes:
-        requests_in_flight: Now.
-        requests_limit: The most it would have in flight now; rises while the consumer starves and throughput rises.
-        received_bytes: Delivered and waiting.
-        stall_s: Seconds the consumer waited for data: near 0 means that reading keeps up with it.
-        stalls_count: How often it waited.
-        throttled_count: Answers that asked to slow down.
-    """
-
-    requests_in_flight: int
-    requests_limit: int
-    received_bytes: int
-    stall_s: float
-    stalls_count: int
-    throttled_count: int
+"""Items to pull at a time while something waits to be delivered: a slow generator must not hold it back for long."""
 
 
 class ReadAhead:
-    """Reads a plan ahead of one consumer. ``wait_item``/``wait_slot`` block; everything else runs on engine threads.
+    """The consumer's side of read-ahead. For one thread at a time; only ``wait_read`` and ``wait_part`` block.
 
     Args:
         core: The store.
-        requests: The plan; pulled lazily by the consumer's thread.
-        config: See ``FetchConfig``.
-        budget: What its bytes are charged to.
-        whole: Items are delivered as one piece of memory each; else part by part.
+        requests: The plan; pulled lazily, by the consumer's thread.
+        config: Sizes of parts, bounds of requests and the gap to read through; see ``FetchConfig``.
+        budget: The budget that bodies are charged to.
+        whole: True delivers each item as one piece of memory, False part by part.
+
+    Attributes:
+        budget: See above.
     """
 
     def __init__(
         self, core: Core, requests: Iterable[Request], *, config: FetchConfig, budget: Budget, whole: bool
     ) -> None:
+        self.budget = budget
         self._requests: Iterator[Request] | None = iter(requests)
         self._config = config
         self._whole = whole
-        self._flight = RequestScheduler(core, config=config, budget=budget, whole=whole)
-        self._taken: deque[ObjectRead] = deque()  # the consumer's: finished, no longer counted as undelivered
+        self._scheduler = RequestScheduler(core, config=config, budget=budget, whole=whole)
+        self._taken: deque[ObjectRead] = deque()  # taken from the scheduler, not yet delivered
         self._pulled_count = 0
         self._generation = forks.generation()
-        self.stall_s = 0.0
-        self.stalls_count = 0
 
     def start(self) -> None:
-        """Send the first requests now, not at the first ``next()``: many readers are opened, then asked in turn."""
+        """Send the first requests now and not at the first wait, for programs that open many readers and use them in turn."""
         self._refill()
 
-    def wait_item(self, *, ordered: bool = True) -> ObjectRead | None:
-        """The next finished item (the first, or any), removed; None at the end of the plan. Blocks."""
-        self._check()
+    def wait_read(self, *, ordered: bool = True) -> ObjectRead | None:
+        """Wait for a finished read; None at the end of the plan.
+
+        Args:
+            ordered: True takes the next one of the plan, False any.
+
+        Raises:
+            ClosedError: The read-ahead was closed meanwhile, or this is a forked child.
+        """
+        forks.check(self._generation, "this iterator")
         while not self._taken:
-            with self._flight.lock:
-                self._take_finished(ordered=ordered)
+            self._scheduler.take_finished(self._taken, ordered=ordered)
             if self._taken:
                 self._keep_full()
-            elif self._refill() or self._flight.has_more:
-                self._wait(lambda: self._finished(ordered=ordered) is not None)
+            elif self._refill() or self._scheduler.has_more():
+                self._scheduler.wait_finished(ordered=ordered)
             else:
                 return None
         return self._taken.popleft()
 
-    def _take_finished(self, *, ordered: bool) -> None:
-        """Move finished items to the consumer's side: several small ones for one look at the lock."""
-        taken_bytes = 0
-        while taken_bytes < WAKE_BYTES and (item := self._finished(ordered=ordered)) is not None:
-            if ordered:
-                self._flight.items.popleft()
-            else:
-                self._flight.items.remove(item)
-            self._flight.undelivered_count -= item.sent_count
-            self._taken.append(item)
-            taken_bytes += sum(slot.completion.received_bytes for slot in item.slots if slot.completion is not None)
+    def wait_part(self) -> tuple[ObjectRead, PartRequest | None] | None:
+        """Wait for the next part in order: its read and the part; None at the end of the plan.
 
-    def wait_slot(self) -> tuple[ObjectRead, PartRequest | None] | None:
-        """The next part in order: its item and slot (None for an item that failed or is empty). Blocks."""
-        self._check()
-        while True:
-            found = None
-            with self._flight.lock:
-                if self._flight.items and self._part_ready():
-                    found = self._take_part(self._flight.items[0])
-            if found is not None:
-                self._keep_full()
-                return found
-            if not self._refill() and not self._flight.has_more:
-                return None
-            self._wait(lambda: bool(self._flight.items) and self._part_ready())
+        The part is None if the read failed.
 
-    def _check(self) -> None:
+        Raises:
+            ClosedError: The read-ahead was closed meanwhile, or this is a forked child.
+        """
         forks.check(self._generation, "this iterator")
+        while True:
+            taken = self._scheduler.take_part()
+            if taken is not None:
+                self._keep_full()
+                return taken
+            if not self._refill() and not self._scheduler.has_more():
+                return None
+            self._scheduler.wait_part()
 
-    def _take_part(self, item: ObjectRead) -> tuple[ObjectRead, PartRequest | None]:
-        if item.error is not None:
-            self._flight.items.popleft()
-            self._flight.undelivered_count -= item.sent_count - item.delivered_count
-            return item, None
-        slot = item.slots[item.delivered_count]
-        item.delivered_count += 1
-        self._flight.undelivered_count -= 1
-        if item.delivered_count == len(item.slots):
-            self._flight.items.popleft()
-        return item, slot
+    def release(self, part: PartRequest) -> None:
+        """Release what was reserved for a delivered part; a ``PartBuffer`` goes back by itself."""
+        self._scheduler.release(part)
 
-    def _finished(self, *, ordered: bool) -> ObjectRead | None:
-        if ordered:
-            item = self._flight.items[0] if self._flight.items else None
-            return item if item is not None and item.finished else None
-        return next((item for item in self._flight.items if item.finished), None)
+    def statistics(self) -> FetchStatistics:
+        """What was read so far."""
+        return self._scheduler.statistics()
 
-    def _part_ready(self) -> bool:
-        item = self._flight.items[0]
-        if item.error is not None:
-            return True
-        if item.asking:  # the first part waits for the checksum of the whole, so that all can be held against it
-            return False
-        return item.slots[item.delivered_count].completion is not None
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        started_s, flight = time.monotonic(), self._flight
-        with flight.lock:
-            if ready():
-                return
-            flight.waiting = True
-            flight.window.starving()
-            flight.pump()
-            try:
-                while not ready():
-                    if flight.closed:
-                        raise ClosedError("the iterator was closed while it was waited for")
-                    flight.changed.wait(_LINGER_S)
-            finally:
-                flight.waiting = False
-        self.stall_s += time.monotonic() - started_s
-        self.stalls_count += 1
+    def close(self) -> None:
+        """Cancel what is in flight and release every reserved byte. Idempotent; does nothing in a forked child."""
+        if self._scheduler.closed or self._generation != forks.generation():
+            return
+        self._requests = None
+        taken, self._taken = self._taken, deque()
+        self._scheduler.close(taken)
 
     def _keep_full(self) -> None:
-        """Something was delivered: pull more of the plan when little of it is left, send what waited for room."""
-        limit = self._flight.window.limit
-        if self._requests is not None and len(self._flight.planned) < max(limit, _PULL_COUNT):
+        if self._scheduler.keep_full(may_add=self._requests is not None):
             self._refill()
-        elif self._flight.hungry:
-            with self._flight.lock:
-                self._flight.pump()
 
     def _refill(self) -> bool:
-        """Pull as much of the plan as may soon be in flight; False at its end."""
+        """Add as much of the plan as may soon be in flight, and send what may be sent; False at the plan's end."""
         requests = self._requests
         if requests is None:
-            with self._flight.lock:
-                self._flight.pump()
+            self._scheduler.add(())
             return False
+        # There may be no room: a window that shrank had planned for more.
+        wanted = max(0, self._scheduler.room_count()) if not self._taken else _PULL_COUNT
         pulled: list[PlanItem] = []
-        # with something to deliver, a slow generator must not hold it back for long
-        room_count = max(2 * self._flight.window.limit, _PULL_COUNT) - len(self._flight.planned)
-        wanted = max(0, room_count) if not self._taken else _PULL_COUNT  # a window that shrank has planned for more
         for request in islice(requests, wanted):
             pulled.append(as_item(request, self._pulled_count))
             self._pulled_count += 1
@@ -196,30 +133,5 @@ class ReadAhead:
             self._requests = None
         if len(pulled) > 1 and self._whole:
             pulled = coalesce(pulled, gap_bytes=self._config.gap_bytes_max, length_bytes_max=self._config.part_bytes)
-        with self._flight.lock:
-            self._flight.planned.extend(pulled)
-            self._flight.pump()
+        self._scheduler.add(pulled)
         return self._requests is not None or bool(pulled)
-
-    def statistics(self) -> FetchStatistics:
-        """See ``FetchStatistics``."""
-        return FetchStatistics(
-            requests_in_flight=len(self._flight.sent),
-            requests_limit=self._flight.window.limit,
-            received_bytes=self._flight.received_bytes,
-            stall_s=self.stall_s,
-            stalls_count=self.stalls_count,
-            throttled_count=self._flight.throttled_count,
-        )
-
-    def close(self) -> None:
-        """Cancel what is in flight and give every reserved byte back; idempotent."""
-        if self._flight.closed or self._generation != forks.generation():
-            return
-        self._requests = None
-        taken, self._taken = self._taken, deque()
-        self._flight.close(taken)
-
-    def release(self, slot: PartRequest) -> None:
-        """Give back what was reserved for a delivered slot; a ``PartBuffer`` goes back by itself."""
-        self._flight.places.release(slot)

@@ -1,8 +1,8 @@
-"""What is in flight: items of the plan, and the requests that each was cut into."""
+"""What is in flight: the reads of a plan, and the requests that each of them is cut into."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import ObjectChangedError, PenstockError
 from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Transfer, same_version
@@ -10,87 +10,99 @@ from penstock.types import ByteRange, Completion, Get, Landing, ObjectInfo, Tran
 if TYPE_CHECKING:
     from penstock.fetch.budget import PartBuffer
     from penstock.fetch.plan import PlanItem
-    from penstock.fetch.scheduler import RequestScheduler
+
+
+class Requester(Protocol):
+    """Whoever sent a request, and hears how it goes. All methods run on an engine thread."""
+
+    def on_head(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """The answer to `part` has begun; see ``types.Sink.head``."""
+
+    def on_done(self, part: PartRequest, completion: Completion) -> None:
+        """`part` has ended; see ``types.Sink.done``."""
+
+    def on_metadata(self, read: ObjectRead, completion: Completion) -> None:
+        """The HEAD of the object that `read` is about has ended."""
 
 
 class ObjectRead:
     """One item of the plan on its way.
 
     Attributes:
-        plan: What was asked.
-        sequence: Position in the plan.
-        sent_count: Slots that were sent.
-        slots: Its requests, in order of their bytes.
-        delivered_count: Slots that the consumer has had (parts only).
-        info: Of the version being read: from the first answer, every later one must agree.
-        error: Why it failed, once it did.
-        buffer: Where all parts of a whole delivery go, when there are several.
-        pending_count: Slots that have not ended.
-        asking: A HEAD for its size and checksum has not ended.
-        rest: Of a range in an object of unknown size: what follows its first part. It is asked for, as far as the
-            object goes, once the first answer has told the size; None afterwards.
+        plan: The item.
+        sequence: Position in the plan, from 0.
+        parts: Its requests, in order of their bytes.
+        sent_count: Number of parts that were sent.
+        delivered_count: Number of parts that the consumer has taken; stays 0 for items that are delivered whole.
+        pending_count: Number of parts that have not ended.
+        info: The version that is being read, from the first answer; every later answer must agree with it.
+        error: Why the read failed; None unless it did.
+        buffer: Buffer of the whole item, if it is delivered whole and has several parts.
+        awaits_metadata: Whether a HEAD for the object's size and checksum is under way.
+        rest: For a range in an object of unknown size, what follows the first part. It is requested, as far as the object
+            goes, when the first answer has told the size; None before and afterwards.
     """
 
     __slots__ = (
-        "asking",
+        "awaits_metadata",
         "buffer",
         "delivered_count",
         "error",
         "info",
+        "parts",
         "pending_count",
         "plan",
         "rest",
         "sent_count",
         "sequence",
-        "slots",
     )
 
     def __init__(self, plan: PlanItem, sequence: int) -> None:
         self.plan = plan
         self.sequence = sequence
+        self.parts: list[PartRequest] = []
         self.sent_count = 0
-        self.slots: list[PartRequest] = []
         self.delivered_count = 0
+        self.pending_count = 0
         self.info: ObjectInfo | None = None
         self.error: PenstockError | None = None
         self.buffer: PartBuffer | None = None
-        self.pending_count = 0
-        self.asking = False
+        self.awaits_metadata = False
         self.rest: ByteRange | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is here, or it failed."""
-        return self.error is not None or (self.pending_count == 0 and not self.asking)
+        """Whether all of it has arrived, or it has failed."""
+        return self.error is not None or (self.pending_count == 0 and not self.awaits_metadata)
 
     @property
     def etag(self) -> str | None:
-        """The version to ask for, as far as it is known."""
+        """ETag of the version to request; None while no version is known."""
         return self.plan.etag or (self.info.etag if self.info is not None else None)
 
     @property
     def size_bytes(self) -> int | None:
-        """Of the object, as far as it is known."""
+        """Size of the object in bytes; None while it is unknown."""
         return self.info.size_bytes if self.info is not None else self.plan.size_bytes
 
     def span(self) -> ByteRange | None:
-        """The bytes wanted, cut at the object's end; None while that is not known.
+        """The bytes that are wanted, cut at the object's end; None for a whole object of unknown size.
 
         Raises:
-            SpanError: they start past the end.
+            SpanError: The range starts past the object's end.
         """
-        asked, size_bytes = self.plan.span, self.size_bytes
+        wanted, size_bytes = self.plan.span, self.size_bytes
         if size_bytes is None:
-            return asked
-        if asked is None:
+            return wanted
+        if wanted is None:
             return ByteRange(0, size_bytes)
-        return asked.within(size_bytes)
+        return wanted.within(size_bytes)
 
     def pin(self, info: ObjectInfo) -> None:
-        """An answer began: the first sets the version, others must be of it.
+        """Hold an answer against the version that is being read; the first answer sets it.
 
         Raises:
-            ObjectChangedError: they are not.
+            ObjectChangedError: The answer describes another version.
         """
         known, plan = self.info, self.plan
         if known is None:
@@ -111,33 +123,39 @@ class ObjectRead:
 
 
 class PartRequest:
-    """One request of an item: its sink.
+    """One request of a read: the sink of its answer.
 
     Attributes:
-        start: First byte, in the object.
-        length_bytes: Bytes asked for; None for a whole object of unknown size.
-        reserved_bytes: Taken out of the budget for it, to be put back when it is delivered; a ``PartBuffer`` is
-            charged by itself.
-        grown_bytes: For a body of unknown length that the budget had no more bytes for: what it needs to be sent again.
-        completion: How it ended, once it did.
+        requester: Whoever sent it.
+        read: The read that it is a part of.
+        start: Offset of its first byte in the object.
+        length_bytes: Number of bytes requested; None for a whole object of unknown size.
+        reserved_bytes: Bytes reserved in the budget for it, to be released when it is delivered. A ``PartBuffer`` is
+            charged by itself and not counted here.
+        grown_bytes: For a body of unknown length that was dropped because the budget had no more bytes: how many bytes
+            to reserve before it is requested again.
+        landing: Where its body goes; None while that is unknown.
+        buffer: Buffer of its own; None if it has none.
+        completion: How it ended; None until then.
+        transfer: The transfer under way; None before and afterwards.
     """
 
     __slots__ = (
         "buffer",
         "completion",
-        "flight",
         "grown_bytes",
-        "item",
         "landing",
         "length_bytes",
+        "read",
+        "requester",
         "reserved_bytes",
         "start",
         "transfer",
     )
 
-    def __init__(self, flight: RequestScheduler, item: ObjectRead, start: int, length_bytes: int | None) -> None:
-        self.flight = flight
-        self.item = item
+    def __init__(self, requester: Requester, read: ObjectRead, start: int, length_bytes: int | None) -> None:
+        self.requester = requester
+        self.read = read
         self.start = start
         self.length_bytes = length_bytes
         self.reserved_bytes = 0
@@ -148,29 +166,33 @@ class PartRequest:
         self.transfer: Transfer | None = None
 
     def operation(self) -> Get:
-        """The request that this slot is."""
+        """The operation that fetches this part."""
         span = ByteRange(self.start, self.start + self.length_bytes) if self.length_bytes is not None else None
-        whole = span is not None and self.start == 0 and self.length_bytes == self.item.size_bytes
-        # a small whole object is asked for without a range: only then does S3 send its checksum
-        return Get(self.item.plan.key, None if whole else span, self.item.etag)
+        whole = span is not None and self.start == 0 and self.length_bytes == self.read.size_bytes
+        # A small whole object is requested without a range, because only then does S3 send its checksum.
+        return Get(self.read.plan.key, None if whole else span, self.read.etag)
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """See ``types.Sink``."""
-        return self.flight.on_head(self, info, span)
+        return self.requester.on_head(self, info, span)
 
     def done(self, completion: Completion) -> None:
         """See ``types.Sink``."""
-        self.flight.on_done(self, completion)
+        self.requester.on_done(self, completion)
 
 
 class HeadRequest:
-    """Hears the HEAD that asks for a large object's size, and for the checksum of the whole."""
+    """The sink of a HEAD that asks for a large object's size and for the checksum of the whole object.
 
-    __slots__ = ("flight", "item", "landing")
+    Attributes:
+        read: The read on whose behalf it is sent.
+    """
 
-    def __init__(self, flight: RequestScheduler, item: ObjectRead) -> None:
-        self.flight = flight
-        self.item = item
+    __slots__ = ("landing", "read", "requester")
+
+    def __init__(self, requester: Requester, read: ObjectRead) -> None:
+        self.requester = requester
+        self.read = read
         self.landing: Landing | None = None
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
@@ -179,4 +201,4 @@ class HeadRequest:
 
     def done(self, completion: Completion) -> None:
         """See ``types.Sink``."""
-        self.flight.on_asked(self.item, completion)
+        self.requester.on_metadata(self.read, completion)

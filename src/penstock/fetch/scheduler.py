@@ -1,14 +1,14 @@
-"""Requests of one reading in flight: started while window, budget and consumer allow, and settled as they end.
+"""Keeps requests in flight: sent while window, budget and consumer allow, and settled as they end.
 
-Bytes are reserved before a request is sent; a consumer that waits for an item nothing is in flight for gets it beyond the
-budget, so there is no deadlock, whoever else holds the bytes.
+Bytes are reserved before a request is sent. A consumer that waits for an item for which nothing is in flight gets it even
+beyond the budget, so there is no deadlock, whoever else holds the bytes.
 
-Objects of unknown size are asked for whole: most are small, and only an unranged answer carries the object's checksum.
-If the head of the answer says that the object is large, its first part lands, the connection is dropped, and the rest
-goes in parts. After one such object a HEAD asks for the size of the next ones, a few objects ahead.
+Objects of unknown size are requested whole: most are small, and only an answer without a range carries the object's
+checksum. If the head of the answer says that the object is large, its first part lands, the connection is dropped, and the
+rest is requested in parts. After one such object a HEAD asks for the size of the next ones, a few objects ahead.
 
 A range of several parts in an object of unknown size begins with its first part, too. The head of the answer says where
-the object ends, and the rest of the range is asked for up to there: no request ever begins past the end.
+the object ends, and the rest of the range is requested up to there: no request ever begins past the end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ import heapq
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.config import MIB, FetchConfig
-from penstock.errors import CancelledOperationError, ConfigError, PenstockError, ProtocolError, as_completion_error
+from penstock.errors import (
+    CancelledOperationError,
+    ClosedError,
+    ConfigError,
+    PenstockError,
+    ProtocolError,
+    as_completion_error,
+)
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.landings import LandingAllocator
 from penstock.fetch.plan import cut, is_one_request, parts
@@ -30,49 +38,70 @@ from penstock.fetch.window import Window
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLanding, Head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Sequence
 
     from penstock.fetch.plan import PlanItem
     from penstock.types import Landing, ObjectInfo
 
-_SMALL_BYTES = 1 * MIB
+SMALL_BYTES = 1 * MIB
+"""Reserved for the first bodies of unknown length; a shorter first range tells that the objects are small."""
 _AHEAD = 1.5
 """Requests in flight and finished ones not yet delivered, per request that may be in flight..."""
 _AHEAD_BYTES = 64 * MIB
-"""...or as many more as make this: a consumer that pauses finds small objects waiting."""
-
-_AHEAD_SLOTS_MAX = 2048
+"""...or as many more as make this many bytes: a consumer that pauses finds small objects waiting."""
+_AHEAD_PARTS_MAX = 2048
 PARTS_PER_REQUEST = 3
-"""Of the object that is being delivered part by part: one on its way, two waiting, per request that may be in flight."""
+"""Parts of the object that is being delivered part by part, per request that may be in flight: one on its way, two waiting."""
 _IN_FLIGHT_BYTES = 512 * MIB
-"""Of parts: 64 of 8 MiB cover 100 ms at 5 GB/s; more only spreads them over more memory."""
-_ASKING_MAX = 4
-"""Objects of several parts whose size is being asked, ahead of the one whose parts are being asked for."""
+"""Bytes of parts in flight: 64 parts of 8 MiB cover 100 ms at 5 GB/s, and more only spreads them over more memory."""
+_HEADS_MAX = 4
+"""Objects of several parts for which a HEAD is under way, ahead of the one whose parts are being requested."""
+_PLANNED_MIN = 64
+"""Items of the plan to have ready, however small the window is."""
+_LINGER_S = 0.002
+"""A consumer that waits looks by itself after this long, whether it was woken or not."""
 WAKE_BYTES = 4 * MIB
 """A waiting consumer is woken for this many bytes: waking it for each of 10 000 small objects a second had both threads
 fight for the GIL, two context switches and 60 µs per object."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchStatistics:
+    """What one read-ahead did.
+
+    Attributes:
+        requests_in_flight: Requests in flight now.
+        requests_limit: The most requests it would have in flight now; rises while the consumer starves and throughput
+            rises.
+        received_bytes: Bytes that have arrived so far, delivered or waiting.
+        stall_s: Seconds that the consumer waited for data: near 0 means that reading keeps up with it.
+        stalls_count: How often the consumer waited.
+        throttled_count: Answers that asked to slow down.
+    """
+
+    requests_in_flight: int
+    requests_limit: int
+    received_bytes: int
+    stall_s: float
+    stalls_count: int
+    throttled_count: int
+
+
 class RequestScheduler:
-    """What is planned, in flight, and here but not delivered. Its consumer is a ``ReadAhead``.
+    """Sends the requests of a plan, and holds what has arrived until the consumer takes it.
+
+    One consumer adds items, takes what has arrived and waits; engine threads report answers, and send more as requests
+    end. Each of them holds the scheduler's lock while it does so.
 
     Args:
         core: The store.
-        config: See ``FetchConfig``.
-        budget: What its bytes are charged to.
-        whole: Items are delivered as one piece of memory each; else part by part.
+        config: Sizes of parts and bounds of requests; see ``FetchConfig``.
+        budget: The budget that bodies are charged to.
+        whole: True delivers each item as one piece of memory, False part by part.
 
     Attributes:
-        lock: Over all of it.
-        places: Where bodies land.
-        changed: Told when what the consumer waits for may be here.
-        planned: To be asked for, in order.
-        items: Asked for and not yet delivered, in order.
-        sent: Requests in flight.
-        undelivered_count: Requests in flight, and ended ones whose bytes are here.
-        waiting: Whether the consumer waits.
-        window: How many requests may be in flight.
-        closed: Nothing is sent, and what ends is dropped.
+        release: ``LandingAllocator.release``, for parts that were taken.
+        closed: Whether nothing is sent any more, and what ends is dropped.
     """
 
     def __init__(self, core: Core, *, config: FetchConfig, budget: Budget, whole: bool) -> None:
@@ -80,392 +109,526 @@ class RequestScheduler:
         self._config = config
         self._whole = whole
         self._budget = budget
-        self.places = LandingAllocator(budget, whole=whole)
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.planned: deque[PlanItem] = deque()
-        self.items: deque[ObjectRead] = deque()
-        self.sent: set[PartRequest] = set()
-        self.undelivered_count = 0
-        self.waiting = False
-        self.window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max, settles=whole)
-        self.closed = False
-        self.received_bytes = 0
-        self.throttled_count = 0
-        self._unsent: list[tuple[int, int, PartRequest]] = []  # a heap: by item, then by byte
-        self._unannounced_bytes = 0
+        self._landings = LandingAllocator(core, budget, whole=whole)
+        self.release = self._landings.release
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # notified when what the consumer waits for may be here
+        self._planned: deque[PlanItem] = deque()  # to be requested, in order
+        self._reads: deque[ObjectRead] = deque()  # requested and not yet taken, in order
+        self._sent: set[PartRequest] = set()  # in flight
+        self._unsent: list[tuple[int, int, PartRequest]] = []  # a heap: by read, then by byte
+        self._undelivered_count = 0  # requests in flight, and ended ones whose bytes are here
+        self._waiting = False  # whether the consumer waits
+        self._window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max, settles=whole)
+        self._unannounced_bytes = 0  # that arrived since the consumer was last woken
         self._planned_count = 0
-        self._estimate_bytes = float(_SMALL_BYTES)
-        # a reader of many has its share: so many small parts as make the few large ones that it was given
+        self._estimate_bytes = float(SMALL_BYTES)
+        # A reader of many small parts gets its share: as many as make the few large parts that it was given.
         given_bytes = PARTS_PER_REQUEST * config.requests_max * config.part_bytes
         self._ahead_bytes = min(_AHEAD_BYTES, budget.bytes_max // 4, given_bytes)
         self._large_expected = False
-        self._asking_count = 0
-        self._checksums_kept: bool | None = None
+        self._heads_count = 0  # HEADs under way
+        self._checksums_kept: bool | None = None  # whether the store tells checksums of whole objects; None: unknown
+        self._received_bytes = 0
+        self._throttled_count = 0
+        self._stall_s = 0.0
+        self._stalls_count = 0
+        self.closed = False
 
-    @property
-    def hungry(self) -> bool:
-        """Whether half of the requests that may be in flight are not, and something could be sent."""
-        return len(self.sent) <= self.window.limit // 2 and bool(self.planned or self._unsent)
+    # ── the consumer ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
+    def add(self, items: Sequence[PlanItem]) -> None:
+        """Add items to the end of the plan, and send what may be sent."""
+        with self._lock:
+            self._planned.extend(items)
+            self._send_more()
+
+    def adopt(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Take over a read whose first request, in flight, turned out to be for a large object.
+
+        The scheduler must be new.
+
+        Args:
+            part: The request, whose answer has begun; ``part.read`` has no other.
+            info: What the answer says of the object.
+            span: The bytes of the object that follow.
+
+        Returns:
+            Where the body goes; see ``types.Sink.head``.
+        """
+        with self._lock:
+            part.requester = self
+            self._planned_count = 1
+            self._reads.append(part.read)
+            self._sent.add(part)
+            part.read.sent_count = self._undelivered_count = 1
+            return self.on_head(part, info, span)
+
+    def room_count(self) -> int:
+        """Number of items to add so that the plan is long enough for the window; 0 or less if it is."""
+        return max(2 * self._window.limit, _PLANNED_MIN) - len(self._planned)
+
+    def keep_full(self, *, may_add: bool) -> bool:
+        """Send what waited for room, after something was delivered.
+
+        Args:
+            may_add: Whether the consumer has more items to add.
+
+        Returns:
+            True if the consumer should add more items; nothing was sent then.
+        """
+        limit = self._window.limit
+        if may_add and len(self._planned) < max(limit, _PLANNED_MIN):
+            return True
+        if len(self._sent) <= limit // 2 and (self._planned or self._unsent):
+            with self._lock:
+                self._send_more()
+        return False
+
     def has_more(self) -> bool:
-        """Whether there is more to deliver. What is planned may wait for requests of items that failed to end."""
-        with self.lock:
-            return bool(self.items or self.planned)
+        """Whether there is more to deliver. What is planned may wait until the requests of failed items have ended."""
+        with self._lock:
+            return bool(self._reads or self._planned)
 
-    def close(self, taken: Iterable[ObjectRead]) -> None:
-        """Cancel what is in flight, and give the bytes of everything back: also of the items that the consumer took."""
-        with self.lock:
+    def take_finished(self, taken: deque[ObjectRead], *, ordered: bool) -> None:
+        """Append finished reads to `taken`, several small ones at a time; it stays empty if there are none.
+
+        Args:
+            taken: Where they go; whoever closes the scheduler hands the rest of them to ``close``.
+            ordered: True takes them in the order of the plan, False as they finished.
+        """
+        taken_bytes = 0
+        with self._lock:
+            while taken_bytes < WAKE_BYTES and (read := self._finished(ordered=ordered)) is not None:
+                if ordered:
+                    self._reads.popleft()
+                else:
+                    self._reads.remove(read)
+                self._undelivered_count -= read.sent_count
+                taken.append(read)
+                taken_bytes += sum(part.completion.received_bytes for part in read.parts if part.completion is not None)
+
+    def take_part(self) -> tuple[ObjectRead, PartRequest | None] | None:
+        """Take the next part in order; None if it is not here yet.
+
+        Returns:
+            The read and its part, or the read and None if it failed.
+        """
+        with self._lock:
+            if not self._part_ready():
+                return None
+            read = self._reads[0]
+            if read.error is not None:
+                self._reads.popleft()
+                self._undelivered_count -= read.sent_count - read.delivered_count
+                return read, None
+            part = read.parts[read.delivered_count]
+            read.delivered_count += 1
+            self._undelivered_count -= 1
+            if read.delivered_count == len(read.parts):
+                self._reads.popleft()
+            return read, part
+
+    def wait_finished(self, *, ordered: bool) -> None:
+        """Block until ``take_finished`` would take something.
+
+        Raises:
+            ClosedError: The scheduler was closed meanwhile.
+        """
+        self._wait(lambda: self._finished(ordered=ordered) is not None)
+
+    def wait_part(self) -> None:
+        """Block until ``take_part`` would take something.
+
+        Raises:
+            ClosedError: The scheduler was closed meanwhile.
+        """
+        self._wait(self._part_ready)
+
+    def statistics(self) -> FetchStatistics:
+        """What was done so far."""
+        return FetchStatistics(
+            requests_in_flight=len(self._sent),
+            requests_limit=self._window.limit,
+            received_bytes=self._received_bytes,
+            stall_s=self._stall_s,
+            stalls_count=self._stalls_count,
+            throttled_count=self._throttled_count,
+        )
+
+    def close(self, taken: Sequence[ObjectRead]) -> None:
+        """Cancel what is in flight, and release the bytes of everything, including the reads that the consumer took."""
+        with self._lock:
             self.closed = True
-            self.planned.clear()
-            sent = list(self.sent)
-            items = [*taken, *self.items]
-            self.items.clear()
+            self._planned.clear()
+            sent = list(self._sent)
+            reads = [*taken, *self._reads]
+            self._reads.clear()
             self._unsent.clear()
-            self.changed.notify_all()
-        for slot in sent:
-            if slot.transfer is not None:
-                slot.transfer.cancel()
-        for item in items:
-            for slot in item.slots:
-                if slot not in self.sent:
-                    self.places.release(slot)
-                    slot.completion = slot.landing = slot.buffer = None
+            self._changed.notify_all()
+        for part in sent:
+            if part.transfer is not None:
+                part.transfer.cancel()
+        for read in reads:
+            for part in read.parts:
+                if part not in self._sent:
+                    self._landings.release(part)
+                    part.completion = part.landing = part.buffer = None
 
-    # ── starting requests (under the lock) ─────────────────────────────────────────────────────────────────────────
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        started_s = time.monotonic()
+        with self._lock:
+            if ready():
+                return
+            self._waiting = True
+            self._window.starving()
+            self._send_more()
+            try:
+                while not ready():
+                    if self.closed:
+                        raise ClosedError("the iterator was closed while it was waited for")
+                    self._changed.wait(_LINGER_S)
+            finally:
+                self._waiting = False
+        self._stall_s += time.monotonic() - started_s
+        self._stalls_count += 1
 
-    def pump(self) -> None:
+    def _finished(self, *, ordered: bool) -> ObjectRead | None:
+        if ordered:
+            read = self._reads[0] if self._reads else None
+            return read if read is not None and read.finished else None
+        return next((read for read in self._reads if read.finished), None)
+
+    def _part_ready(self) -> bool:
+        if not self._reads:
+            return False
+        read = self._reads[0]
+        if read.error is not None:
+            return True
+        if read.awaits_metadata:  # every part is held against the checksum of the whole, so the first one waits for it
+            return False
+        return read.parts[read.delivered_count].completion is not None
+
+    # ── sending (under the lock) ───────────────────────────────────────────────────────────────────────────────────
+
+    def _send_more(self) -> None:
         """Send what may be sent now."""
-        limit = self.window.limit
-        ahead_max = max(int(_AHEAD * limit), min(self._ahead_bytes // int(self._estimate_bytes), _AHEAD_SLOTS_MAX))
-        while not self.closed and len(self.sent) < self.window.limit:
+        limit = self._window.limit
+        ahead_max = max(int(_AHEAD * limit), min(self._ahead_bytes // int(self._estimate_bytes), _AHEAD_PARTS_MAX))
+        while not self.closed and len(self._sent) < self._window.limit:
             if not self._unsent:
-                if not self.planned or self.undelivered_count >= ahead_max or self._asking_count >= _ASKING_MAX:
+                if not self._planned or self._undelivered_count >= ahead_max or self._heads_count >= _HEADS_MAX:
                     return
                 self._plan_next()
                 continue
-            slot = self._unsent[0][2]
-            if self._is_far_ahead(slot, ahead_max):
+            part = self._unsent[0][2]
+            if self._is_far_ahead(part, ahead_max):
                 return
             heapq.heappop(self._unsent)
-            if not self._prepared(slot):
+            if not self._prepared(part):
                 return
-            self._send(slot)
+            self._send(part)
 
-    def _prepared(self, slot: PartRequest) -> bool:
-        """Find memory for a slot that was taken out of the unsent ones; else it is put back."""
-        force = self.waiting and not self.sent and slot.item is self.items[0]
-        prepared = self.places.prepare(slot, max(int(self._estimate_bytes), slot.grown_bytes), force=force)
-        if self.closed:  # by a finaliser that ran where memory was made, and dropped the iterator
-            self.places.release(slot)
-            slot.landing = slot.buffer = None
+    def _prepared(self, part: PartRequest) -> bool:
+        """Find memory for a part that was taken out of the unsent ones; it is put back if there is none."""
+        force = self._waiting and not self._sent and part.read is self._reads[0]
+        prepared = self._landings.prepare(part, max(int(self._estimate_bytes), part.grown_bytes), force=force)
+        if self.closed:  # a finaliser ran while memory was made, and dropped the iterator
+            self._landings.release(part)
+            part.landing = part.buffer = None
             return False
         if not prepared:
-            heapq.heappush(self._unsent, (slot.item.sequence, slot.start, slot))
+            self._put_back(part)
         return prepared
 
-    def _is_far_ahead(self, slot: PartRequest, ahead_max: int) -> bool:
+    def _put_back(self, part: PartRequest) -> None:
+        heapq.heappush(self._unsent, (part.read.sequence, part.start, part))
+
+    def _is_far_ahead(self, part: PartRequest, ahead_max: int) -> bool:
         """Whether a part has to wait until others were delivered; never the one that the consumer needs next."""
-        item = slot.item
-        if item is not self.items[0]:
-            return self.undelivered_count >= ahead_max
-        if self._whole or slot is item.slots[item.delivered_count]:
+        read = part.read
+        if read is not self._reads[0]:
+            return self._undelivered_count >= ahead_max
+        if self._whole or part is read.parts[read.delivered_count]:
             return False
-        return item.sent_count - item.delivered_count >= PARTS_PER_REQUEST * self.window.limit
+        return read.sent_count - read.delivered_count >= PARTS_PER_REQUEST * self._window.limit
 
     def _plan_next(self) -> None:
-        """Take the next item of the plan apart into slots."""
-        item = ObjectRead(self.planned.popleft(), self._planned_count)
+        """Cut the next item of the plan into parts."""
+        read = ObjectRead(self._planned.popleft(), self._planned_count)
         self._planned_count += 1
-        self.items.append(item)
+        self._reads.append(read)
         try:
-            span = item.span()
-            if item.size_bytes is not None:
-                self._refuse_oversize(item, span)
+            span = read.span()
+            if read.size_bytes is not None:
+                self._landings.refuse_oversize(read, span)
         except PenstockError as error:
-            item.error = error
+            read.error = error
             return
         if span is not None:
-            if item.sequence == 0 and self._whole and span.length_bytes < _SMALL_BYTES:
-                self.window.begin_small()
-            self._cut(item, span)
-            if len(item.slots) > 1 and item.plan.span is None and self._checksums_kept is not False:
-                self._ask(item)
+            if read.sequence == 0 and self._whole and span.length_bytes < SMALL_BYTES:
+                self._window.begin_small()
+            self._cut(read, span)
+            if len(read.parts) > 1 and read.plan.span is None and self._checksums_kept is not False:
+                self._request_metadata(read)
         elif self._large_expected:
-            self._ask(item)
+            self._request_metadata(read)
         else:
-            self._add_slots(item, [(0, None)])
+            self._add_parts(read, [(0, None)])
 
-    def _cut(self, item: ObjectRead, span: ByteRange) -> None:
-        """The requests for a span; where the object's size is not known, only the first of several."""
+    def _cut(self, read: ObjectRead, span: ByteRange) -> None:
+        """Add the requests for a span; if the object's size is unknown and there are several, only the first."""
         part_bytes = self._config.part_bytes
         held_max = self._budget.bytes_max // 2
-        if item.size_bytes is None and not (is_one_request(span, part_bytes) and self._held_bytes(span) <= held_max):
+        if read.size_bytes is None and not (
+            is_one_request(span, part_bytes) and self._landings.held_bytes(span) <= held_max
+        ):
             first_bytes = max(1, min(part_bytes, held_max))
-            item.rest = ByteRange(span.start + first_bytes, span.end)
-            self._add_slots(item, [(span.start, first_bytes)])
+            read.rest = ByteRange(span.start + first_bytes, span.end)
+            self._add_parts(read, [(span.start, first_bytes)])
             return
         pieces = cut(span, part_bytes)
         if len(pieces) > 1:
             self._expect_large()
-        self._add_slots(item, pieces)
+        self._add_parts(read, pieces)
 
-    def _cut_rest(self, item: ObjectRead) -> None:
-        """The object's size is known now: the requests for what follows the first part of a range."""
-        rest, item.rest = item.rest, None
+    def _cut_rest(self, read: ObjectRead) -> None:
+        """Add the requests for what follows the first part of a range, now that the object's size is known."""
+        rest, read.rest = read.rest, None
         if rest is None:
             return
-        span = item.span()
+        span = read.span()
         assert span is not None  # a whole object has no rest
-        self._refuse_oversize(item, span)
+        self._landings.refuse_oversize(read, span)
         if rest.start < span.end:
             self._expect_large()
-            self._add_slots(item, parts(ByteRange(rest.start, span.end), self._config.part_bytes))
-            self.pump()
+            self._add_parts(read, parts(ByteRange(rest.start, span.end), self._config.part_bytes))
+            self._send_more()
 
-    def _ask(self, item: ObjectRead) -> None:
-        """HEAD a whole object: for its size, so that it can be cut, and for the checksum that the store may keep of it."""
-        item.asking = True
-        self._asking_count += 1
+    def _add_parts(self, read: ObjectRead, pieces: list[tuple[int, int | None]]) -> None:
+        read.pending_count += len(pieces)
+        for start, length in pieces:
+            part = PartRequest(self, read, start, length)
+            read.parts.append(part)
+            heapq.heappush(self._unsent, (read.sequence, start, part))
+
+    def _send(self, part: PartRequest) -> None:
+        if not self._sent:
+            self._window.started(time.monotonic())
+        self._sent.add(part)
+        part.read.sent_count += 1
+        self._undelivered_count += 1
         try:
-            self._core.submit(Head(item.plan.key), HeadRequest(self, item))
-        except Exception as error:
-            item.asking = False
-            self._asking_count -= 1
-            item.error = _refusal(error)
+            part.transfer = self._core.submit(part.operation(), part)
+        except Exception as error:  # refused before it was sent: a bad key, a closed store
+            self._sent.discard(part)
+            part.read.pending_count -= 1
+            part.read.error = refusal(error)
+            self._landings.release(part)
+            self._abandon(part.read)
 
-    def on_asked(self, item: ObjectRead, completion: Completion) -> None:
-        """A HEAD ended. Beside parts already asked for its failure is no error: their own checks remain."""
-        with self.lock:
-            item.asking = False
-            self._asking_count -= 1
-            if self.closed or item.error is not None:
+    def _expect_large(self) -> None:
+        """The plan holds objects of several parts: bound the window by the memory that their parts take."""
+        self._large_expected = True
+        self._window.limit_max = min(self._config.requests_max, max(1, _IN_FLIGHT_BYTES // self._config.part_bytes))
+        self._window.limit = min(self._window.limit, self._window.limit_max)
+
+    # ── the HEAD of a large object ─────────────────────────────────────────────────────────────────────────────────
+
+    def _request_metadata(self, read: ObjectRead) -> None:
+        """HEAD a whole object: for its size, so that it can be cut, and for the checksum that the store may keep of it."""
+        read.awaits_metadata = True
+        self._heads_count += 1
+        try:
+            self._core.submit(Head(read.plan.key), HeadRequest(self, read))
+        except Exception as error:
+            read.awaits_metadata = False
+            self._heads_count -= 1
+            read.error = refusal(error)
+
+    def on_metadata(self, read: ObjectRead, completion: Completion) -> None:
+        """See ``Requester``. If parts were already requested, a HEAD that fails is no error: they are checked themselves."""
+        with self._lock:
+            read.awaits_metadata = False
+            self._heads_count -= 1
+            if self.closed or read.error is not None:
                 return
             info = completion.info
             try:
                 if info is not None:
                     self._checksums_kept = bool(info.checksums)
-                    item.pin(info)
-                if not item.slots:
-                    self._cut_asked(item, completion)
+                    read.pin(info)
+                if not read.parts:
+                    self._cut_described(read, completion)
             except PenstockError as error:
-                item.error = error
-                self._abandon(item)
-            if self.waiting:
-                self.changed.notify()
-            self.pump()
+                read.error = error
+                self._abandon(read)
+            if self._waiting:
+                self._changed.notify()
+            self._send_more()
 
-    def _cut_asked(self, item: ObjectRead, completion: Completion) -> None:
+    def _cut_described(self, read: ObjectRead, completion: Completion) -> None:
         if completion.error is not None:
             if not isinstance(completion.error, ProtocolError):
                 raise completion.error
-            self._add_slots(item, [(0, None)])  # its size is told by nobody, or to a GET alone
+            self._add_parts(read, [(0, None)])  # the store tells the size to a GET alone, or not at all
             return
-        span = item.span()
+        span = read.span()
         assert span is not None  # its size is known now
-        self._refuse_oversize(item, span)
-        self._cut(item, span)
-
-    def _add_slots(self, item: ObjectRead, pieces: list[tuple[int, int | None]]) -> None:
-        item.pending_count += len(pieces)
-        for start, length in pieces:
-            slot = PartRequest(self, item, start, length)
-            item.slots.append(slot)
-            heapq.heappush(self._unsent, (item.sequence, start, slot))
-
-    def _held_bytes(self, span: ByteRange | None) -> int:
-        """What has to be in memory together to deliver `span`, beside parts that are delivered one by one."""
-        return span.length_bytes if self._whole and span is not None else 0
-
-    def _refuse_oversize(self, item: ObjectRead, span: ByteRange | None) -> None:
-        held = self._held_bytes(span)
-        if held > self._budget.bytes_max // 2:
-            raise ConfigError(
-                f"{self._core.describe(item.plan.key)}: a read of {held} bytes is more than half of the budget of "
-                f"{self._budget.bytes_max} bytes",
-                hint="stream it with read_parts() or open(), or raise FetchConfig(budget_bytes_max=...)",
-            )
-
-    def _send(self, slot: PartRequest) -> None:
-        if not self.sent:
-            self.window.started(time.monotonic())
-        self.sent.add(slot)
-        slot.item.sent_count += 1
-        self.undelivered_count += 1
-        try:
-            slot.transfer = self._core.submit(slot.operation(), slot)
-        except Exception as error:  # refused before it was sent: a bad key, a closed store
-            self.sent.discard(slot)
-            slot.item.pending_count -= 1
-            slot.item.error = _refusal(error)
-            self.places.release(slot)
-            self._abandon(slot.item)
+        self._landings.refuse_oversize(read, span)
+        self._cut(read, span)
 
     # ── engine threads ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def on_head(self, slot: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """An answer begins: pin the version, and find a place for a body whose size was not known."""
-        with self.lock:
-            item = slot.item
-            if span.end == UNKNOWN_BYTES and slot.landing is None:
-                return GrowingLanding(partial(self._make_room, slot))  # the version is pinned when its size is known
+    def on_head(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """See ``Requester``: pin the version, and find a place for a body whose size was not known."""
+        with self._lock:
+            read = part.read
+            if span.end == UNKNOWN_BYTES and part.landing is None:
+                return GrowingLanding(partial(self._make_room, part))  # the version is pinned when its size is known
             try:
                 if span.end != UNKNOWN_BYTES:
-                    item.pin(info)
-                    self._cut_rest(item)
-                if slot.length_bytes is None:
-                    self._refuse_oversize(item, span)
+                    read.pin(info)
+                    self._cut_rest(read)
+                if part.length_bytes is None:
+                    self._landings.refuse_oversize(read, span)
             except ConfigError as error:
-                item.error = error
+                read.error = error
                 raise CancelledOperationError("refused") from error
-            if slot.length_bytes is None and slot.landing is None:
-                return self._place_unknown(slot, span)
-            if slot.landing is None and slot.buffer is not None:
-                self.places.land(slot)
-            if slot.landing is not None:
-                slot.landing.position = slot.landing.start
-            return slot.landing
+            if part.length_bytes is None and part.landing is None:
+                return self._place_unknown(part, span)
+            if part.landing is None and part.buffer is not None:
+                self._landings.land(part)
+            if part.landing is not None:
+                part.landing.position = part.landing.start
+            return part.landing
 
-    def _place_unknown(self, slot: PartRequest, span: ByteRange) -> Landing | None:
-        """A whole object, now of known size: all of it here, or its first part here and the rest beside it."""
-        item, size_bytes, part_bytes = slot.item, span.length_bytes, self._config.part_bytes
-        if self._checksums_kept is None and item.info is not None:
-            self._checksums_kept = bool(item.info.checksums)
+    def _place_unknown(self, part: PartRequest, span: ByteRange) -> Landing | None:
+        """Place a whole object whose size is now known: all of it here, or its first part here and the rest beside it."""
+        read, size_bytes, part_bytes = part.read, span.length_bytes, self._config.part_bytes
+        if self._checksums_kept is None and read.info is not None:
+            self._checksums_kept = bool(read.info.checksums)
         if size_bytes < POOLED_BYTES_MIN:
-            slot.length_bytes = size_bytes
+            part.length_bytes = size_bytes
             return None
         several = size_bytes > 2 * part_bytes
         if several:
             self._expect_large()
-            self._add_slots(item, parts(ByteRange(part_bytes, size_bytes), part_bytes))
-        slot.length_bytes = part_bytes if several else size_bytes
-        # the first part of several lands by itself: the one buffer of its object is made when the others' turn comes
-        first = bool(self.items) and item is self.items[0]
-        if not self.places.take_buffer(slot, slot.length_bytes, force=first):
+            self._add_parts(read, parts(ByteRange(part_bytes, size_bytes), part_bytes))
+        part.length_bytes = part_bytes if several else size_bytes
+        # The first of several parts lands by itself: the object's one buffer is made when it is the others' turn.
+        if not self._landings.take_buffer(part, part.length_bytes, force=self._is_next(read)):
             raise _LaterError("no bytes in the budget yet")
-        return slot.landing
+        return part.landing
 
-    def _make_room(self, slot: PartRequest, length_bytes: int) -> None:
-        """Charge the budget for a body whose length nobody told, while it comes; it is collected whole."""
-        if length_bytes <= slot.reserved_bytes:
+    def _make_room(self, part: PartRequest, length_bytes: int) -> None:
+        """Charge the budget for a body of unknown length while it arrives; it is collected whole."""
+        if length_bytes <= part.reserved_bytes:
             return
-        with self.lock:
-            item, half_bytes = slot.item, self._budget.bytes_max // 2
-            if length_bytes > half_bytes:
-                item.error = ConfigError(
-                    f"{self._core.describe(item.plan.key)}: a body of unknown length has {length_bytes} bytes or more, "
-                    f"which is more than half of the budget of {self._budget.bytes_max} bytes",
-                    hint="raise FetchConfig(budget_bytes_max=...)",
-                )
-                raise CancelledOperationError("refused") from item.error
-            wanted_bytes = min(2 * length_bytes, half_bytes)
-            first = bool(self.items) and item is self.items[0]
-            if not self._budget.reserve(wanted_bytes - slot.reserved_bytes, force=first):
-                slot.grown_bytes = wanted_bytes
+        with self._lock:
+            try:
+                reserved = self._landings.reserve_growth(part, length_bytes, force=self._is_next(part.read))
+            except ConfigError as error:
+                part.read.error = error
+                raise CancelledOperationError("refused") from error
+            if not reserved:
                 raise _LaterError("no bytes in the budget yet")
-            slot.reserved_bytes = wanted_bytes
 
-    def on_done(self, slot: PartRequest, completion: Completion) -> None:
-        """A request ended."""
+    def _is_next(self, read: ObjectRead) -> bool:
+        """Whether the consumer takes `read` next: then it may exceed the budget."""
+        return bool(self._reads) and read is self._reads[0]
+
+    def on_done(self, part: PartRequest, completion: Completion) -> None:
+        """See ``Requester``."""
         try:
-            self._on_end(slot, completion)
+            self._on_end(part, completion)
         except Exception as error:
             self._fail(as_completion_error(error))
 
     def _fail(self, error: PenstockError) -> None:
-        """A defect here: whatever is in flight fails by it, for nobody knows what was left undone."""
-        with self.lock:
-            for item in self.items:
-                item.error = item.error or error
-            self.changed.notify_all()
+        """Fail everything in flight by a defect of this class: nobody knows what was left undone."""
+        with self._lock:
+            for read in self._reads:
+                read.error = read.error or error
+            self._changed.notify_all()
 
-    def _on_end(self, slot: PartRequest, completion: Completion) -> None:
+    def _on_end(self, part: PartRequest, completion: Completion) -> None:
         now_s = time.monotonic()
-        with self.lock:
-            self.sent.discard(slot)
-            slot.transfer = None
+        with self._lock:
+            self._sent.discard(part)
+            part.transfer = None
             throttled = False
             for attempt in completion.attempts:
                 throttled = throttled or attempt.throttled
-            self.throttled_count += throttled
+            self._throttled_count += throttled
             if isinstance(completion.error, _LaterError) and not self.closed:
-                slot.item.sent_count -= 1
-                self.undelivered_count -= 1
-                self.places.release(slot)
-                heapq.heappush(self._unsent, (slot.item.sequence, slot.start, slot))
-                self.pump()
+                part.read.sent_count -= 1
+                self._undelivered_count -= 1
+                self._landings.release(part)
+                self._put_back(part)
+                self._send_more()
                 return
             received_bytes = completion.received_bytes
-            self.received_bytes += received_bytes
-            if self.waiting:
-                self.window.starving()
-            self.window.completed(received_bytes, now_s, throttled=throttled)
+            self._received_bytes += received_bytes
+            if self._waiting:
+                self._window.starving()
+            self._window.completed(received_bytes, now_s, throttled=throttled)
             self._learn_size(received_bytes)
-            slot.completion = completion
-            item = slot.item
-            item.pending_count -= 1
-            if self.closed or item.error is not None:
-                self.places.release(slot)
+            part.completion = completion
+            read = part.read
+            read.pending_count -= 1
+            if self.closed or read.error is not None:
+                self._landings.release(part)
             else:
-                self._settle(slot, completion)
+                self._settle(part, completion)
             self._wake(received_bytes)
-            self.pump()
+            self._send_more()
 
-    def _wake(self, received_bytes: int) -> None:
-        """Wake the waiting consumer once there is a batch worth waking for, or nothing more on its way."""
-        if not self.waiting:
-            return
-        self._unannounced_bytes += received_bytes
-        if self._unannounced_bytes >= WAKE_BYTES or not self.sent or self._whole_item_waits():
-            self._unannounced_bytes = 0
-            self.changed.notify()
-
-    def _whole_item_waits(self) -> bool:
-        """Whether the consumer waits for one failed item: errors are told at once."""
-        return bool(self.items) and self.items[0].error is not None
-
-    def _settle(self, slot: PartRequest, completion: Completion) -> None:
-        """Take a finished request into its item: errors, the version, a size learned."""
-        item, error = slot.item, completion.error
+    def _settle(self, part: PartRequest, completion: Completion) -> None:
+        """Take a finished request into its read: its error, the version, a size learned."""
+        read, error = part.read, completion.error
         try:
             if error is not None:
                 raise error
             if completion.info is not None:
-                item.pin(completion.info)
-                self._cut_rest(item)  # where the answer began without telling the size
+                read.pin(completion.info)
+                self._cut_rest(read)  # if the answer began without telling the size
         except PenstockError as failure:
-            item.error = failure
-            self._abandon(item)
+            read.error = failure
+            self._abandon(read)
             return
-        self.places.join_first(item)
+        self._landings.join_first(read)
 
-    def _abandon(self, item: ObjectRead) -> None:
-        """An item failed: its other requests are of no use."""
-        if self._unsent:  # first, as a cancelled request may end, and have others sent, before `cancel` returns
-            self._unsent = [entry for entry in self._unsent if entry[2].item is not item]
+    def _abandon(self, read: ObjectRead) -> None:
+        """Give up the other requests of a read that failed."""
+        if self._unsent:  # first, because a cancelled request may end, and have others sent, before `cancel` returns
+            self._unsent = [entry for entry in self._unsent if entry[2].read is not read]
             heapq.heapify(self._unsent)
-        for slot in item.slots:
-            if slot.transfer is not None:
-                slot.transfer.cancel()
-            elif slot.completion is not None:
-                self.places.release(slot)
+        for part in read.parts:
+            if part.transfer is not None:
+                part.transfer.cancel()
+            elif part.completion is not None:
+                self._landings.release(part)
 
-    def _expect_large(self) -> None:
-        """The plan holds objects of several parts: ask for parts at once, and for no more than memory likes."""
-        self._large_expected = True
-        self.window.limit_max = min(self._config.requests_max, max(1, _IN_FLIGHT_BYTES // self._config.part_bytes))
-        self.window.limit = min(self.window.limit, self.window.limit_max)
+    def _wake(self, received_bytes: int) -> None:
+        """Wake the waiting consumer once enough has arrived, or if nothing more is on its way, or at once for an error."""
+        if not self._waiting:
+            return
+        self._unannounced_bytes += received_bytes
+        failed = bool(self._reads) and self._reads[0].error is not None
+        if failed or self._unannounced_bytes >= WAKE_BYTES or not self._sent:
+            self._unannounced_bytes = 0
+            self._changed.notify()
 
     def _learn_size(self, size_bytes: int) -> None:
         self._estimate_bytes += 0.1 * (1.25 * size_bytes - self._estimate_bytes)
         self._estimate_bytes = min(max(self._estimate_bytes, 4096.0), float(2 * self._config.part_bytes))
 
 
-def _refusal(error: Exception) -> PenstockError:
-    """Why a store did not take an operation; a defect as an error that names it."""
+def refusal(error: Exception) -> PenstockError:
+    """Why a store did not take an operation; a defect becomes an error that names it."""
     return error if isinstance(error, PenstockError) else as_completion_error(error)
 
 
 class _LaterError(CancelledOperationError):
-    """The body is larger than was reserved for it, and the budget has no more: ask again later."""
+    """The body is larger than what was reserved for it, and the budget has no more: request it again later."""

@@ -292,7 +292,7 @@ class _RawObject(io.RawIOBase):
         self._stream_end = self._position + length
         self._hold(self._position, memoryview(b""))
         spans = _spans(self._position, self._stream_end, first_bytes)
-        self._stream = self._parts([self._pinned(span) for span in spans])
+        self._stream = read_parts(self.store, [self._pinned(span) for span in spans])
 
     def _start_whole(self) -> None:
         """All of the object at once: as ``read_parts`` reads it, held against the checksum that the store keeps of it.
@@ -302,10 +302,7 @@ class _RawObject(io.RawIOBase):
         self._drop_stream()
         self._run_fetches, self._stream_end = 3, self.info.size_bytes
         self._hold(0, memoryview(b""))
-        self._stream = self._parts([self._pinned(None)])
-
-    def _parts(self, requests: list[PlanItem]) -> Iterator[Chunk]:
-        return read_parts(self.store, requests, part_bytes=None, requests_max=None)
+        self._stream = read_parts(self.store, [self._pinned(None)])
 
     def _pinned(self, span: ByteRange | None) -> PlanItem:
         """A request for `span`, or for all of the object, in the version that was opened."""

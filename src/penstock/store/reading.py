@@ -1,4 +1,4 @@
-"""``read``, ``read_many``, ``read_parts``: what ``fetch`` brings, made into blobs and chunks, and held against checksums."""
+"""``read``, ``read_many`` and ``read_parts``: what ``fetch`` delivers becomes blobs and chunks, held against checksums."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from penstock.errors import (
     SpanError,
     StoreError,
 )
-from penstock.fetch import Budget, Chunk, ObjectRead, PartRequest, PlanItem, ReadAhead, Request
+from penstock.fetch import Budget, ObjectRead, PartRequest, PlanItem, ReadAhead, Request, SingleRead
+from penstock.fetch.plan import as_item
 from penstock.store import checksums
 from penstock.tracebacks import boundary
-from penstock.types import Blob, ByteRange, Core
+from penstock.types import Blob, ByteRange, Chunk, Core
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Self
 
+    from penstock.fetch import FetchStatistics
     from penstock.fetch.plan import Cut
     from penstock.store.checksums import Hasher
     from penstock.types import Key, ObjectInfo
@@ -35,7 +37,7 @@ class Readable(Core, Protocol):
     """What reading needs of a store.
 
     Attributes:
-        fetch_config: How it reads; None means ``FetchConfig()``.
+        fetch_config: Sizes of parts and bounds of requests; None means ``FetchConfig()``.
     """
 
     fetch_config: FetchConfig | None
@@ -46,14 +48,26 @@ class Readable(Core, Protocol):
 
 
 def read(store: Readable, key: Key, span: ByteRange | None) -> Blob:
-    """See ``Store.read``."""
-    blobs = _Blobs(store, [(key, span)] if span is not None else [key], ordered=True, raises=True)
+    """Read one object or range; see ``Store.read``."""
+    return _read_one(store, as_item((key, span) if span is not None else key, 0))
+
+
+def _read_one(store: Readable, item: PlanItem, *, again: bool = True) -> Blob:
+    config, budget = store.fetch_config or FetchConfig(), store.budget
+    reader: SingleRead | ReadAhead
+    if SingleRead.fits(item, config=config, budget=budget):
+        reader = SingleRead(store, item, config=config, budget=budget)
+    else:
+        reader = ReadAhead(store, [item], config=config, budget=budget, whole=True)
     try:
-        blob = next(blobs)
-        assert isinstance(blob, Blob)
-        return blob
+        finished = reader.wait_read()
+        assert finished is not None
+        (answer,) = _answers(store, finished, reader, again=again)
     finally:
-        blobs.close()
+        reader.close()
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
 
 
 @overload
@@ -67,15 +81,15 @@ def read_many(
 def read_many(
     store: Readable, requests: Iterable[Request], *, ordered: bool, errors: Literal["raise", "return"]
 ) -> Iterator[Blob] | Iterator[Blob | StoreError]:
-    """See ``Store.read_many`` and ``Store.try_read_many``."""
+    """Read many objects or ranges; see ``Store.read_many`` and ``Store.try_read_many``."""
     _check_iterable("read_many", requests)
     return _Blobs(store, requests, ordered=ordered, raises=errors == "raise")
 
 
 def read_parts(
-    store: Readable, requests: Iterable[Request], *, part_bytes: int | None, requests_max: int | None
+    store: Readable, requests: Iterable[Request], *, part_bytes: int | None = None, requests_max: int | None = None
 ) -> Iterator[Chunk]:
-    """See ``Store.read_parts``."""
+    """Stream objects or ranges of any size; see ``Store.read_parts``."""
     _check_iterable("read_parts", requests)
     config = store.fetch_config or FetchConfig()
     if part_bytes is not None:
@@ -99,35 +113,28 @@ def _check_iterable(method: str, requests: object) -> None:
 class _Blobs:
     """Iterator of blobs over a ``ReadAhead``; dropping it cancels what is in flight."""
 
-    def __init__(
-        self, store: Readable, requests: Iterable[Request], *, ordered: bool, raises: bool, again: bool = True
-    ) -> None:
+    def __init__(self, store: Readable, requests: Iterable[Request], *, ordered: bool, raises: bool) -> None:
         self._store = store
-        self._again = again  # what does not have its checksum is read once more
-        self._budget = store.budget
         self._ordered = ordered
         self._raises = raises
         self._ready: deque[Blob | StoreError] = deque()
         config = store.fetch_config or FetchConfig()
-        self._ahead = ReadAhead(store, requests, config=config, budget=self._budget, whole=True)
+        self._ahead = ReadAhead(store, requests, config=config, budget=store.budget, whole=True)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Blob | StoreError:
-        if self._ready:
-            result = self._ready.popleft()
-        else:
+        if not self._ready:
             try:
-                item = self._ahead.wait_item(ordered=self._ordered)
+                finished = self._ahead.wait_read(ordered=self._ordered)
+                if finished is None:
+                    raise StopIteration
+                self._ready.extend(_answers(self._store, finished, self._ahead, again=True))
             except BaseException:
                 self.close()
                 raise
-            if item is None:
-                self.close()
-                raise StopIteration
-            self._ready.extend(self._answers(item))
-            result = self._ready.popleft()
+        result = self._ready.popleft()
         if isinstance(result, StoreError) and self._raises:
             self.close()
             raise result
@@ -139,93 +146,101 @@ class _Blobs:
         self._ahead.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_ahead"):  # not so where the requests could not be iterated
+        if hasattr(self, "_ahead"):  # it is missing if the requests could not be iterated
             self._ahead.close()
 
-    def statistics(self) -> object:
-        """``FetchStatistics`` of this reading."""
+    def statistics(self) -> FetchStatistics:
+        """What was read so far."""
         return self._ahead.statistics()
 
-    def _answers(self, item: ObjectRead) -> list[Blob | StoreError]:
-        """One answer for each request that the item stands for: its bytes, or its error."""
-        plan = item.plan
-        try:
-            if item.error is not None:
-                raise item.error
-            info = item.info
-            assert info is not None
-            data, verified = self._bytes_of(item, info)
-        except ClosedError:
-            self.close()
+
+# ── from a finished read to blobs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _answers(
+    store: Readable, finished: ObjectRead, reader: SingleRead | ReadAhead, *, again: bool
+) -> list[Blob | StoreError]:
+    """One answer for each request that a finished read stands for: its bytes or its error.
+
+    Args:
+        store: The store that was read.
+        finished: The read.
+        reader: The reader that it comes from, which releases what was reserved.
+        again: Whether an object that does not have its checksum is read once more.
+
+    Raises:
+        ClosedError: The store was closed, which ends all of the reading.
+        PenstockError: Any error that is not a ``StoreError``.
+    """
+    plan = finished.plan
+    try:
+        if finished.error is not None:
+            raise finished.error
+        info = finished.info
+        assert info is not None
+        data, verified = _bytes_of(store, finished, info, reader, again=again)
+    except ClosedError:
+        raise
+    except StoreError as error:
+        merged = [plan._replace(request_index=cut.request_index, span=cut.span) for cut in plan.cuts]
+        return [_error_of(error, store, request) for request in merged or [plan]]
+    if plan.cuts:
+        return [_cut(store, plan, info, data, cut) for cut in plan.cuts]
+    blob = Blob(data, key=plan.key, span=plan.span, etag=info.etag, request_index=plan.request_index, verified=verified)
+    return [blob]
+
+
+def _bytes_of(
+    store: Readable, finished: ObjectRead, info: ObjectInfo, reader: SingleRead | ReadAhead, *, again: bool
+) -> tuple[memoryview, str]:
+    """The bytes of a read, which the caller owns from now on, and the checksum that they were held against."""
+    completion, own_buffer = finished.parts[0].completion, finished.parts[0].buffer
+    received_bytes = 0
+    for part in finished.parts:
+        received_bytes += len(part.completion.body) if part.completion is not None else 0
+        reader.release(part)
+        part.completion = part.landing = part.buffer = None  # the blob alone keeps its memory
+    finished.parts = []  # no cycle is left for the collector
+    if finished.buffer is None:
+        assert completion is not None
+        if own_buffer is not None:
+            reader.budget.disown(own_buffer)
+        return completion.body, completion.verified
+    buffer, finished.buffer = finished.buffer, None
+    reader.budget.disown(buffer)
+    span = finished.span()
+    assert span is not None
+    if received_bytes != span.length_bytes:
+        raise ProtocolError(f"the parts have {received_bytes} of {span.length_bytes} bytes")
+    data = buffer.view[: span.length_bytes]
+    if span.length_bytes != info.size_bytes:
+        return data, "length"
+    try:
+        return data, checksums.verify(info.checksums, data)
+    except ChecksumError:
+        if not again:
             raise
-        except StoreError as error:
-            merged = [plan._replace(request_index=cut.request_index, span=cut.span) for cut in plan.cuts]
-            return [_error_of(error, self._store, request) for request in merged or [plan]]
-        except PenstockError:
-            self.close()
-            raise
-        if plan.cuts:
-            return [self._cut(plan, info, data, cut) for cut in plan.cuts]
-        blob = Blob(
-            data, key=plan.key, span=plan.span, etag=info.etag, request_index=plan.request_index, verified=verified
-        )
-        return [blob]
+    del data, buffer  # nobody can tell which part is damaged, so all of them are read again, into the same memory
+    wanted = finished.plan._replace(etag=info.etag, size_bytes=info.size_bytes)
+    blob = _read_one(store, wanted, again=False)
+    return blob.data, blob.verified
 
-    def _bytes_of(self, item: ObjectRead, info: ObjectInfo) -> tuple[memoryview, str]:
-        """The item's bytes, now the caller's, and what they were held against."""
-        completion, part = item.slots[0].completion, item.slots[0].buffer
-        received_bytes = 0
-        for slot in item.slots:
-            received_bytes += len(slot.completion.body) if slot.completion is not None else 0
-            self._ahead.release(slot)
-            slot.completion = slot.landing = slot.buffer = None  # the blob alone keeps its memory
-        item.slots = []  # nor is a cycle left for the collector
-        if item.buffer is None:
-            assert completion is not None
-            if part is not None:
-                self._budget.disown(part)
-            return completion.body, completion.verified
-        buffer, item.buffer = item.buffer, None
-        self._budget.disown(buffer)
-        span = item.span()
-        assert span is not None
-        if received_bytes != span.length_bytes:
-            raise ProtocolError(f"the parts have {received_bytes} of {span.length_bytes} bytes")
-        data = buffer.view[: span.length_bytes]
-        if span.length_bytes != info.size_bytes:
-            return data, "length"
-        try:
-            return data, checksums.verify(info.checksums, data)
-        except ChecksumError:
-            if not self._again:
-                raise
-        del data, buffer  # nobody can tell which of the parts is damaged: all of them, into memory used again
-        return self._read_again(item, info)
 
-    def _read_again(self, item: ObjectRead, info: ObjectInfo) -> tuple[memoryview, str]:
-        wanted = item.plan._replace(etag=info.etag, size_bytes=info.size_bytes)
-        blobs = _Blobs(self._store, [wanted], ordered=True, raises=True, again=False)
-        try:
-            blob = next(blobs)
-            assert isinstance(blob, Blob)
-            return blob.data, blob.verified
-        finally:
-            blobs.close()
-
-    def _cut(self, plan: PlanItem, info: ObjectInfo, data: memoryview, cut: Cut) -> Blob | StoreError:
-        index, span = cut
-        assert plan.span is not None
-        try:
-            span.within(info.size_bytes)
-        except SpanError as error:
-            return _error_of(error, self._store, plan._replace(request_index=index, span=span))
-        piece = data[span.start - plan.span.start : span.end - plan.span.start]
-        return Blob(piece, key=plan.key, span=span, etag=info.etag, request_index=index, verified="length")
+def _cut(store: Readable, plan: PlanItem, info: ObjectInfo, data: memoryview, cut: Cut) -> Blob | StoreError:
+    """The answer to one of several requests that were merged into one read."""
+    index, span = cut
+    assert plan.span is not None
+    try:
+        span.within(info.size_bytes)
+    except SpanError as error:
+        return _error_of(error, store, plan._replace(request_index=index, span=span))
+    piece = data[span.start - plan.span.start : span.end - plan.span.start]
+    return Blob(piece, key=plan.key, span=span, etag=info.etag, request_index=index, verified="length")
 
 
 @boundary
 class _Chunks:
-    """Iterator of chunks over a ``ReadAhead``."""
+    """Iterator of chunks over a ``ReadAhead``; dropping it cancels what is in flight."""
 
     def __init__(self, store: Readable, requests: Iterable[Request], config: FetchConfig) -> None:
         self._store = store
@@ -243,7 +258,7 @@ class _Chunks:
             if self._delivered is not None:
                 self._ahead.release(self._delivered)
                 self._delivered = None
-            found = self._ahead.wait_slot()
+            found = self._ahead.wait_part()
             if found is None:
                 raise StopIteration
             return self._chunk(*found)
@@ -259,30 +274,30 @@ class _Chunks:
         self._ahead.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_ahead"):  # not so where the requests could not be iterated
+        if hasattr(self, "_ahead"):  # it is missing if the requests could not be iterated
             self.close()
 
-    def statistics(self) -> object:
-        """``FetchStatistics`` of this reading."""
+    def statistics(self) -> FetchStatistics:
+        """What was read so far."""
         return self._ahead.statistics()
 
-    def _chunk(self, item: ObjectRead, slot: PartRequest | None) -> Chunk:
-        if item.error is not None:
-            raise self._error_of(item, item.error)
-        info, completion = item.info, slot.completion if slot is not None else None
-        assert slot is not None and info is not None and completion is not None  # noqa: PT018 - no error: an answer
-        self._delivered = slot
-        last = item.delivered_count == len(item.slots)
+    def _chunk(self, read: ObjectRead, part: PartRequest | None) -> Chunk:
+        if read.error is not None:
+            raise self._error_of(read, read.error)
+        info, completion = read.info, part.completion if part is not None else None
+        assert part is not None and info is not None and completion is not None  # noqa: PT018 - no error: an answer
+        self._delivered = part
+        last = read.delivered_count == len(read.parts)
         data = completion.body
-        slot.completion = slot.landing = slot.buffer = None  # the chunk alone keeps its memory
-        if len(item.slots) > 1 and item.plan.span is None:
-            self._hash(item, info, data, last=last)
-        plan = item.plan
-        return Chunk(plan.request_index, plan.key, slot.start, data, last, info.etag)
+        part.completion = part.landing = part.buffer = None  # the chunk alone keeps its memory
+        if len(read.parts) > 1 and read.plan.span is None:
+            self._hash(read, info, data, last=last)
+        plan = read.plan
+        return Chunk(plan.request_index, plan.key, part.start, data, last, info.etag)
 
-    def _hash(self, item: ObjectRead, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
-        if self._hashed_item is not item:
-            self._hashed_item = item
+    def _hash(self, read: ObjectRead, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
+        if self._hashed_item is not read:
+            self._hashed_item = read
             self._hasher = checksums.choose(info.checksums)
         if self._hasher is None:
             return
@@ -292,16 +307,16 @@ class _Chunks:
             try:
                 checksums.check(name, hasher, info.checksums[name])
             except StoreError as error:
-                raise self._error_of(item, error) from None
+                raise self._error_of(read, error) from None
 
-    def _error_of(self, item: ObjectRead, error: PenstockError) -> PenstockError:
-        return _error_of(error, self._store, item.plan) if isinstance(error, StoreError) else error
+    def _error_of(self, read: ObjectRead, error: PenstockError) -> PenstockError:
+        return _error_of(error, self._store, read.plan) if isinstance(error, StoreError) else error
 
 
 def _error_of(error: StoreError, store: Readable, request: PlanItem) -> StoreError:
-    """`error` as the answer to one request: a copy of its own, for requests that were merged fail together."""
+    """A copy of `error` as the answer to one request; requests that were merged fail together, each with its own."""
     own = copy.copy(error)
-    own.errno, own.__cause__ = error.errno, error.__cause__  # which pickling, and so copying, leaves out
+    own.errno, own.__cause__ = error.errno, error.__cause__  # pickling leaves them out, and so does copying
     own.request_index = request.request_index
     own.url, own.operation = own.url or store.describe(request.key), own.operation or "GET"
     if request.span is not None:

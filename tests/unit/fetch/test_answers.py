@@ -66,7 +66,7 @@ def test_closing_while_memory_is_asked_for_sends_nothing() -> None:
     ahead = ReadAhead(store, ["a"] * 3, config=FetchConfig(), budget=budget, whole=True)
     budget.ahead = ahead
     try:
-        found = ahead.wait_item()
+        found = ahead.wait_read()
     except ClosedError:
         found = None
     assert found is None

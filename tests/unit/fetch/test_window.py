@@ -131,11 +131,11 @@ def test_a_window_may_shrink_below_what_is_planned() -> None:
     """A window that shrinks while many more requests are planned than it holds takes no more of the plan, and goes on."""
     plan = [PlanItem(f"k{number}", etag="e", size_bytes=1000) for number in range(2000)]
     reader = ReadAhead(Silent(), plan, config=FetchConfig(), budget=Budget(1 << 30), whole=True)  # type: ignore[arg-type]
-    flight = reader._flight
+    scheduler = reader._scheduler
     for limit in (256, 1, 1):
-        flight.window.limit = limit
+        scheduler._window.limit = limit
         reader.start()
-        assert len(flight.planned) + len(flight.sent) >= 512
+        assert len(scheduler._planned) + len(scheduler._sent) >= 512
     reader.close()
 
 
@@ -172,11 +172,11 @@ def test_parts_of_a_large_object_wait_for_their_consumer(whole: bool, asked: ran
     assert len(core.asked) in asked
     if not whole:
         parts = []
-        while (found := reader.wait_slot()) is not None:
-            slot = found[1]
-            assert slot is not None
-            assert slot.completion is not None
-            parts.append(bytes(slot.completion.body))
-            reader.release(slot)
+        while (found := reader.wait_part()) is not None:
+            part = found[1]
+            assert part is not None
+            assert part.completion is not None
+            parts.append(bytes(part.completion.body))
+            reader.release(part)
         assert b"".join(parts) == data
     reader.close()
