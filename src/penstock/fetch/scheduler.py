@@ -9,6 +9,9 @@ rest is requested in parts. After one such object a HEAD asks for the size of th
 
 A range of several parts in an object of unknown size begins with its first part, too. The head of the answer says where
 the object ends, and the rest of the range is requested up to there: no request ever begins past the end.
+
+lines: Cutting, sending and settling share the queues, the window and the lock; in two classes, each would need most of the
+other's attributes.
 """
 
 from __future__ import annotations
