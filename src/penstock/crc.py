@@ -25,7 +25,8 @@ def sample_crc(data: Buffer, crc: int = 0) -> int:
     """Return the CRC-32C of a sample's bytes. Below 1 MiB it keeps the GIL.
 
     Releasing the GIL for the 4 to 12 µs that 100 KB take costs two context switches: with them a conversion took 2.2 s of CPU
-    per GB, without them 1.8 s (docs/LOG.md).
+    per GB, without them 1.8 s.
+    Source: docs/development/experiments.md.
 
     Args:
         data: The bytes, uint8[any length].

@@ -99,6 +99,19 @@ def test_links_of_the_documentation_resolve() -> None:
     assert broken == []
 
 
+NAMED_FILE = re.compile(r"\b(?:docs|bench|tests|examples)/[\w./-]+\.(?:md|py)\b")
+
+
+def test_files_that_code_refers_to_exist() -> None:
+    """Every page, benchmark or test whose path a docstring or comment mentions exists."""
+    missing = []
+    for path in [*SOURCES, *TESTS, *sorted((ROOT / "bench").rglob("*.py"))]:
+        missing += [
+            f"{shown(path)}: {name}" for name in NAMED_FILE.findall(path.read_text()) if not (ROOT / name).exists()
+        ]
+    assert missing == []
+
+
 def anchors_of(page: Path) -> set[str]:
     """Anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)

@@ -19,7 +19,9 @@ class CpuSlots:
 
     Threads that read from a disk wait without a slot, since more of them keep the disk busy. Threads that copy from memory
     slow each other down once they outnumber the processors: each system call releases the interpreter, and the thread then
-    queues for it behind the others (docs/LOG.md: 4.5 context switches per block with 8 threads).
+    queues for it behind the others. Eight threads on two processors had 5.4 context switches per block.
+
+    Source: docs/development/experiments.md.
     """
 
     __slots__ = ("_can_tell", "_free")
@@ -57,8 +59,8 @@ class CpuSlots:
         """Fill `head` from the start of a file and `view` from `offset`, then call `check` while holding a slot.
 
         `head` is read by a call of its own. After it the kernel reads the rest ahead in larger and larger folios. If one call
-        read both, every page of a block would be a folio of its own, and copying it would cost twice as much each time
-        (docs/LOG.md).
+        read both, every page of a block would be a folio of its own, and copying it would cost twice as much each time.
+        Source: docs/development/experiments.md.
 
         Args:
             fd: Descriptor of the file.

@@ -51,7 +51,9 @@ READ_REQUESTS_MAX = 4
 READ_PART_BYTES = 2 * MIB
 """A source shard is read in four such parts at a time: 160 MB/s at 30 ms and 90 MB/s per connection, for each shard that
 is being written (more shards, by `jobs`, if a store is slower). Larger parts, or more of them, lie in fresh memory until
-they are parsed, and clearing that memory took up to a third of the CPU time of a conversion (docs/LOG.md)."""
+they are parsed, and clearing that memory took up to a third of the CPU time of a conversion.
+
+Source: docs/development/experiments.md."""
 
 ShardGroup: TypeAlias = "tuple[ShardPlan, ...]"
 """Shards that one thread or task writes one after the other."""
