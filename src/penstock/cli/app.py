@@ -76,7 +76,7 @@ def _root(
             "-v",
             callback=_log_to_stderr,
             expose_value=False,
-            help="Log requests, retries and which index is used, to stderr.",
+            help="Log requests, retries and the index in use to stderr.",
         ),
     ] = False,
 ) -> None:

@@ -32,17 +32,17 @@ _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 cache = typer.Typer(
     name="cache",
-    help="Look after a node's cache of what was read: the directory of `cache=PATH:SIZE`.",
+    help="Manage a node's cache of what was read: the directory of `cache=PATH:SIZE`.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 
-Directory = Annotated[str, typer.Argument(metavar="PATH", help="The cache's directory.")]
+Directory = Annotated[str, typer.Argument(metavar="PATH", help="Directory of the cache.")]
 
 
 @cache.command()
 def stats(path: Directory, *, as_json: AsJson = False) -> None:
-    """Say what is in the cache at PATH, by bucket.
+    """Show what is in the cache at PATH, by bucket.
 
     For example:
 
@@ -71,29 +71,38 @@ def warm(
         str,
         typer.Argument(
             metavar="URL",
-            help="s3://bucket/prefix/, one object, a pattern of shards, or module:attribute of a pipeline.",
+            help="s3://bucket/prefix/, one object, a pattern of shards, or a pipeline as module:attribute.",
         ),
     ],
     *,
-    at: Annotated[str, typer.Option("--cache", metavar="PATH:SIZE", help="The cache, e.g. /nvme/penstock:200GB.")],
+    at: Annotated[
+        str,
+        typer.Option(
+            "--cache", metavar="PATH:SIZE", help="Directory and size of the cache, e.g. /nvme/penstock:200GB."
+        ),
+    ],
     accesses: Annotated[
         str | None,
         typer.Option(
-            "--accesses", metavar="FILE", help='Only these: lines of JSON, {"key": ..., "start": ..., "end": ...}.'
+            "--accesses",
+            metavar="FILE",
+            help='Read only the ranges in this file: lines of JSON, {"key": ..., "start": ..., "end": ...}.',
         ),
     ] = None,
     namespace: Annotated[
-        str, typer.Option("--namespace", metavar="TEXT", help="As the job has it: CacheConfig(namespace=...).")
+        str,
+        typer.Option("--namespace", metavar="TEXT", help="Namespace that the job uses: CacheConfig(namespace=...)."),
     ] = "",
     block_bytes: Annotated[
-        int | None, typer.Option("--block-bytes", metavar="N", help="As the job has it: CacheConfig(block_bytes=...).")
+        int | None,
+        typer.Option("--block-bytes", metavar="N", help="Block size that the job uses: CacheConfig(block_bytes=...)."),
     ] = None,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Read URL into the cache, so that the job finds it there. What is there already is verified, not fetched.
+    """Read URL into the cache, so that a job finds it there. What the cache has already is verified, not fetched.
 
-    Run it again after it was interrupted: what it has read is kept.
+    After an interruption, run it again: what it has read is kept.
 
     For example:
 
@@ -118,10 +127,10 @@ def warm(
             )
         )
     else:
-        there = f", {format_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
-        print_result(f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{there}: {config.path}")
+        fetched = f", {format_bytes(done.fetched_bytes)} of it fetched, {seconds:.1f} s"
+        print_result(f"{done.requests_count} objects, {format_bytes(done.size_bytes)}{fetched}: {config.path}")
     if done.refused_count:
-        print_message(f"penstock: {done.refused_count} blocks were not kept: the limit or the disk is full")
+        print_message(f"penstock: {done.refused_count} blocks were not kept, because the limit or the disk is full")
     if done.evicted_bytes:
         gone = (
             f"{format_bytes(done.evicted_bytes)} of it is gone again: the cache or its disk is too small for all of it"
@@ -133,7 +142,7 @@ def warm(
 
 @cache.command()
 def verify(path: Directory, *, as_json: AsJson = False) -> None:
-    """Read all entries at PATH and remove what is corrupt; the exit code is 1 where something was.
+    """Read all entries at PATH and remove the corrupt ones; the exit code is 1 if there were any.
 
     For example:
 
@@ -155,7 +164,7 @@ def verify(path: Directory, *, as_json: AsJson = False) -> None:
 
 @cache.command()
 def clear(path: Directory, *, as_json: AsJson = False) -> None:
-    """Remove everything cached at PATH, also beside running jobs, which fetch again what they need.
+    """Remove everything in the cache at PATH. Running jobs fetch again what they need.
 
     For example:
 
@@ -174,11 +183,11 @@ def clear(path: Directory, *, as_json: AsJson = False) -> None:
 @cache.command()
 def trim(
     path: Directory,
-    size: Annotated[str, typer.Argument(metavar="SIZE", help="What may stay: 100GB, 1.5TiB.")],
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="Size of what may stay: 100GB, 1.5TiB.")],
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the least recently used at PATH until the rest takes at most SIZE.
+    """Remove the least recently used entries at PATH until the rest takes at most SIZE.
 
     For example:
 

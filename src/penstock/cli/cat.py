@@ -20,14 +20,14 @@ PIPE_BYTES = 1 << 20
 
 @expand_groups
 def cat(
-    urls: Annotated[list[str], typer.Argument(metavar="URL", help="Objects, written one after the other.")],
+    urls: Annotated[list[str], typer.Argument(metavar="URL", help="Objects to write, one after the other.")],
     *,
     connection: ConnectionGroup,
 ) -> None:
-    """Write objects to stdout, in the order given; their parts are fetched in parallel.
+    """Write objects to stdout in the given order. Their parts are fetched in parallel.
 
-    Ends at the first byte that cannot be had, with exit code 1: what came before it is right, and nothing after it is
-    written. Check it: set -o pipefail.
+    If a byte cannot be read, the command ends there with exit code 1: everything before it was written correctly, and
+    nothing after it is written. In a pipeline, set -o pipefail makes the shell notice this.
 
     For example:
 

@@ -31,17 +31,25 @@ def _print_table(wanted: bool) -> None:
 
 @expand_groups
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Shards: a prefix, a pattern, one shard.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Shards: a prefix, a pattern, or one shard.")],
     destination: Annotated[
-        str, typer.Argument(metavar="DST", help="A folder; with --bytes-max also s3://bucket/train-%06d.tar.")
+        str,
+        typer.Argument(
+            metavar="DST", help="A folder; with --bytes-max also a pattern such as s3://bucket/train-%06d.tar."
+        ),
     ],
     *,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FORMAT", help="tar, tfrecord, recordio, jsonl, mds, parquet, also tar.zst, ..."),
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Format of the new shards: tar, tfrecord, recordio, jsonl, mds, parquet; compressed: tar.zst, ...",
+        ),
     ],
     source_format: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="Of SRC, where names and first bytes do not say it.")
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="Format of SRC, if its names and first bytes do not show it."),
     ] = None,
     key_field: KeyField = None,
     fields: Annotated[
@@ -50,22 +58,28 @@ def convert(
     ] = None,
     allow_loss: AllowLoss = False,
     losses: Annotated[
-        bool, typer.Option("--losses", callback=_print_table, is_eager=True, help="Print what each pair loses.")
+        bool,
+        typer.Option(
+            "--losses",
+            callback=_print_table,
+            is_eager=True,
+            help="Print what the conversion between each pair of formats loses.",
+        ),
     ] = False,
     bytes_max: ShardBytes = None,
     writing: WriteGroup,
-    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave corrupt samples out.")] = False,
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Leave out corrupt samples.")] = False,
     dry_run: DryRun = False,
     execution: ExecutionGroup,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Write the shards at SRC anew at DST in another format or size, sample for sample.
+    """Rewrite the shards at SRC as shards at DST in another format or size, sample for sample.
 
-    One becomes one, of the same name; with --bytes-max they are cut anew.
+    Each shard becomes one shard of the same name; with --bytes-max, samples are divided into shards of a new size.
 
-    What the format cannot hold is refused without --allow-loss; --losses prints what each pair of formats loses.
-    Interrupted in any way, the same command goes on where it was.
+    It is an error if the format cannot hold everything, unless --allow-loss is given; --losses prints what each pair of
+    formats loses. After any interruption, the same command continues.
 
     For example:
 

@@ -34,33 +34,43 @@ if TYPE_CHECKING:
 @expand_groups
 def cp(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="An object or file; a prefix or directory: all below it; a pattern.")
+        str,
+        typer.Argument(
+            metavar="SRC", help="An object or file, a prefix or directory with everything below it, or a pattern."
+        ),
     ],
-    target: Annotated[str, typer.Argument(metavar="DST", help="Where to; one that ends with / is a folder.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Target; a folder if it ends with a slash.")],
     *,
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Accepted for habit: a folder is always taken whole.")
+        bool,
+        typer.Option(
+            "--recursive",
+            "-r",
+            help="Accepted for compatibility: folders are always copied with everything below them.",
+        ),
     ] = False,
     filters: FilterGroup,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Copy also what is there already.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be copied, and copy nothing.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Copy objects even if the target has them already.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be copied, and copy nothing.")] = False,
     cache: Cache = None,
     as_json: AsJson = False,
     connection: ConnectionGroup,
     source_connection: SourceConnectionGroup,
 ) -> None:
-    """Copy a file or everything below a folder; run it again to finish what was interrupted.
+    """Copy a file or everything below a folder. Run it again to finish an interrupted copy.
 
-    What is already there is skipped, as aws s3 sync does: on disk, a file of the object's size, modification time and
-    (where the file system keeps attributes) ETag; in a store, an object of the source's size that is not older.
-    Anything else of the same name is replaced. Nothing is ever deleted. Inside one store it is the store that copies.
+    Objects that the target has already are skipped, as with aws s3 sync: on disk, a file with the object's size,
+    modification time and (if the file system stores attributes) ETag; in a store, an object of the same size that is not
+    older. Other objects of the same name are replaced. Nothing is deleted. Within one store, the store itself copies.
 
-    SRC may be a pattern, with the rules of penstock.shards; quote it, or the shell takes it for its own. A key is copied if
-    it matches an --include, or there is none, and no --exclude. Copying nothing, because there is nothing, is an error.
+    SRC may be a pattern with the rules of penstock.shards; quote it, so that the shell does not expand it. A key is copied
+    if it matches an --include (or there is none) and no --exclude. It is an error if there is nothing to copy.
 
-    Sizes are compared, checksums verified wherever the store keeps them. Files appear whole or not at all; after Ctrl-C
-    nothing half-done is left. An object that fails does not stop the others; the exit code is then 1. Keys that are no
-    safe file names (.. and the like) are refused.
+    Sizes are compared, and checksums are verified if the store has them. Files appear completely or not at all, also after
+    Ctrl-C. If an object fails, the others are still copied, and the exit code is 1. Keys that are not safe file names
+    (such as ..) are refused.
 
     For example:
 

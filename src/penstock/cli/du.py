@@ -15,19 +15,19 @@ from penstock.sizes import format_bytes
 
 @expand_groups
 def du(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory, ...")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, or a directory.")],
     *,
     depth: Annotated[
-        int, typer.Option("--depth", "-d", metavar="N", min=0, help="Also the folders below, N levels deep.")
+        int, typer.Option("--depth", "-d", metavar="N", min=0, help="Also count the folders below, N levels deep.")
     ] = 0,
-    human: Annotated[bool, typer.Option("--human", help="Sizes as KiB, MiB, ...")] = False,
+    human: Annotated[bool, typer.Option("--human", help="Print sizes in KiB, MiB, and so on.")] = False,
     filters: FilterGroup,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Count the bytes and objects below URL: bytes, objects, folder. The last line is everything.
+    """Count the bytes and objects below URL: bytes, objects, folder. The last line is the total.
 
-    Costs a listing: one request per 1 000 objects. Exits with 1 if there is no such folder.
+    It costs a listing, that is one request per 1 000 objects. The exit code is 1 if there is no such folder.
 
     For example:
 

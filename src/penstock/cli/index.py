@@ -18,35 +18,38 @@ if TYPE_CHECKING:
 
 @expand_groups
 def index(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory of shards.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Shards: s3://bucket/prefix/, a pattern, or a directory.")],
     *,
     beside: Annotated[
-        bool, typer.Option("--beside", help="Keep it beside the shards, under .penstock/, also if none lies there yet.")
+        bool,
+        typer.Option("--beside", help="Store the index beside the shards under .penstock/, even if there is none yet."),
     ] = False,
     index_dir: Annotated[
         str | None,
         typer.Option(
             "--index-dir",
             metavar="DIR",
-            help="Keep it here; default: beside the shards if one lies there, else the user's cache.",
+            help="Store the index here; default: beside the shards if there is one, otherwise in the user's cache.",
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Read every shard, whatever is known.")] = False,
-    ignore_idx: Annotated[bool, typer.Option("--ignore-idx", help="Pass over other tools' .idx files.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Read every shard, even if it is indexed already.")] = False,
+    ignore_idx: Annotated[bool, typer.Option("--ignore-idx", help="Do not use the .idx files of other tools.")] = False,
     skip_corrupt: Annotated[
         bool,
-        typer.Option("--skip-corrupt", help="Index a corrupt shard's good samples, for jobs that skip the others."),
+        typer.Option(
+            "--skip-corrupt", help="Index the good samples of corrupt shards, for jobs that skip corrupt samples."
+        ),
     ] = False,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Index the shards at URL: samples, offsets, checksums, tied to the shards' ETags.
+    """Index the shards at URL: samples, offsets and checksums, for the version that the shards' ETags name.
 
     An indexed data set has a length and random access, and resumes with another number of ranks. Run it again after
-    shards were added or replaced, or after it was interrupted: what is indexed in its present version is not read
-    again. A shard that fails does not stop the others; the exit code is then 1.
+    shards were added or replaced, or after an interruption: shards whose present version is indexed are not read again.
+    If a shard fails, the others are still indexed, and the exit code is 1.
 
-    An index that lies beside the shards is the one that is brought up to date, unless --index-dir names another place.
+    If there is an index beside the shards, it is updated, unless --index-dir names another place.
 
     For example:
 

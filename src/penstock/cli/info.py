@@ -38,19 +38,20 @@ CANDIDATES_COUNT = 1000
 
 @expand_groups
 def info(
-    url: Annotated[str | None, typer.Argument(metavar="URL", help="An object, or a prefix, to measure.")] = None,
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="Object or prefix to measure.")] = None,
     *,
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="NUMBER", min=0.01, help="The longest each measurement takes.")
+        float,
+        typer.Option("--seconds", metavar="NUMBER", min=0.01, help="Seconds that each measurement takes at most."),
     ] = 3.0,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Show versions and limits; with a URL also endpoint, region, where the credentials come from, and a timed probe.
+    """Show versions and limits; with a URL also endpoint, region, the source of the credentials, and measured speed.
 
-    The probe makes three measurements: first bytes, the bandwidth of one connection, and of many. The last two read the
-    object, or the largest one of the first 1 000 below a prefix, again and again until 256 MiB have arrived or --seconds
-    have passed: a small object takes that long. Secrets are never shown.
+    Three things are measured: the time to the first byte, the bandwidth of one connection, and that of many. The last two
+    read the object, or the largest of the first 1 000 below a prefix, repeatedly, until 256 MiB have arrived or --seconds
+    have passed. Secrets are never shown.
 
     For example:
 

@@ -25,20 +25,22 @@ if TYPE_CHECKING:
 @expand_groups
 def ls(
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a pattern, a directory; s3:// for buckets.")
+        str, typer.Argument(metavar="URL", help="s3://bucket/prefix, a pattern, or a directory; s3:// lists buckets.")
     ],
     *,
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also everything below.")] = False,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="List everything below, not only the first level.")
+    ] = False,
     filters: FilterGroup,
-    human: Annotated[bool, typer.Option("--human", help="Sizes as KiB, MiB, ...")] = False,
+    human: Annotated[bool, typer.Option("--human", help="Print sizes in KiB, MiB, and so on.")] = False,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
     """List objects in key order: size in bytes, time in UTC, key.
 
-    A prefix need not end at a slash: s3://bucket/tr lists train/ and trial.txt. Wildcards and braces make a pattern, as
-    in penstock.shards; quote it, or the shell takes it for its own. Exits with 1 if nothing matches. s3:// lists the
-    buckets that your keys may list, with the time of their creation.
+    A prefix need not end at a slash: s3://bucket/tr lists train/ and trial.txt. A URL with wildcards or braces is a
+    pattern, as in penstock.shards; quote it, so that the shell does not expand it. The exit code is 1 if nothing
+    matches. s3:// lists the buckets that your keys may list, and when they were created.
 
     For example:
 

@@ -20,17 +20,23 @@ if TYPE_CHECKING:
 
 @expand_groups
 def manifest(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, or a directory.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/ or a directory.")],
     *,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="A path or URL; .parquet gives Parquet, - is stdout.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Path or URL of the manifest; .parquet writes Parquet, - writes to stdout.",
+        ),
     ],
     connection: ConnectionGroup,
 ) -> None:
-    """Write key, size and ETag of everything below URL, in key order: JSON lines, or Parquet.
+    """Write the key, size and ETag of each object below URL, in key order, as JSON lines or Parquet.
 
-    A job that is given the manifest in the place of the URL lists nothing, and reads the versions that it names. What
-    lies under .penstock/ is left out. FILE appears whole or not at all.
+    A job that gets the manifest instead of the URL needs no listing, and reads the versions that the manifest names.
+    Objects under .penstock/ are left out. FILE appears completely or not at all.
 
     For example:
 

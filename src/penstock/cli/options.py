@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Cache = Annotated[
     str | None,
-    typer.Option("--cache", metavar="PATH:SIZE", help="Keep what is read on this node's disk, /nvme/penstock:200GB."),
+    typer.Option(
+        "--cache", metavar="PATH:SIZE", help="Cache what is read on this node's disk, e.g. /nvme/penstock:200GB."
+    ),
 ]
 
 
@@ -72,16 +74,19 @@ class ConnectionGroup:
     endpoint_url: Annotated[
         str | None,
         typer.Option(
-            "--endpoint-url", metavar="URL", help="S3 endpoint; default: AWS_ENDPOINT_URL_S3, profile, Amazon."
+            "--endpoint-url",
+            metavar="URL",
+            help="URL of the S3 endpoint; default: AWS_ENDPOINT_URL_S3, the profile, Amazon.",
         ),
     ] = None
     region: Annotated[
-        str | None, typer.Option("--region", metavar="NAME", help="Region to sign for; default: AWS_REGION, profile.")
+        str | None,
+        typer.Option("--region", metavar="NAME", help="Region of the bucket; default: AWS_REGION, the profile."),
     ] = None
     profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="Profile of ~/.aws/config; default: AWS_PROFILE.")
+        str | None, typer.Option("--profile", metavar="NAME", help="Profile in ~/.aws/config; default: AWS_PROFILE.")
     ] = None
-    anonymous: Annotated[bool, typer.Option("--anonymous", help="Do not sign: public data.")] = False
+    anonymous: Annotated[bool, typer.Option("--anonymous", help="Do not sign requests, for public data.")] = False
 
     def options(self) -> ConnectionOptions:
         """Return the keyword arguments that ``penstock.connect`` and ``penstock.shards`` take."""
@@ -98,13 +103,21 @@ class SourceConnectionGroup:
     """The options of a connection to SRC alone."""
 
     source_endpoint_url: Annotated[
-        str | None, typer.Option("--source-endpoint-url", metavar="URL", help="Of SRC, where it is another store's.")
+        str | None,
+        typer.Option(
+            "--source-endpoint-url",
+            metavar="URL",
+            help="URL of the S3 endpoint of SRC, if it differs from that of DST.",
+        ),
     ] = None
     source_profile: Annotated[
-        str | None, typer.Option("--source-profile", metavar="NAME", help="Of SRC, where others may read it.")
+        str | None,
+        typer.Option(
+            "--source-profile", metavar="NAME", help="Profile that may read SRC, if it differs from that of DST."
+        ),
     ] = None
     source_anonymous: Annotated[
-        bool, typer.Option("--source-anonymous", help="Do not sign what is read: SRC is public.")
+        bool, typer.Option("--source-anonymous", help="Do not sign requests for SRC, for public data.")
     ] = False
 
     def applied_to(self, connection: ConnectionGroup) -> ConnectionGroup:

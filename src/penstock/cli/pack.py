@@ -26,47 +26,65 @@ if TYPE_CHECKING:
     from penstock.pack.workers import ExecutionOptions
 
 ShardBytes = Annotated[
-    str | None, typer.Option("--bytes-max", "--shard-size", metavar="BYTES", help="Of a shard, e.g. 256MB, 1GiB.")
+    str | None,
+    typer.Option("--bytes-max", "--shard-size", metavar="BYTES", help="Size limit of a shard, e.g. 256MB, 1GiB."),
 ]
 KeyField = Annotated[
     str | None,
     typer.Option(
-        "--key-field", metavar="FIELD", help="Takes the samples' keys; __key__: TFRecord keeps them to be read back."
+        "--key-field",
+        metavar="FIELD",
+        help="Field that takes the samples' keys; with __key__, TFRecord stores them so that they are read back.",
     ),
 ]
-AllowLoss = Annotated[bool, typer.Option("--allow-loss", help="Go on though the format loses something.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, write nothing.")]
+AllowLoss = Annotated[bool, typer.Option("--allow-loss", help="Continue even if the format loses something.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, and write nothing.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteGroup:
     """The options that say what happens to shards at the destination."""
 
-    append: Annotated[bool, typer.Option("--append", help="Add shards to those that are there.")] = False
+    append: Annotated[bool, typer.Option("--append", help="Add shards to those that exist.")] = False
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew; deletes the shards that penstock packed there, no others.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Start again; this deletes the shards that penstock packed there, and no others."
+        ),
     ] = False
-    verify: Annotated[bool, typer.Option("--verify", help="Read every shard back, against its checksums.")] = False
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every shard back, and compare it with its checksums.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionGroup:
     """The options that say how a plan is carried out."""
 
-    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", help="Shards at a time; default 4.")] = None
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            metavar="N",
+            help="Number of shards at a time; default 4, or the number of cores with --transform.",
+        ),
+    ] = None
     memory_bytes_max: Annotated[
         str | None,
         typer.Option(
             "--memory-bytes-max",
             "--memory",
             metavar="BYTES",
-            help="What reading and writing may hold together, e.g. 2GB.",
+            help="Memory that reading and writing may hold together, e.g. 2GB.",
         ),
     ] = None
-    executor: Annotated[str, typer.Option("--executor", metavar="threads|ray", help="Here, or on a Ray cluster.")] = (
-        "threads"
+    executor: Annotated[
+        str,
+        typer.Option("--executor", metavar="threads|ray", help="Run in threads of this process, or on a Ray cluster."),
+    ] = "threads"
+    address: Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Address of the Ray cluster.")] = (
+        None
     )
-    address: Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster.")] = None
 
     def options(self, *, verify: bool) -> ExecutionOptions:
         """Return the options as ``penstock.pack`` takes them.
@@ -91,54 +109,75 @@ def pack(
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="A directory or prefix, a manifest, or a table of files.")
     ],
-    destination: Annotated[str, typer.Argument(metavar="DST", help="A folder, or s3://bucket/train-%06d.tar.")],
+    destination: Annotated[
+        str, typer.Argument(metavar="DST", help="A folder, or a pattern such as s3://bucket/train-%06d.tar.")
+    ],
     *,
     format: Annotated[  # noqa: A002 - the option's name
         str | None,
         typer.Option(
             "--format",
             metavar="NAME",
-            help="tar, tfrecord, recordio, jsonl, mds, parquet, also tar.zst, ...; default: by the name, else tar.",
+            help="tar, tfrecord, recordio, jsonl, mds, parquet; compressed: tar.zst, ...; default: by the name, or tar.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="PATTERN", help="Of shards; default shard-%06d.tar.")
+        str | None,
+        typer.Option("--name", metavar="PATTERN", help="Pattern of the shards' names; default shard-%06d.tar."),
     ] = None,
     bytes_max: ShardBytes = "256MB",
     samples_max: Annotated[
         int | None,
-        typer.Option("--samples-max", "--shard-samples", metavar="N", help="At most so many samples in a shard."),
+        typer.Option("--samples-max", "--shard-samples", metavar="N", help="Limit of samples in a shard."),
     ] = None,
     group_by: Annotated[
-        str, typer.Option("--group-by", metavar="stem|file", help="stem: a.jpg and a.json are one sample; file.")
+        str,
+        typer.Option(
+            "--group-by", metavar="stem|file", help="stem: a.jpg and a.json are one sample; file: each file is one."
+        ),
     ] = "stem",
     fields: Annotated[
-        str | None, typer.Option("--fields", metavar="SPEC", help="image=png,label=cls:int: what is taken, as what.")
+        str | None,
+        typer.Option(
+            "--fields", metavar="SPEC", help="Fields to take, their new names and types: image=png,label=cls:int."
+        ),
     ] = None,
     labels: Annotated[
         str | None, typer.Option("--labels", metavar="folders|TABLE", help="Where the samples' labels come from.")
     ] = None,
-    label_field: Annotated[str, typer.Option("--label-field", metavar="FIELD", help="That takes the label.")] = "cls",
+    label_field: Annotated[
+        str, typer.Option("--label-field", metavar="FIELD", help="Field that takes the label.")
+    ] = "cls",
     split: Annotated[
-        str | None, typer.Option("--split", metavar="SHARES", help="train=0.9,val=0.1: by a hash of each key.")
+        str | None,
+        typer.Option(
+            "--split", metavar="SHARES", help="Divide the samples by a hash of their keys: train=0.9,val=0.1."
+        ),
     ] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Permute the samples first.")] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of --shuffle and --split.")] = 0,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Permute the samples before they are cut into shards.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of --shuffle and --split.")] = 0,
     transform: Annotated[
-        str | None, typer.Option("--transform", metavar="MODULE:FUNCTION", help="fn(sample) -> sample, for each.")
+        str | None,
+        typer.Option(
+            "--transform",
+            metavar="MODULE:FUNCTION",
+            help="Function that is applied to each sample: fn(sample) -> sample.",
+        ),
     ] = None,
     transform_version: Annotated[
         str | None,
         typer.Option(
             "--transform-version",
             metavar="TEXT",
-            help="Says which transform it is, instead of its code: change it when the transform changes.",
+            help="Identifies the transform in place of its code; change it when the transform changes.",
         ),
     ] = None,
     key_field: KeyField = None,
     allow_loss: AllowLoss = False,
     skip_unnamed: Annotated[
-        bool, typer.Option("--skip-unnamed", help="Pass over files whose names make no sample key.")
+        bool, typer.Option("--skip-unnamed", help="Pass over files whose names are not sample keys.")
     ] = False,
     writing: WriteGroup,
     dry_run: DryRun = False,
@@ -146,10 +185,10 @@ def pack(
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Pack SRC into shards at DST, with an index and a manifest beside them under .penstock/.
+    """Pack SRC into shards at DST, with an index and a manifest under .penstock/ beside them.
 
-    Files whose names are equal up to the first dot are one sample. Interrupted in any way, the same command goes on
-    where it was: finished shards stay, none is visible in part. The same input gives the same bytes.
+    Files with the same name up to the first dot are one sample. After any interruption, the same command continues:
+    finished shards stay, and no shard is ever visible in part. The same input gives the same bytes.
 
     For example:
 

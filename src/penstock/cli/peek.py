@@ -30,23 +30,25 @@ _TEXT_MAX = 40
 
 @expand_groups
 def peek(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Shards: a prefix, a pattern, one shard.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Shards: a prefix, a pattern, or one shard.")],
     *,
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many samples.")] = 5,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Number of samples.")] = 5,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A contact sheet of the images: x.png or x.html."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write a contact sheet of the images: x.png or x.html."),
     ] = None,
     source_format: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="Of the shards, where names and first bytes do not say it."),
+        typer.Option(
+            "--format", metavar="NAME", help="Format of the shards, if their names and first bytes do not show it."
+        ),
     ] = None,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Show the first samples at URL: keys, fields, sizes, and what is in them.
+    """Show the first samples at URL: keys, fields, sizes and values.
 
-    Reads no more of the first shards than the samples take. A contact sheet is one file without links to elsewhere.
+    No more of the first shards is read than the samples need. A contact sheet is one self-contained file.
 
     For example:
 

@@ -26,22 +26,24 @@ KEYS_AT_ONCE = 8000
 
 @expand_groups
 def rm(
-    url: Annotated[str, typer.Argument(metavar="URL", help="An object, a pattern; with --recursive a folder.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="An object or a pattern; with --recursive, a folder.")],
     *,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Remove everything below the folder.")] = False,
     filters: FilterGroup,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
+    ] = False,
     whole_bucket: Annotated[
-        bool, typer.Option("--whole-bucket", help="Agree that URL is a whole bucket; it is refused without this.")
+        bool, typer.Option("--whole-bucket", help="Allow URL to be a whole bucket, which is refused otherwise.")
     ] = False,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
     """Remove an object, the objects that a pattern names, or with --recursive everything below a folder.
 
-    Nothing is asked: try --dry-run first. What was removed is gone, unless the bucket keeps versions. Exits with 1 if
-    there is nothing to remove. After Ctrl-C, or an error, some of the objects may be gone; run it again. In a directory,
-    links to other directories, and the files behind them, stay.
+    There is no confirmation, so try --dry-run first. Removed objects cannot be restored unless the bucket keeps versions.
+    The exit code is 1 if there is nothing to remove. After Ctrl-C or an error, some of the objects may be removed; run it
+    again to remove the others. In a directory, links to other directories and the files behind them are not removed.
 
     For example:
 

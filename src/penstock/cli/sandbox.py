@@ -18,15 +18,16 @@ END_S_MAX = 10.0
 
 def sandbox(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="A program and its arguments; default: your shell.")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="Program with its arguments; default: your shell.")
     ] = None,
     *,
-    bucket: Annotated[str, typer.Option("--bucket", metavar="NAME", help="The empty bucket that is there.")] = "bucket",
+    bucket: Annotated[str, typer.Option("--bucket", metavar="NAME", help="Name of the empty bucket.")] = "bucket",
 ) -> None:
-    """Start an S3 server on a free loopback port, run COMMAND or your shell beside it, and end it with that.
+    """Start an S3 server on a free loopback port, run COMMAND or your shell beside it, and end the server afterwards.
 
-    The program finds the server through the AWS variables of its environment, with generated keys; those that were set
-    before do not reach it. The objects are gone afterwards. The exit code is the program's. Needs: pip install ministack
+    The program finds the server through the AWS variables of its environment, with generated keys; AWS variables that were
+    set before do not reach it. The objects are gone afterwards. The exit code is the program's. This needs the package
+    ministack: pip install ministack
 
     For example:
 

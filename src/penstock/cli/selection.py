@@ -28,7 +28,9 @@ class FilterGroup:
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            "--exclude", metavar="GLOB", help="Leave out keys that match; may be repeated, and beats --include."
+            "--exclude",
+            metavar="GLOB",
+            help="Leave out keys that match, even if they match --include; may be repeated.",
         ),
     ] = None
 

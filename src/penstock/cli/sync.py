@@ -16,15 +16,15 @@ from penstock.errors import ConfigError
 
 @expand_groups
 def sync(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A prefix or directory, or a pattern.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="A prefix or directory.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A prefix, a directory, or a pattern.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="A prefix or a directory.")],
     *,
     delete: Annotated[bool, typer.Option("--delete", help="Remove from DST what SRC does not have.")] = False,
     allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="Go on if SRC has no objects; with --delete this empties DST.")
+        bool, typer.Option("--allow-empty", help="Continue if SRC has no objects; with --delete this empties DST.")
     ] = False,
     filters: FilterGroup,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
     cache: Cache = None,
     as_json: AsJson = False,
     connection: ConnectionGroup,
@@ -32,8 +32,8 @@ def sync(
 ) -> None:
     """Copy from SRC what DST lacks, as cp does; with --delete, also remove from DST what SRC does not have.
 
-    Objects are removed last, and only if SRC was listed to its end, is not empty, and everything was copied. What
-    --include and --exclude leave out is neither copied nor removed.
+    Objects are removed last, and only if SRC was listed completely, is not empty, and everything was copied. Objects that
+    --include and --exclude leave out are neither copied nor removed.
 
     For example:
 

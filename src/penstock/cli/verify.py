@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 
 @expand_groups
 def verify(
-    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, a pattern, a directory of shards.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Shards: s3://bucket/prefix/, a pattern, or a directory.")],
     *,
     index_dir: Annotated[
-        str | None, typer.Option("--index-dir", metavar="DIR", help="Where the index is; default: beside, or cache.")
+        str | None,
+        typer.Option(
+            "--index-dir", metavar="DIR", help="Folder of the index; default: beside the shards, or the user's cache."
+        ),
     ] = None,
     as_json: AsJson = False,
     connection: ConnectionGroup,
 ) -> None:
-    """Read every shard at URL and hold each sample's place, key and CRC32C against the data set's index.
+    """Read every shard at URL, and compare the position, key and CRC32C of each sample with the data set's index.
 
-    Shards that no index knows, that the index knows and are not there, and that changed since, are failures too. The
-    exit code is 1 if there is a failure. It is 3 if nothing is wrong, but some shards have no checksums, neither in
-    their index nor in themselves, so that only the number and lengths of their samples were checked.
+    Shards that are not in the index, that are in the index but do not exist, and that have changed are failures too. The
+    exit code is 1 if there is a failure. It is 3 if nothing is wrong but some shards have no checksums, neither in their
+    index nor in themselves, so that only the number and lengths of their samples were checked.
 
     For example:
 
