@@ -19,8 +19,8 @@ import pytest
 if TYPE_CHECKING:
     from penstock.store import Store
     from penstock.testing.ministack import Ministack
+    from penstock.testing.s3_server import S3Server
     from servers.ceph import Ceph
-    from servers.endpoint import Endpoint
     from servers.faulty import FaultyServer
 
 
@@ -84,7 +84,7 @@ def ceph() -> Iterator[Ceph]:
 
 
 @pytest.fixture(scope="session")
-def moto() -> Iterator[Endpoint]:
+def moto() -> Iterator[S3Server]:
     """moto's server."""
     from servers.others import Moto
 
@@ -93,7 +93,7 @@ def moto() -> Iterator[Endpoint]:
 
 
 @pytest.fixture(scope="session")
-def rclone() -> Iterator[Endpoint]:
+def rclone() -> Iterator[S3Server]:
     """``rclone serve s3`` on a folder."""
     from servers.others import Rclone
 
@@ -102,7 +102,7 @@ def rclone() -> Iterator[Endpoint]:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint(request: pytest.FixtureRequest) -> Ministack | Endpoint:
+def s3_endpoint(request: pytest.FixtureRequest) -> S3Server:
     """The S3 of this session: ``endpoint_url``, ``access_key``, ``secret_key``, ``region``, ``client()``."""
     name = os.environ.get("PENSTOCK_TEST_S3", "ministack")
     if name not in S3_SERVERS:

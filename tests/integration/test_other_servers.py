@@ -9,14 +9,14 @@ import pytest
 import penstock as ps
 from penstock.config import MIB
 from penstock.fetch import PlanItem
-from servers.endpoint import Endpoint
+from penstock.testing.s3_server import S3Server
 
 pytestmark = pytest.mark.server
 
 DATA = random.Random(0).randbytes(11 * MIB)
 
 
-def connect(server: Endpoint) -> ps.Store:
+def connect(server: S3Server) -> ps.Store:
     """A store on a new bucket of `server`."""
     keys = ps.Credentials(access_key=server.access_key, secret_key=server.secret_key)
     bucket = server.create_bucket()
@@ -29,7 +29,7 @@ def write(store: ps.Store) -> None:
         file.write(DATA)
 
 
-def test_what_rclone_lists_can_be_read(rclone: Endpoint) -> None:
+def test_what_rclone_lists_can_be_read(rclone: S3Server) -> None:
     """Unquoted ETags in listings, ranges with a status of 200 and another root of the upload's document change nothing."""
     with connect(rclone) as store:
         store.write("small", b"small")

@@ -8,14 +8,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from servers.endpoint import Endpoint, free_ports
+from penstock.testing.s3_server import S3Server, free_ports
 
 SCRIPT = Path(__file__).with_name("ceph.sh")
 START_S_MAX = 300
 """The first start may install 100 MB of packages; later ones take seconds."""
 
 
-class Ceph(Endpoint):
+class Ceph(S3Server):
     """One running Ceph: monitor, OSD in memory, RGW."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Ceph(Endpoint):
             raise
 
     def close(self) -> None:
-        """See ``Endpoint``."""
+        """Stop the daemons and remove their folder."""
         if Path(self._folder).exists():
             subprocess.run([str(SCRIPT), "down", self._folder], check=True, timeout=60)
             shutil.rmtree(self._folder, ignore_errors=True)

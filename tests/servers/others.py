@@ -6,7 +6,7 @@ import shutil
 import sys
 import sysconfig
 
-from servers.endpoint import Daemon
+from servers.daemon import Daemon
 
 
 class Moto(Daemon):

@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,20 +21,20 @@ import time
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.testing.s3_server import S3Server, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
 _POLICY = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
 _STARTS_MAX = 3  # another process may take the free port before the server binds it
 _POLL_S = 0.05
 
 
-class Ministack:
+class Ministack(S3Server):
     """A running server. It is a context manager, and ``close()`` is idempotent.
 
     Args:
@@ -57,7 +56,6 @@ class Ministack:
     def __init__(self, *, settings: Mapping[str, str] | None = None, ready_s_max: float = 60.0) -> None:
         if find_spec("ministack") is None:
             raise ConfigError("ministack is not installed", hint="pip install ministack")
-        self.region = "us-east-1"
         self._root = secrets.token_hex(8).upper(), secrets.token_urlsafe(24)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-ministack-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,42 +66,10 @@ class Ministack:
             self.close()
             raise
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The AWS environment variables that let a child process use this server."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint_url,
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
-            "AWS_REGION": self.region,
-            "AWS_DEFAULT_REGION": self.region,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-
-    def client(self, service: str = "s3") -> Any:
-        """Return a botocore client with the user's keys, to check independently what penstock did."""
-        return self._client(service, self.access_key, self.secret_key)
-
-    def create_bucket(self, name: str | None = None) -> str:
-        """Create an empty bucket and return its name, which is random by default."""
-        name = name or f"penstock-{secrets.token_hex(6)}"
-        client = self.client()
-        client.create_bucket(Bucket=name)
-        client.close()
-        return name
-
     def close(self) -> None:
         """End the server, wait for its end, and remove its files."""
         self._end_process()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Ministack {self.endpoint_url} pid {self.pid}>" if self._process else "<Ministack closed>"
@@ -124,7 +90,7 @@ class Ministack:
     def _start(self, settings: dict[str, str], ready_s_max: float) -> None:
         deadline_s = time.monotonic() + ready_s_max
         for _ in range(_STARTS_MAX):
-            port = _free_port()
+            (port,) = free_ports(1)
             self.endpoint_url = f"http://127.0.0.1:{port}"
             log = self._folder / "log"
             with log.open("wb") as output:
@@ -198,28 +164,6 @@ class Ministack:
         key = iam.create_access_key(UserName="penstock")["AccessKey"]
         iam.close()
         return key["AccessKeyId"], key["SecretAccessKey"]
-
-    def _client(self, service: str, access_key: str, secret_key: str) -> Any:
-        import botocore.config
-        import botocore.session
-
-        return botocore.session.Session().create_client(
-            service,
-            region_name=self.region,
-            endpoint_url=self.endpoint_url,
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret_key,
-            config=botocore.config.Config(
-                proxies={}, s3={"addressing_style": "path"}, request_checksum_calculation="when_required"
-            ),
-        )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _serve() -> None:
