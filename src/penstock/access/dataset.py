@@ -6,8 +6,6 @@ import logging
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from penstock.access.calls import CallPlaces
-from penstock.access.places import ObjectPlaces, ShardPlaces
 from penstock.config import SEED_MAX, FetchConfig, check_configs, check_path, check_whole
 from penstock.errors import ClosedError, ConfigError
 from penstock.index import build, in_directory, lookup
@@ -15,6 +13,8 @@ from penstock.pipeline import Dataset, Decode, Join, Map, Mix, Objects, Pipeline
 from penstock.ranges import REQUEST_COST_BYTES
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
+from penstock.sources.functions import CallPlaces
+from penstock.sources.readers import ObjectPlaces, ShardPlaces
 from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.access.places import Fetched, Places
     from penstock.cache import CacheConfig
     from penstock.index import Lookup
     from penstock.pipeline import Shards
     from penstock.pipeline.dataset import Values
+    from penstock.sources.readers import Fetched, Places
     from penstock.sources.shards import Shard
 
 Index: TypeAlias = Literal["auto", "require"]

@@ -8,7 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from penstock.access.merging import (
+from penstock.config import KIB, MIB, FetchConfig
+from penstock.fetch import PlanItem
+from penstock.sources.merging import (
     BREAK_EVEN_BYTES,
     REQUEST_COST_BYTES,
     Piece,
@@ -16,8 +18,6 @@ from penstock.access.merging import (
     gap_worth_bytes,
     merged,
 )
-from penstock.config import KIB, MIB, FetchConfig
-from penstock.fetch import PlanItem
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced
 from penstock.types import Attempt, ByteRange, Completion, Get, Landing

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.access.merging import Piece, merged
-from penstock.access.names import Names
 from penstock.fetch import PlanItem
 from penstock.formats import Sample, group_objects
 from penstock.index import SampleMap
+from penstock.sources.merging import Piece, merged
+from penstock.sources.packed_strings import Names
 from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
 from penstock.store.multi import MultiStore
 

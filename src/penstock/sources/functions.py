@@ -8,11 +8,11 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock import forks
-from penstock.access.names import Names
-from penstock.access.places import Fetched
 from penstock.errors import ClosedError
 from penstock.formats import Sample
 from penstock.formats.grouping import NO_EXTENSION
+from penstock.sources.packed_strings import Names
+from penstock.sources.readers import Fetched
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
