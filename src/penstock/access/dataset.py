@@ -13,8 +13,9 @@ from penstock.pipeline import Dataset, Decode, Join, Map, Mix, Objects, Pipeline
 from penstock.ranges import REQUEST_COST_BYTES
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
-from penstock.sources.functions import CallPlaces
-from penstock.sources.readers import ObjectPlaces, ShardPlaces
+from penstock.sources.functions import FunctionReader
+from penstock.sources.indexed import IndexedReader
+from penstock.sources.objects import ObjectReader
 from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache import CacheConfig
+    from penstock.formats import Sample
     from penstock.index import Lookup
     from penstock.pipeline import Shards
     from penstock.pipeline.dataset import Values
-    from penstock.sources.readers import Fetched, Places
+    from penstock.sources.readers import SampleReader
     from penstock.sources.shards import Shard
 
 Index: TypeAlias = Literal["auto", "require"]
@@ -84,25 +86,25 @@ class PipelineDataset(Dataset):
             raise ConfigError(f"index={index!r} must be 'auto' or 'require'", hint=hint)
         source = pipeline.source
         assert not isinstance(source, Mix)  # checked by transform_of
-        self._places: Places
+        self._reader: SampleReader
         if isinstance(source, Objects) and source.read is not None:
-            self._places = CallPlaces(source)
+            self._reader = FunctionReader(source)
             return
         gap_bytes = None if fetch is None else fetch.gap_bytes_max
         config = fetch or FetchConfig(requests_min=REQUESTS_MIN, gap_bytes_max=REQUEST_COST_BYTES)
         shards = ShardFinder(source, fetch=config, cache=cache).find()
         if isinstance(source, Objects):
-            self._places = ObjectPlaces(source, shards, config)
+            self._reader = ObjectReader(source, shards)
         else:
             known = _indexed(source, shards, index=index, index_dir=index_dir)
-            self._places = ShardPlaces(known, config, fields=pipeline.members(), gap_bytes=gap_bytes)
+            self._reader = IndexedReader(known, fields=pipeline.members(), gap_bytes=gap_bytes)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._reader)
 
     def read_samples(self, indices: Sequence[int | str] | NDArray[np.integer], *, epoch: int = 0) -> list[Values]:
         """Read samples by number or key; see ``Dataset.read_samples``."""
-        places = self._opened()
+        reader = self._opened()
         numbers = [self._number(each) for each in _listed(indices)]
         rows: dict[int, list[int]] = {}  # by sample number: its rows in the result
         for row, number in enumerate(numbers):
@@ -110,19 +112,17 @@ class PipelineDataset(Dataset):
         check_whole("epoch", epoch, 0, SEED_MAX)
         random = SampleRandom(seed=self._seed, epoch=epoch)
         samples: list[Any] = [None] * len(numbers)
-        distinct = list(rows)
-        for index, fetched in places.fetch(distinct):
-            number = distinct[index]
+        for number, sample, url in reader.read_batch(list(rows)):
             for row in rows[number]:
-                samples[row] = self._transformed(number, fetched, random)
+                samples[row] = self._transformed(number, sample, url, random)
         return samples
 
     def iter_samples(self, indices: Iterable[int | str] | None = None, *, epoch: int = 0) -> Iterator[Values]:
         """Iterate over samples in the given order; see ``Dataset.iter_samples``."""
-        places = self._opened()
+        reader = self._opened()
         check_whole("epoch", epoch, 0, SEED_MAX)
         wanted: Iterable[Any] = range(len(self)) if indices is None else indices
-        return self._iterated(places, wanted, SampleRandom(seed=self._seed, epoch=epoch))
+        return self._iterated(reader, wanted, SampleRandom(seed=self._seed, epoch=epoch))
 
     def find(self, key: str) -> int | None:
         """Return the number of the first sample with this key, or None; see ``Dataset.find``."""
@@ -132,7 +132,7 @@ class PipelineDataset(Dataset):
         """Close the stores and the threads that call the user's function; idempotent."""
         if not self._closed:
             self._closed = True
-            self._places.close()
+            self._reader.close()
 
     def __repr__(self) -> str:
         return f"<Dataset {self.pipeline!r}: {'closed' if self._closed else f'{len(self)} samples'}>"
@@ -144,10 +144,10 @@ class PipelineDataset(Dataset):
         self.__dict__.update(state)
         self._transform = SampleTransform(self.pipeline)
 
-    def _opened(self) -> Places:
+    def _opened(self) -> SampleReader:
         if self._closed:
             raise ClosedError(f"{self!r} is used after close()", hint="open it again")
-        return self._places
+        return self._reader
 
     def _number(self, index: Any) -> int:
         if isinstance(index, str):
@@ -157,20 +157,23 @@ class PipelineDataset(Dataset):
             return number
         if isinstance(index, bool):
             raise ConfigError(f"{index!r} is not the number of a sample", hint="to use a mask: np.flatnonzero(mask)")
-        count = len(self._places)
+        count = len(self._reader)
         number = as_index(index)
         if not -count <= number < count:
             raise IndexError(f"sample {number} of {count}: numbers range from {-count} to {count - 1}")
         return number % count
 
     @boundary
-    def _iterated(self, places: Places, indices: Iterable[Any], random: SampleRandom) -> Iterator[Values]:
-        for number, fetched in places.stream(map(self._number, _listed(indices))):
-            yield self._transformed(number, fetched, random)
-            self._opened()
+    def _iterated(self, reader: SampleReader, indices: Iterable[Any], random: SampleRandom) -> Iterator[Values]:
+        stream = reader.stream(map(self._number, _listed(indices)))
+        try:
+            for number, sample, url in stream:
+                yield self._transformed(number, sample, url, random)
+                self._opened()
+        finally:
+            stream.close()
 
-    def _transformed(self, number: int, fetched: Fetched, random: SampleRandom) -> Values:
-        sample, url = fetched
+    def _transformed(self, number: int, sample: Sample, url: str, random: SampleRandom) -> Values:
         values: Values = self._transform(sample, shard=url, position=number, random=random)
         values["__key__"], values["__shard__"], values["__position__"] = sample.key, url, number
         return values

@@ -43,20 +43,31 @@ def group_objects(keys: Iterable[str], *, group_by: Literal["stem"] | None = Non
         raise ConfigError(f"group_by={group_by!r} is neither None nor 'stem'")
     groups: dict[str, dict[str, str]] = {}
     for key in keys:
-        if group_by is None:
-            name, dot, extension = key.rpartition("/")[2].rpartition(".")
-            found: tuple[str, str] | None = (key, extension.lower() if name and dot and extension else NO_EXTENSION)
-        else:
-            found = split_name(key)
-        if found is None or key.endswith("/"):
+        member = member_of(key, group_by)
+        if member is None:
             continue
-        sample_key, field = found
+        sample_key, field = member
         members = groups.setdefault(sample_key, {})
         if field in members or field in RESERVED_FIELDS:
             why = f"is a second field {field!r}" if field in members else f"has the field {field!r}, penstock's own"
             raise DataError(f"object {key!r} {why}", sample_key=sample_key, field=field)
         members[field] = key
     return [ObjectGroup(key, members) for key, members in groups.items()]
+
+
+def member_of(key: str, group_by: Literal["stem"] | None) -> tuple[str, str] | None:
+    """Key of the sample that an object belongs to, and the field that it is there; None if it belongs to no sample.
+
+    Args:
+        key: Object key, as listed.
+        group_by: See ``group_objects``.
+    """
+    if key.endswith("/"):
+        return None
+    if group_by is not None:
+        return split_name(key)
+    name, _, extension = key.rpartition("/")[2].rpartition(".")
+    return key, extension.lower() if name and extension else NO_EXTENSION
 
 
 def likeness(key: str, names: Iterable[str]) -> str:

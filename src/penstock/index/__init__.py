@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.index.building import Built, Listener, build
     from penstock.index.manifest import ManifestEntry, is_manifest_name, read_manifest, write_manifest
     from penstock.index.recorder import IndexBuilder, ShardRecorder, Verifier
-    from penstock.index.sample_map import SampleMap
+    from penstock.index.sample_map import SampleExtent, SampleMap
 
 __all__ = [
     "FOLDER",
@@ -40,6 +40,7 @@ __all__ = [
     "Listener",
     "Lookup",
     "ManifestEntry",
+    "SampleExtent",
     "SampleMap",
     "ShardIndex",
     "ShardLike",
@@ -64,6 +65,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
             **dict.fromkeys(("Built", "Listener", "build"), "building"),
             **dict.fromkeys(("ManifestEntry", "is_manifest_name", "read_manifest", "write_manifest"), "manifest"),
             **dict.fromkeys(("IndexBuilder", "ShardRecorder", "Verifier"), "recorder"),
+            "SampleExtent": "sample_map",
             "SampleMap": "sample_map",
         },
     )

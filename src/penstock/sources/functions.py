@@ -1,106 +1,253 @@
-"""Samples that a user's own function reads, called side by side by the threads of one pool."""
+"""``FunctionReader``: samples that a user's function of a key reads, called side by side in threads."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock import forks
 from penstock.errors import ClosedError
 from penstock.formats import Sample
 from penstock.formats.grouping import NO_EXTENSION
-from penstock.sources.packed_strings import Names
-from penstock.sources.readers import Fetched
+from penstock.sources.packed_strings import PackedStrings
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Self
 
+    from penstock.fetch import PlanItem
     from penstock.pipeline import Objects
+    from penstock.sources.readers import NumberedSample
+    from penstock.store import Store
 
-CALLS_MAX = 32
-"""At once, of all threads that read: calls wait, most of the time."""
+ReadFunction: TypeAlias = "Callable[[str], bytes | Mapping[str, bytes]]"
 
-CALLS_AHEAD = 4 * CALLS_MAX
+THREADS_MAX = 32
+"""Calls at the same time, of all streams that share the threads: most of the time calls wait."""
+
+CALLS_AHEAD_PER_THREAD = 4
+JOIN_S_MAX = 5.0
 
 
-class CallPlaces:
-    """Keys that a user's function reads: as ``Places``.
+class _Call:
+    """One call of the function. It is done once ``done`` is set: with fields, with an error, or cancelled."""
+
+    __slots__ = ("done", "error", "fields", "is_cancelled", "key", "number")
+
+    def __init__(self, number: int, key: str) -> None:
+        self.number = number
+        self.key = key
+        self.fields: dict[str, memoryview] = {}
+        self.error: BaseException | None = None
+        self.is_cancelled = False
+        self.done = threading.Event()
+
+    def cancel(self) -> None:
+        """Have the call not made, if it has not begun, and nobody wait for it."""
+        self.is_cancelled = True
+        self.done.set()
+
+
+class CallThreads:
+    """Threads that call a function. Each starts with a call, until there are enough.
 
     Args:
-        source: With the keys and the function.
+        read: The user's function: a key to bytes, or to the bytes of each field.
+        threads_max: Number of threads.
     """
+
+    def __init__(self, read: ReadFunction, threads_max: int) -> None:
+        self.read = read
+        self.threads_max = threads_max
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, number: int, key: str) -> _Call:
+        """Have the function called for a key.
+
+        Raises:
+            ClosedError: the threads were closed.
+        """
+        call = _Call(number, key)
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            self._calls.put(call)
+            if len(self._threads) < self.threads_max:
+                self._start_one()
+        return call
+
+    def close(self) -> None:
+        """Make no more calls, and wait for those under way, but at most ``JOIN_S_MAX`` seconds; idempotent."""
+        with self._lock:
+            self._closed = True
+        with suppress(Empty):
+            while (call := self._calls.get_nowait()) is not None:
+                call.cancel()
+        self._end_threads()
+        deadline_s = time.monotonic() + JOIN_S_MAX
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_threads"):  # threads refer to the queue alone, so that they end with the last reader
+            self._end_threads()
+
+    def _end_threads(self) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _start_one(self) -> None:
+        name = f"penstock-read-fn-{len(self._threads)}"
+        thread = threading.Thread(target=_work, args=(self._calls, self.read), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+
+def _work(calls: SimpleQueue[_Call | None], read: ReadFunction) -> None:
+    """Make calls until there is a None."""
+    while (call := calls.get()) is not None:
+        if call.is_cancelled:
+            continue
+        try:
+            result = read(call.key)
+            members = result if isinstance(result, Mapping) else {NO_EXTENSION: result}
+            call.fields = {name: memoryview(value) for name, value in members.items()}
+        except BaseException as error:
+            call.error = error
+        call.done.set()
+        del call  # the next one may be long in coming
+
+
+class CallStream:
+    """Samples of a function in the order of their numbers, called ahead.
+
+    Args:
+        threads: The threads that call.
+        keys: Key of each sample.
+        numbers: Numbers of the samples; pulled by the iterating thread.
+        owns_threads: Whether the threads end with the stream.
+    """
+
+    def __init__(
+        self, threads: CallThreads, keys: PackedStrings, numbers: Iterable[int], *, owns_threads: bool
+    ) -> None:
+        self._threads = threads
+        self._keys = keys
+        self._numbers = iter(numbers)
+        self._owns_threads = owns_threads
+        self._calls: deque[_Call] = deque()
+        self._ahead_count = CALLS_AHEAD_PER_THREAD * threads.threads_max
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> NumberedSample:
+        """The next sample. Blocks for the function.
+
+        Raises:
+            DecodeError: the function failed; ``__cause__`` is what it raised.
+            ClosedError: the stream was closed meanwhile.
+        """
+        calls = self._calls
+        while len(calls) < self._ahead_count and (number := next(self._numbers, None)) is not None:
+            calls.append(self._threads.submit(number, self._keys[number]))
+        if not calls:
+            raise StopIteration
+        call = calls[0]
+        call.done.wait()
+        if call.is_cancelled:
+            raise _closed()
+        calls.popleft()
+        if call.error is not None:
+            raise failed(self._threads.read, call.error, stage="read", sample_key=call.key) from call.error
+        size_bytes = sum(map(len, call.fields.values()))
+        return call.number, Sample(call.key, call.fields, 0, size_bytes), call.key
+
+    def close(self) -> None:
+        """Cancel the calls that have not begun; from any thread, idempotent."""
+        for call in list(self._calls):
+            call.cancel()
+        if self._owns_threads:
+            self._threads.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_calls"):
+            for call in self._calls:
+                call.cancel()
+
+
+class FunctionReader:
+    """Samples that a user's function reads, one for each key; a ``SampleReader``.
+
+    Args:
+        source: The keys and the function.
+    """
+
+    store: Store | None = None
 
     def __init__(self, source: Objects) -> None:
         assert source.read is not None
-        self._read: Callable[[str], bytes | Mapping[str, bytes]] = source.read
-        self._names = Names(source.urls)
+        self._read: ReadFunction = source.read
+        self._keys = PackedStrings(source.urls)
         self._by_key: dict[str, int] | None = None
-        self._closed = False
-        self._start()
+        self._make_threads()
 
-    def _start(self) -> None:
-        self._pool = ThreadPoolExecutor(CALLS_MAX, "penstock-read-fn")  # its threads begin with the first call
+    def _make_threads(self) -> None:
+        self._threads = CallThreads(self._read, THREADS_MAX)
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """The pool's threads are the parent's."""
-        self._start()
+        """Replace the threads, which are the parent's."""
+        self._make_threads()
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._keys)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None, "_by_key": None}
+        return {**self.__dict__, "_threads": None, "_by_key": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start()
+        self._make_threads()
 
-    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Fetched]]:
-        """See ``Places``."""
-        return enumerate(fetched for _, fetched in self.stream(numbers))
+    def read_batch(self, numbers: Sequence[int]) -> Iterator[NumberedSample]:
+        """Some samples; see ``SampleReader``."""
+        return self.stream(numbers)
 
-    def stream(self, numbers: Iterable[int]) -> Iterator[tuple[int, Fetched]]:
-        """See ``Places``."""
-        calls: deque[tuple[int, Future[Sample]]] = deque()
-        try:
-            for number in numbers:
-                calls.append((number, self._pool.submit(self._called, self._names[number])))
-                if len(calls) >= CALLS_AHEAD:
-                    yield _answered(*calls.popleft())
-            while calls:
-                yield _answered(*calls.popleft())
-        except (CancelledError, RuntimeError) as error:
-            if not self._closed:
-                raise
-            raise ClosedError("the data set was closed while it was read", hint="open it again") from error
-        finally:
-            for _, call in calls:
-                call.cancel()
+    def stream(self, numbers: Iterable[int], *, threads_count: int | None = None) -> CallStream:
+        """Samples in the order of `numbers`; see ``SampleReader``."""
+        if threads_count is None:
+            return CallStream(self._threads, self._keys, numbers, owns_threads=False)
+        return CallStream(CallThreads(self._read, threads_count), self._keys, numbers, owns_threads=True)
+
+    def requests(self, number: int) -> Sequence[PlanItem]:
+        """Nothing: the function reads."""
+        del number
+        return ()
+
+    def iter_keys(self) -> Iterator[str]:
+        """The key of each sample, in order."""
+        return iter(self._keys)
 
     def find(self, key: str) -> int | None:
-        """See ``Places``."""
+        """Number of the first sample with this key. Cost: the first call makes a dict of all keys."""
         if self._by_key is None:
-            self._by_key = {name: number for number, name in reversed(list(enumerate(self._names)))}
+            self._by_key = {key: number for number, key in reversed(list(enumerate(self._keys)))}
         return self._by_key.get(key)
 
     def close(self) -> None:
-        """Let calls under way end, and the pool's threads; idempotent."""
-        self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _called(self, key: str) -> Sample:
-        try:
-            found = self._read(key)
-        except Exception as error:
-            raise failed(self._read, error, stage="read", sample_key=key) from error
-        members = found if isinstance(found, Mapping) else {NO_EXTENSION: found}
-        return Sample(key, {name: memoryview(value) for name, value in members.items()}, 0)
+        """Wait for calls under way, but not for ever, and end the threads; idempotent."""
+        self._threads.close()
 
 
-def _answered(number: int, call: Future[Sample]) -> tuple[int, Fetched]:
-    sample = call.result()
-    return number, Fetched(sample, sample.key)
+def _closed() -> ClosedError:
+    return ClosedError("the source was closed while its samples were read")

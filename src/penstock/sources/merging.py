@@ -1,10 +1,11 @@
-"""Ranges that lie near each other, read as one request: how near is worth it, by what the store was measured to do.
+"""Ranges of a batch that lie near each other in a shard are read by one request, as far as that pays.
 
-Reading a gap costs bandwidth, a second request a connection for as long as its answer takes to begin: on one connection
-they break even at first_byte_s * bytes_per_s (bench/coalesce.py). But a batch's requests run side by side, and one that
-hides behind others saves nothing: the gaps of 128 random samples out of a few shards are all "worth" reading by that
-rule, which then reads the shards whole, sixteen times the bytes. So gaps are read through, smallest first, only until
-as many requests are left as may be in flight at once. A gap that costs less than sending the request does is always read.
+Reading a gap costs bandwidth; a second request costs a connection for as long as its answer takes to begin. On one
+connection they break even at ``first_byte_s * bytes_per_s`` (``bench/coalesce.py``). The requests of a batch run side by
+side, though, and a request that hides behind others costs no time: by that rule, all gaps between 128 random samples of a
+few shards would be worth reading, which reads the shards whole, sixteen times the bytes. So gaps are read through,
+narrowest first, only until as many requests are left as may be in flight at once. A gap that costs less than sending a
+request is always read through.
 """
 
 from __future__ import annotations
@@ -26,28 +27,37 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 BREAK_EVEN_BYTES = 512 * KIB
-"""Where nothing was measured yet; ``FetchConfig.gap_bytes_max``'s default."""
+"""The gap as long as nothing is measured: the default of ``FetchConfig.gap_bytes_max``."""
 
 
-class Piece(NamedTuple):
-    """Bytes of a sample: the piece `slot` of the one in `row` of what was asked for."""
+class RequestedRange(NamedTuple):
+    """Bytes of a sample.
+
+    Attributes:
+        row: Index of the sample in the batch.
+        slot: Index of the range among those of the sample.
+        item: The object and the range to read.
+    """
 
     row: int
     slot: int
     item: PlanItem
 
 
-class Read(NamedTuple):
-    """One request, and the pieces that lie in it."""
+class MergedRead(NamedTuple):
+    """One request, and the ranges that lie in what it reads."""
 
     item: PlanItem
-    pieces: list[Piece]
+    ranges: list[RequestedRange]
 
 
 def break_even_bytes(stores: Iterable[Store]) -> int:
-    """The gap that takes as long to read as the next answer takes to begin, on one connection, as measured so far.
+    """The gap that takes as long to read, on one connection, as the next answer takes to begin, by what was measured.
 
-    Of several stores, the narrowest. Cost: a few medians of 512 numbers for each.
+    Args:
+        stores: The stores that are read; the narrowest gap of them counts.
+
+    Cost: a few medians of 512 numbers for each store.
     """
     return min(map(_break_even_bytes, stores))
 
@@ -68,9 +78,9 @@ def gap_worth_bytes(gaps: Sequence[int], *, others_count: int, break_even_bytes:
 
     Args:
         gaps: Bytes between neighbours in one object.
-        others_count: Requests that are left when every gap is read.
-        break_even_bytes: See ``break_even_bytes``.
-        requests_max: In flight at once.
+        others_count: Number of requests that are left if every gap is read through.
+        break_even_bytes: The gap at which reading and a second request cost the same, on one connection.
+        requests_max: Most requests in flight at once.
     """
     surplus = len(gaps) + others_count - requests_max
     if surplus <= 0:
@@ -80,33 +90,32 @@ def gap_worth_bytes(gaps: Sequence[int], *, others_count: int, break_even_bytes:
     return max(REQUEST_COST_BYTES, break_even_bytes)
 
 
-def merged(
-    pieces: Sequence[Piece], stores: Iterable[Store], config: FetchConfig, *, gap_bytes: int | None = None
-) -> list[Read]:
-    """The requests for some pieces, each byte asked for once.
+def merged_reads(
+    ranges: Sequence[RequestedRange], stores: Iterable[Store], config: FetchConfig, *, gap_bytes: int | None = None
+) -> list[MergedRead]:
+    """The requests for some ranges, which read each byte once.
 
     Args:
-        pieces: In any order; of a whole object at most one.
-        stores: That they lie in.
-        config: How they are read.
-        gap_bytes: The widest gap to read through; None: what is worth it.
+        ranges: The ranges in any order; of an object that is read whole, only one.
+        stores: The stores that hold the objects.
+        config: How the stores are read.
+        gap_bytes: The widest gap to read through; None: as wide as pays.
     """
-    reads = [Read(piece.item, [piece]) for piece in pieces if piece.item.span is None]
-    ranged = sorted((piece.item.key, piece.item.span, piece) for piece in pieces if piece.item.span is not None)
+    reads = [MergedRead(each.item, [each]) for each in ranges if each.item.span is None]
+    ordered = sorted((each.item.key, each.item.span, each) for each in ranges if each.item.span is not None)
     if gap_bytes is None:
-        gaps = [after[1].start - before[1].end for before, after in pairwise(ranged) if before[0] == after[0]]
-        others_count = len(pieces) - len(gaps)
-        few = len(pieces) <= config.requests_max  # the usual case asks for no median
+        gaps = [after[1].start - before[1].end for before, after in pairwise(ordered) if before[0] == after[0]]
+        is_few = len(ranges) <= config.requests_max  # the usual case, in which no median is needed
         gap_bytes = gap_worth_bytes(
             gaps,
-            others_count=others_count,
-            break_even_bytes=0 if few else break_even_bytes(stores),
+            others_count=len(ranges) - len(gaps),
+            break_even_bytes=0 if is_few else break_even_bytes(stores),
             requests_max=config.requests_max,
         )
-    for _, group in groupby(ranged, key=itemgetter(0)):
-        here = [(span, piece) for _, span, piece in group]
-        spans = [span for span, _ in here]
+    for _, group in groupby(ordered, key=itemgetter(0)):
+        of_object = [(span, each) for _, span, each in group]
+        spans = [span for span, _ in of_object]
         for first, stop in near_groups(spans, gap_bytes=gap_bytes, length_bytes_max=config.part_bytes):
-            inside = [piece for _, piece in here[first:stop]]
-            reads.append(Read(inside[0].item._replace(span=covering(spans[first:stop])), inside))
+            inside = [each for _, each in of_object[first:stop]]
+            reads.append(MergedRead(inside[0].item._replace(span=covering(spans[first:stop])), inside))
     return reads

@@ -1,33 +1,34 @@
-"""Many strings in one block of memory: they cost their bytes only, and processes that are forked share its pages."""
+"""``PackedStrings``: many strings in one block of memory, which a fork does not copy page by page."""
 
 from __future__ import annotations
 
+from array import array
+from itertools import accumulate
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-class Names:
-    """Strings by number, from 0. Cost: their bytes as UTF-8, and 8 bytes per string.
+class PackedStrings:
+    """An immutable sequence of strings.
 
     Args:
-        names: The strings, in the order of their numbers.
+        strings: The strings, in order.
+
+    Cost: the bytes of each string as UTF-8, and 8 bytes more.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+    def __init__(self, strings: Iterable[str]) -> None:
+        encoded = [each.encode("utf-8", "surrogateescape") for each in strings]
         self._block = b"".join(encoded)
-        self._ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+        self._bounds = array("q", accumulate(map(len, encoded), initial=0))
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._bounds) - 1
 
     def __getitem__(self, index: int) -> str:
-        start = int(self._ends[index - 1]) if index else 0
-        return self._block[start : int(self._ends[index])].decode("utf-8", "surrogateescape")
+        return self._block[self._bounds[index] : self._bounds[index + 1]].decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
         return map(self.__getitem__, range(len(self)))

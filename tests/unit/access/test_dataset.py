@@ -44,14 +44,14 @@ def numbers(samples: Any) -> list[int]:
 
 def requests_count(dataset: PipelineDataset) -> int:
     """GETs of samples so far."""
-    places: Any = dataset._places
-    return sum(store.statistics().operations.get("Get", 0) for store in places.stores if isinstance(store, Traced))
+    reader: Any = dataset._reader
+    return sum(store.statistics().operations.get("Get", 0) for store in reader.stores if isinstance(store, Traced))
 
 
 def received_bytes(dataset: PipelineDataset) -> int:
     """Of samples so far."""
-    places: Any = dataset._places
-    return sum(store.statistics().received_bytes for store in places.stores if isinstance(store, Traced))
+    reader: Any = dataset._reader
+    return sum(store.statistics().received_bytes for store in reader.stores if isinstance(store, Traced))
 
 
 def stored(value: str | bytes) -> bytes:

@@ -101,14 +101,15 @@ def test_every_sample_can_be_entered(name: str, memory: MemoryStore, listed: Cal
     expected = parsed(name, SHARDS[name]) * 2
     assert len(samples) == len(expected) == 2 * COUNT
     order = [*random.Random(3).sample(range(len(expected)), 30), -1, 0, COUNT - 1, COUNT]
-    for index, (shard, span) in zip(order, samples.spans(order), strict=True):
+    for index, extent in zip(order, samples.extents(order), strict=True):
+        shard, _, span, _ = extent
         if (head := samples.head_span(shard)) is not None:
             samples.set_head(shard, memory.read(found[shard].key, head).data)
         data = bytes(memory.read(found[shard].key, span).data)
-        sample = samples.parse(index, data)
+        sample = samples.parse(extent, data)
         assert (sample.key, sample.fields) == (expected[index].key, expected[index].fields)
         with pytest.raises(ChecksumError):
-            samples.parse(index, bytes([data[0] ^ 1]) + data[1:])
+            samples.parse(extent, bytes([data[0] ^ 1]) + data[1:])
 
 
 def test_a_run_of_samples_is_one_range(memory: MemoryStore, listed: Callable[..., list[ShardLike]]) -> None:
@@ -116,7 +117,7 @@ def test_a_run_of_samples_is_one_range(memory: MemoryStore, listed: Callable[...
     memory.write("0.tar", SHARDS["tar"])
     found = listed(memory)
     build(found, beside(found))
-    spans = [span for _, span in SampleMap(lookup(found)).spans(range(COUNT))]
+    spans = [extent.span for extent in SampleMap(lookup(found)).extents(range(COUNT))]
     assert [span.end for span in spans[:-1]] == [span.start for span in spans[1:]]
     assert spans[0].start == 0
 
@@ -141,11 +142,11 @@ def test_what_cannot_be_mapped_is_refused(memory: MemoryStore, listed: Callable[
     samples = SampleMap(lookup(found))
     for index in (COUNT, -COUNT - 1):
         with pytest.raises(IndexError, match=f"sample {index} of {COUNT}"):
-            samples.locate(index)
-    start, end = samples.spans([3])[0][1].start, samples.spans([4])[0][1].end
+            samples.extents([index])
+    third, fourth = samples.extents([3, 4])
     samples._indexes[0].crc32c = None
     with pytest.raises(CorruptShardError, match="2 samples"):
-        samples.parse(3, memory.read("0.tar", ByteRange(start, end)).data)
+        samples.parse(third, memory.read("0.tar", ByteRange(third.span.start, fourth.span.end)).data)
     memory.write("1.tar.gz", SHARDS["tar.gz"])
     found = listed(memory)
     build(found, beside(found))

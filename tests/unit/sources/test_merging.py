@@ -13,10 +13,10 @@ from penstock.fetch import PlanItem
 from penstock.sources.merging import (
     BREAK_EVEN_BYTES,
     REQUEST_COST_BYTES,
-    Piece,
+    RequestedRange,
     break_even_bytes,
     gap_worth_bytes,
-    merged,
+    merged_reads,
 )
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced
@@ -27,24 +27,24 @@ SPANS = st.tuples(st.integers(0, 200_000), st.integers(1, 5_000)).map(lambda pai
 ITEMS = st.lists(st.tuples(st.sampled_from("ab"), SPANS).map(lambda each: PlanItem(*each)), max_size=30)
 
 
-def pieces_of(items: list[PlanItem]) -> list[Piece]:
-    return [Piece(row, 0, item) for row, item in enumerate(items)]
+def ranges_of(items: list[PlanItem]) -> list[RequestedRange]:
+    return [RequestedRange(row, 0, item) for row, item in enumerate(items)]
 
 
 @given(ITEMS, st.integers(0, 20_000))
 def test_every_piece_lies_in_one_read(items: list[PlanItem], gap_bytes: int) -> None:
     """Each piece comes in exactly one read, inside its span; reads are of one object, and no longer than a part."""
-    reads = merged(pieces_of(items), [MemoryStore()], FetchConfig(part_bytes=PART_BYTES), gap_bytes=gap_bytes)
-    assert sorted(piece.row for read in reads for piece in read.pieces) == list(range(len(items)))
+    reads = merged_reads(ranges_of(items), [MemoryStore()], FetchConfig(part_bytes=PART_BYTES), gap_bytes=gap_bytes)
+    assert sorted(each.row for read in reads for each in read.ranges) == list(range(len(items)))
     for read in reads:
         outer = read.item.span
         assert outer is not None
         assert outer.length_bytes <= PART_BYTES
         reached = outer.start
-        for piece in read.pieces:
-            span = piece.item.span
+        for each in read.ranges:
+            span = each.item.span
             assert span is not None
-            assert piece.item.key == read.item.key
+            assert each.item.key == read.item.key
             assert outer.start <= span.start < span.end <= outer.end
             assert span.start - reached <= gap_bytes
             reached = max(reached, span.end)
@@ -54,8 +54,8 @@ def test_every_piece_lies_in_one_read(items: list[PlanItem], gap_bytes: int) -> 
 def test_objects_are_reads_of_their_own() -> None:
     """A whole object is asked for as it is, whatever lies beside it."""
     items = [PlanItem("a"), PlanItem("b", size_bytes=5)]
-    reads = merged(pieces_of(items), [MemoryStore()], FetchConfig())
-    assert [(read.item, [piece.row for piece in read.pieces]) for read in reads] == [(items[0], [0]), (items[1], [1])]
+    reads = merged_reads(ranges_of(items), [MemoryStore()], FetchConfig())
+    assert [(read.item, [each.row for each in read.ranges]) for read in reads] == [(items[0], [0]), (items[1], [1])]
 
 
 @pytest.mark.parametrize(

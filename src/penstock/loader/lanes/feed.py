@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from penstock.fetch import process_budget
 from penstock.formats import interleaved
+from penstock.loader.lanes.lane import ResumableLane
 from penstock.loader.position import IndexPosition, StreamPosition
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.segments import SampleSource
     from penstock.loader.position import FeedPosition
     from penstock.order import Batches
+
+AnyLane = TypeVar("AnyLane", bound="SampleLane")
 
 
 class SampleBlock(NamedTuple):
@@ -86,7 +89,7 @@ class EpochFeed(NamedTuple):
     batches: Batches | None
 
 
-class LanesFeed:
+class LanesFeed(Generic[AnyLane]):
     """Goes round robin over lanes, in blocks.
 
     Args:
@@ -94,7 +97,6 @@ class LanesFeed:
         lanes_count: Of the job: the sample that lane l gives in round r has position r * lanes_count + l.
         round_count: Rounds that are over.
         turn: Lanes that had their turn in this round.
-        keeps_marks: Whether ``mark`` has to say where each lane is.
         count: Samples to give; None: all.
         led_count: Of the first ones, those that lanes have without waiting for their runs.
         window_bytes: Asked once, when the first runs are here: what all runs hold; may refuse to go on. It is charged to the
@@ -106,12 +108,11 @@ class LanesFeed:
 
     def __init__(
         self,
-        lanes: Sequence[SampleLane],
+        lanes: Sequence[AnyLane],
         *,
         lanes_count: int,
         round_count: int = 0,
         turn: int = 0,
-        keeps_marks: bool = True,
         count: int | None = None,
         led_count: int = 0,
         window_bytes: Callable[[], int] | None = None,
@@ -122,7 +123,6 @@ class LanesFeed:
         self._lanes_count = lanes_count
         self._round_count = round_count
         self._turn = turn
-        self._keeps_marks = keeps_marks
         self._left_count = count
         self._led_count = led_count
         self._window_bytes = window_bytes
@@ -163,10 +163,7 @@ class LanesFeed:
         return SampleBlock(interleaved(parts, count), segments, positions)
 
     def mark(self) -> FeedPosition:
-        """See ``Feed``. Cost: 0.3 µs per lane where marks are kept."""
-        if self._keeps_marks:
-            lanes = {lane.number: lane.mark() for lane in self._lanes}
-            return StreamPosition(self._round_count, self._turn, self._left_count, lanes)
+        """The position behind the samples that were taken."""
         number = self._lanes[self._turn].number if self._lanes else 0
         return IndexPosition(self._round_count * self._lanes_count + number)
 
@@ -206,6 +203,15 @@ class LanesFeed:
         if not samples:
             return None
         return SampleBlock(samples, segments, np.array(positions, dtype=np.int64))
+
+
+class StreamLanesFeed(LanesFeed[ResumableLane]):
+    """``LanesFeed`` over lanes whose positions no index tells."""
+
+    def mark(self) -> StreamPosition:
+        """The position behind the samples that were taken. Cost: 0.3 µs per lane."""
+        lanes = {lane.number: lane.mark() for lane in self._lanes}
+        return StreamPosition(self._round_count, self._turn, self._left_count, lanes)
 
 
 class SelectedBatchesFeed:

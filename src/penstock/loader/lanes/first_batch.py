@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.index import ShardIndex
     from penstock.loader.lanes.lane import Lane
     from penstock.loader.lanes.segments import SampleSource, SourcedSamples
-    from penstock.loader.position import LanePosition
     from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
@@ -179,10 +178,6 @@ class PrefetchedLane:
             more, more_from = self._rest().take(count - len(samples))
             return joined(samples, more), segments + more_from
         return samples, segments
-
-    def mark(self) -> LanePosition:
-        """As ``Lane.mark``."""
-        return self._rest().mark()
 
     @property
     def is_waiting(self) -> bool:

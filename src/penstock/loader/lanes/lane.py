@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from penstock.buffers import is_typed
-from penstock.errors import ConfigError
 from penstock.formats import LOST, Sample, joined, reordered
 from penstock.formats.typed import view_of_array
 from penstock.loader.position import LANE_BEGIN, LanePosition, RunStart
@@ -65,28 +64,32 @@ class _Leaving(NamedTuple):
 
 
 class SampleLane(Protocol):
-    """``Lane``, or ``MixedLane``: see there."""
+    """A lane: samples that leave it one after the other."""
 
     number: int
 
     def prepare(self, count: int) -> int:
-        """Have so many samples ready; how many are."""
+        """Have `count` samples ready to be taken; how many are, fewer only at the lane's end. Blocks for bytes."""
 
     def take(self, count: int) -> SourcedSamples:
-        """The next ones."""
-
-    def mark(self) -> LanePosition:
-        """Where it is."""
+        """The next `count` samples, which ``prepare`` has made ready."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing can leave before more arrived."""
+        """Whether no sample can leave before more bytes have arrived."""
 
     def read_more(self) -> None:
-        """Take in one more part."""
+        """Take in one more part. Blocks for it."""
 
     def close(self) -> None:
-        """Cancel what is being read."""
+        """Cancel what is being read; from any thread, idempotent."""
+
+
+class ResumableLane(SampleLane, Protocol):
+    """A lane whose position does not follow from the number of samples that left it."""
+
+    def mark(self) -> LanePosition:
+        """The position behind the samples that were taken."""
 
 
 class Lane:
@@ -320,10 +323,6 @@ class MixedLane:
         self._turns = self._turns[count:]
         self._row += count
         return [next(taken[source][0]) for source in turns], [next(taken[source][1]) for source in turns]
-
-    def mark(self) -> LanePosition:
-        """Refused: where a mix is follows from the position alone."""
-        raise ConfigError("a mix is read with an index, where positions say it all")
 
     @property
     def is_waiting(self) -> bool:

@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from penstock.index import IndexPlace, ShardIndex, ShardRow
     from penstock.loader.lanes.feed import Batching, Feed
     from penstock.loader.lanes.lane import SampleLane
-    from penstock.loader.lanes.objects import ObjectSource
     from penstock.loader.lanes.segments import ReadOptions, SampleSource, ShardSegment
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.loader.position import FeedPosition
     from penstock.order import IndexedOrder
     from penstock.order import Segment as Stored
+    from penstock.sources.readers import SampleReader
     from penstock.sources.shards import Shard
 
 
@@ -68,7 +68,7 @@ class IndexedSource(NamedTuple):
     shards: Sequence[Shard]
     rows: Sequence[ShardRow]
     place: IndexPlace | None
-    objects: ObjectSource | None
+    objects: SampleReader | None
 
     @property
     def counts(self) -> Sequence[int]:
@@ -206,7 +206,7 @@ class IndexedReadPlan:
                 ends_inside = last.first + last.samples_count < rows[last.shard % len(rows)].samples_count
                 asking.add_lane(self._segments(part), needed_count=needed, ends_inside=ends_inside)
 
-    def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed:
+    def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed[SampleLane]:
         """The rank's samples of an epoch with positions in [position, stop).
 
         Cost: a small read for each shard that samples of the first batch lie in, and these samples; before the samples
@@ -238,7 +238,6 @@ class IndexedReadPlan:
             lanes_count=order.lanes_count,
             round_count=rounds,
             turn=turn,
-            keeps_marks=False,
             count=count,
             led_count=led_count,
             window_bytes=lambda: self._window_bytes(order),
@@ -350,6 +349,7 @@ class IndexedReadPlan:
 
             return ObjectLane(
                 objects,
+                source=part.source,
                 order=part.order,
                 lane=part.lane,
                 taken=part.start.before_count + part.skip_count,

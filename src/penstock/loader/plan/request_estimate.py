@@ -14,8 +14,8 @@ from penstock.types import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.loader.lanes.objects import ObjectSource
     from penstock.loader.lanes.segments import ReadOptions, ShardSegment
+    from penstock.sources.readers import SampleReader
 
 LOOKS_MAX = 64
 """Shards whose table of contents is read in order to count. Each costs a request or two, which thousands are not worth."""
@@ -97,7 +97,7 @@ class RequestEstimator:
                 needed_count -= count
             self.total += asks
 
-    def add_objects(self, objects: ObjectSource, numbers: Iterable[int], *, needed_count: int | None = None) -> None:
+    def add_objects(self, objects: SampleReader, numbers: Iterable[int], *, needed_count: int | None = None) -> None:
         """Samples that are objects, in the order in which they are read.
 
         Args:
@@ -115,7 +115,7 @@ class RequestEstimator:
         for at, number in enumerate(numbers):
             if number not in requests:
                 requests[number] = sum(
-                    (_whole(item.size_bytes, part_bytes) for _, item in objects.groups[number].members), NOTHING
+                    (_whole(item.size_bytes, part_bytes) for item in objects.requests(number)), NOTHING
                 )
             is_sure = needed_count is None or at < needed_count
             self.total += requests[number] if is_sure else requests[number].at_most()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
     from penstock.index import EarlyIndex, IndexPlace, Lookup, ShardRow
-    from penstock.loader.lanes.objects import ObjectSource
     from penstock.pipeline import Pipeline
+    from penstock.sources.readers import SampleReader
     from penstock.sources.shards import Shard
     from penstock.store import Store
 
@@ -40,7 +40,7 @@ class DataSource(NamedTuple):
     shards: list[Shard]
     rows: Sequence[ShardRow | None]
     place: IndexPlace | None
-    objects: ObjectSource | None = None
+    objects: SampleReader | None = None
     outdated_count: int = 0
 
     @property
@@ -71,7 +71,7 @@ def data_digest(sources: Iterable[DataSource]) -> str:
     for source in sources:
         lines = [f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n" for shard in source.shards]
         if source.objects is not None:
-            lines += [f"{group.key}\n" for group in source.objects.groups]
+            lines += [f"{key}\n" for key in source.objects.iter_keys()]
         digest.update("".join(lines).encode(errors="surrogateescape"))  # at once: there may be millions
     return digest.hexdigest()
 
@@ -152,10 +152,7 @@ class SourceFinder:
     def _found(self, number: int, index: str) -> DataSource:
         source, finder = self._sources[number]
         if isinstance(source, Objects):
-            from penstock.loader.lanes.objects import ObjectSource
-
-            shards = [] if source.read is not None else finder.find()
-            return DataSource(shards, [None] * len(shards), None, ObjectSource(shards, source, number=number))
+            return _of_objects(source, finder)
         if index == "stream":
             shards = finder.find()
             return DataSource(shards, [None] * len(shards), None)
@@ -191,3 +188,14 @@ class SourceFinder:
             except (ConfigError, StoreError):
                 continue
         return False
+
+
+def _of_objects(source: Objects, finder: ShardFinder) -> DataSource:
+    if source.read is not None:
+        from penstock.sources.functions import FunctionReader
+
+        return DataSource([], [], None, FunctionReader(source))
+    from penstock.sources.objects import ObjectReader
+
+    shards = finder.find()
+    return DataSource(shards, [None] * len(shards), None, ObjectReader(source, shards))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
-from penstock.loader.lanes.feed import EpochFeed, LanesFeed
+from penstock.loader.lanes.feed import EpochFeed, StreamLanesFeed
 from penstock.loader.lanes.lane import Lane, PinnedBytes
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, ShardSegment
@@ -62,7 +62,7 @@ class StreamReadPlan:
         lanes = self._lanes(order, position, read)
         if self.reading.recording is not None:
             self.reading.recording.begin(segment.shard for segment in read)
-        feed = LanesFeed(
+        feed = StreamLanesFeed(
             lanes,
             lanes_count=order.lanes_count,
             round_count=0 if position is None else position.round_count,

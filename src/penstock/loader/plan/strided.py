@@ -7,21 +7,20 @@ request. Where that saves little, whole parts are read (``SelectedBatchesFeed``)
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.config import FetchConfig
-from penstock.fetch import PlanItem
-from penstock.index import Verifier
+from penstock.index import Found, Lookup
 from penstock.loader.lanes.feed import EpochFeed, SampleBlock
-from penstock.loader.lanes.first_batch import SampleAddress, SampleRange, is_enterable, parsed
+from penstock.loader.lanes.first_batch import is_enterable
 from penstock.loader.lanes.lane import copied
-from penstock.loader.lanes.objects import ObjectsFeed
+from penstock.loader.lanes.objects import ObjectsFeed, SampleOrigin
 from penstock.loader.plan.indexed import IndexedReadPlan
 from penstock.loader.position import IndexPosition
 from penstock.order import IndexedOrder
+from penstock.sources.indexed import IndexedReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.formats import Sample
-    from penstock.index import ShardIndex
     from penstock.loader.lanes.feed import Batching, Feed
-    from penstock.loader.lanes.segments import SampleSource
     from penstock.loader.plan.indexed import IndexedSource
     from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
@@ -43,8 +40,8 @@ PAYS = 0.75
 WORKERS_TOLD = (2, 4, 8)
 """Of a DataLoader: what ``explain`` tells of."""
 
-SHARDS_KNOWN_MAX = 256
-"""Whose indexes are kept, of 12 bytes for each sample."""
+INDEXES_MAX = 256
+"""Number of shards whose indexes are kept, at 12 bytes per sample."""
 
 
 def read_factor(*, sample_bytes: float, rows_count: int, every: int, gap_bytes: int, shuffled: bool) -> float:
@@ -142,20 +139,20 @@ class Strides:
 
 
 class StridedFeed:
-    """A worker's samples, read by their ranges.
+    """A worker's samples, each read by its own range; a ``Feed``.
 
     Args:
-        source: Of the samples: shards of one store, with offsets.
-        order: Of the epoch.
-        strides: Which samples.
-        copies_max: Bytes of requests' memory that samples may keep while they wait; beyond, they are copied.
-        meter: Told of bytes.
+        source: The source of the samples: shards of one store, whose samples the index locates.
+        order: The order of the epoch.
+        strides: Which batches are the worker's.
+        copies_max: Bytes of requests' memory that waiting samples may keep; beyond, they are copied.
+        meter: Counts bytes.
     """
 
     def __init__(
         self, source: IndexedSource, *, order: IndexedOrder, strides: Strides, copies_max: int, meter: Meter
     ) -> None:
-        self._source = source
+        self._reader = IndexedReader(_lookup_of(source), fields=None, indexes_max=INDEXES_MAX)
         self._order = order
         self._strides = strides
         self._bytes_max = copies_max
@@ -163,16 +160,14 @@ class StridedFeed:
         self._batches = iter(strides.indexes)
         self._left = np.empty(0, np.int64)  # positions of the batch that is being given
         self._next_position = 0
-        self._here: dict[int, tuple[Sample, SampleSource]] = {}  # by position
+        self._arrived: dict[int, tuple[Sample, SampleOrigin]] = {}  # by position
         self._held_bytes = 0
-        self._positions: dict[SampleAddress, int] = {}  # of what was asked for
-        self._asked: deque[SampleRange] = deque()
-        self._planned: dict[int, int] = {}  # by lane: rows below are asked for
-        self._known: OrderedDict[int, ShardIndex] = OrderedDict()
-        self._blobs = source.shards[0].store.read_many(self._requests())
+        self._positions: dict[int, int] = {}  # by the number of a sample that was requested
+        self._requested_rows: dict[int, int] = {}  # by lane, the row behind the last that was requested
+        self._stream = self._reader.stream(self._numbers())
 
     def take(self, count: int) -> SampleBlock | None:
-        """See ``Feed``; never across the end of a batch."""
+        """Up to `count` samples, never across the end of a batch; see ``Feed``."""
         if not len(self._left):
             index = next(self._batches, None)
             if index is None:
@@ -181,9 +176,9 @@ class StridedFeed:
         positions, self._left = self._left[:count], self._left[count:]
         samples, origins = [], []
         for position in positions.tolist():
-            while position not in self._here:
+            while position not in self._arrived:
                 self._read()
-            sample, origin = self._here.pop(position)
+            sample, origin = self._arrived.pop(position)
             self._held_bytes -= sample.size_bytes or 0
             samples.append(sample)
             origins.append(origin)
@@ -191,42 +186,42 @@ class StridedFeed:
         return SampleBlock(samples, origins, positions)
 
     def mark(self) -> IndexPosition:
-        """See ``Feed``."""
+        """The position behind the samples that were taken."""
         return IndexPosition(self._next_position)
 
     def close(self) -> None:
-        """See ``Feed``."""
-        self._blobs.close()  # type: ignore[attr-defined]
+        """Cancel what is being read; idempotent."""
+        self._stream.close()
 
     def _read(self) -> None:
-        blob = next(self._blobs)
-        stretch = self._asked.popleft()
-        self._meter.bytes += len(blob.data)
-        Verifier(stretch.known, first_sample=stretch.first, url=stretch.shard.url).feed(blob.data)
-        for place, (sample, origin) in parsed(stretch, blob.data).items():
-            position = self._positions.pop(place)
-            self._held_bytes += sample.size_bytes or 0
-            is_much = self._held_bytes > self._bytes_max
-            self._here[position] = copied(sample) if is_much else sample, origin
+        number, sample, url = next(self._stream)
+        size_bytes = sample.size_bytes or 0
+        self._meter.bytes += size_bytes
+        self._held_bytes += size_bytes
+        is_much = self._held_bytes > self._bytes_max
+        self._arrived[self._positions.pop(number)] = copied(sample) if is_much else sample, SampleOrigin(url, 0)
 
-    # ── what to ask for (pulled by the reading thread, ahead) ──────────────────────────────────────────────────────
+    # ── what to request (pulled by the reading thread, ahead) ──────────────────────────────────────────────────────
 
-    def _requests(self) -> Iterator[PlanItem]:
+    def _numbers(self) -> Iterator[int]:
+        """The numbers of the worker's samples in the order in which they are requested: neighbours behind each other."""
         for index in self._strides.indexes:
             rows, lanes = np.divmod(self._strides.positions(index), self._order.lanes_count)
             groups: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
             for lane in np.unique(lanes).tolist():
                 own = rows[lanes == lane]
                 groups += self._groups(lane, int(own[0]), int(own[-1]))
-            self._learn({shard for shards, _, _ in groups for shard in shards.tolist()})
+            self._reader.load_indexes({shard for shards, _, _ in groups for shard in shards.tolist()})
             for shards, samples, positions in groups:
-                yield from self._items(shards, samples, positions)
+                numbers = self._reader.numbers(shards, samples)
+                self._positions.update(zip(numbers.tolist(), positions.tolist(), strict=True))
+                yield from np.sort(numbers).tolist()
 
     def _groups(
         self, lane: int, first: int, last: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Shards, samples and positions of what leaves a lane in rows `first` to `last`, or in whole runs from there."""
-        order, row = self._order, max(first, self._planned.get(lane, 0))
+        order, row = self._order, max(first, self._requested_rows.get(lane, 0))
         while row <= last:
             end = last + 1
             if order.shuffled:
@@ -237,32 +232,14 @@ class StridedFeed:
             leaving = order.leaving(lane, row, end - row)
             yield leaving.shards[ours], leaving.samples[ours], positions[ours]
             row = end
-        self._planned[lane] = row
+        self._requested_rows[lane] = row
 
-    def _learn(self, shards: set[int]) -> None:
-        missing = sorted(shards - self._known.keys())
-        if missing:
-            assert self._source.place is not None
-            found = self._source.place.load_shards([self._source.rows[shard] for shard in missing])
-            self._known.update(zip(missing, found, strict=True))
-        for shard in shards:
-            self._known.move_to_end(shard)
-        while len(self._known) > max(SHARDS_KNOWN_MAX, len(shards)):
-            self._known.popitem(last=False)
 
-    def _items(
-        self, shards: NDArray[np.int64], samples: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> Iterator[PlanItem]:
-        for number in np.unique(shards).tolist():
-            here = shards == number
-            for sample, position in zip(samples[here].tolist(), positions[here].tolist(), strict=True):
-                self._positions[SampleAddress(0, number, sample)] = position
-            shard, wanted = self._source.shards[number], np.sort(samples[here]).tolist()
-            etag, size_bytes = shard.version
-            for first, count in _consecutive(wanted):
-                stretch = SampleRange(0, number, shard, self._known[number], first, count)
-                self._asked.append(stretch)
-                yield PlanItem(shard.key, span=stretch.span, etag=etag, size_bytes=size_bytes)
+def _lookup_of(source: IndexedSource) -> Lookup:
+    assert source.place is not None
+    pairs = zip(source.shards, source.rows, strict=True)
+    found = [Found(shard, row.key, row.size_bytes, row.etag, shard.etag) for shard, row in pairs]
+    return Lookup(source.place, found, list(source.rows))
 
 
 def begin_strided(
@@ -322,12 +299,3 @@ def _pays(source: IndexedSource, order: IndexedOrder, batches: Batches, every: i
         shuffled=order.shuffled,
     )
     return factor < PAYS * every
-
-
-def _consecutive(samples: list[int]) -> Iterator[tuple[int, int]]:
-    """(first, count) of those that adjoin, of ascending numbers."""
-    first = at = 0
-    for at in range(1, len(samples) + 1):
-        if at == len(samples) or samples[at] != samples[at - 1] + 1:
-            yield samples[first], at - first
-            first = at

@@ -2,7 +2,7 @@
 
 With an index it is arithmetic. Without one nobody knows how many samples a lane has before its end was read, and all rows
 behind that depend on it: so the workers say how far they know their lanes, and a batch is dealt once its samples are known
-to be there. The turns are those of ``LanesFeed``, over lanes that are elsewhere.
+to be there. The turns are those of ``StreamLanesFeed``, over lanes that are elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.loader.lanes.feed import LanesFeed
+from penstock.loader.lanes.feed import StreamLanesFeed
 from penstock.loader.position import LANE_BEGIN, StreamPosition
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.loader.lanes.lane import SampleLane
+    from penstock.loader.lanes.lane import ResumableLane
     from penstock.loader.position import FeedPosition, LanePosition
     from penstock.order import Batches, StreamOrder
 
@@ -207,8 +207,8 @@ class StreamRowAssigner:
                 start, emitted_count = LANE_BEGIN if position is None else position.lanes[number]
                 taken = start.before_count + emitted_count
                 self._lanes[number] = RemoteLane(number, worker=index % workers_count, taken=taken)
-        lanes: Sequence[SampleLane] = list(self._lanes.values())
-        self._feed = LanesFeed(
+        lanes: Sequence[ResumableLane] = list(self._lanes.values())
+        self._feed = StreamLanesFeed(
             lanes,
             lanes_count=order.lanes_count,
             round_count=0 if position is None else position.round_count,

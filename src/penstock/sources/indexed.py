@@ -1,0 +1,130 @@
+"""``IndexedReader``: samples of indexed shards, each read by the range of its own bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock.fetch import PlanItem
+from penstock.index import SampleMap
+from penstock.sources.readers import LocatedSample, StoredReader
+from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.index import Lookup, SampleExtent
+    from penstock.sources.readers import NumberedSample
+    from penstock.sources.shards import Shard
+    from penstock.store import Store
+    from penstock.types import ByteRange
+
+
+class IndexedReader(StoredReader):
+    """Samples of shards, in the versions that were indexed.
+
+    Args:
+        known: What the index says of the shards; complete.
+        fields: Members to read; None: all.
+        gap_bytes: The widest gap that ``read_batch`` reads through; None: as wide as pays, by what was measured.
+        indexes_max: Number of shards' indexes to keep; None: all that were needed.
+
+    Raises:
+        ConfigError: a shard is not indexed, or its format cannot be entered at a sample.
+    """
+
+    def __init__(
+        self,
+        known: Lookup,
+        *,
+        fields: frozenset[str] | None,
+        gap_bytes: int | None = None,
+        indexes_max: int | None = None,
+    ) -> None:
+        stores: dict[Store, int] = {}
+        for each in known.found:
+            stores.setdefault(each.shard.store, len(stores))
+        super().__init__(list(stores), gap_bytes=gap_bytes)
+        self._keys = [
+            each.shard.key if len(stores) == 1 else f"{stores[each.shard.store]}/{each.shard.key}"
+            for each in known.found
+        ]
+        self._known = known
+        self._fields = fields
+        self._indexes_max = indexes_max
+        self._map = SampleMap(known, indexes_max=indexes_max)
+        self._starts = np.array(self._map.starts, np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_map": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map = SampleMap(self._known, indexes_max=self._indexes_max)  # the indexes that are needed are read again
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    def close(self) -> None:
+        """Close the stores of the shards and of the index; idempotent."""
+        super().close()
+        self._known.place.store.close()
+
+    def iter_keys(self) -> Iterator[str]:
+        """The key of each sample, in order. Cost: reads the keys of all shards."""
+        return self._map.iter_keys()
+
+    def find(self, key: str) -> int | None:
+        """Number of the first sample with this key. Cost: the first call reads the keys of all shards."""
+        return self._map.find(key)
+
+    def numbers(self, shards: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of samples, from the numbers of their shards and their numbers in them; all int64[n]."""
+        return self._starts[shards] + samples
+
+    def load_indexes(self, shards: Collection[int]) -> None:
+        """Have the indexes of some shards. Cost: one read for each that is not kept, many at a time."""
+        self._map.load(shards)
+
+    def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
+        """Where the bytes of some samples lie."""
+        extents = self._map.extents(numbers)
+        for shard in {extent.shard for extent in extents}:
+            self._need_head(shard)
+        found = self._known.found
+        located = []
+        for number, extent in zip(numbers, extents, strict=True):
+            shard = extent.shard
+            _, _, size_bytes, _, if_match = found[shard]
+            spans = self._wanted(extent) or (extent.span,)
+            items = [PlanItem(self._keys[shard], span, if_match, size_bytes) for span in spans]
+            located.append(LocatedSample(number, items, extent))
+        return located
+
+    def made(self, located: LocatedSample, data: Sequence[memoryview]) -> NumberedSample:
+        """A sample, from its bytes or from those of the members that were read."""
+        extent: SampleExtent = located.context
+        is_all = self._fields is None or (len(data) == 1 and len(data[0]) == extent.span.length_bytes)
+        sample = self._map.parse(extent, data[0]) if is_all else self._map.parse_some(extent, data)
+        if sample.size_bytes is None:
+            sample.size_bytes = sum(map(len, data))
+        return located.number, sample, self._known.found[extent.shard].shard.url
+
+    def _wanted(self, extent: SampleExtent) -> list[ByteRange] | None:
+        """What to read of a sample if leaving out members pays; None: all of it."""
+        row = self._known.rows[extent.shard]
+        shard = cast("Shard", self._known.found[extent.shard].shard)
+        if self._fields is None or row is None or not may_pay(shard, row, self._fields):
+            return None
+        return wanted_spans(extent.known, extent.sample, 1, fields=self._fields, gap_bytes=gap_bytes_of(shard))
+
+    def _need_head(self, shard: int) -> None:
+        """Read once what the parser of every sample of a shard needs; nothing for most formats."""
+        head = self._map.head_span(shard)
+        if head is not None:
+            found, _, size_bytes, _, if_match = self._known.found[shard]
+            blobs = found.store.read_many([PlanItem(found.key, head, if_match, size_bytes)])
+            self._map.set_head(shard, next(blobs).data)
