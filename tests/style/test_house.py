@@ -172,7 +172,6 @@ DUPLICATES_LEFT = {
     "Column",
     "Mix",
     "ObjectReader",
-    "Piece",
 }
 """Class names that still occur more than once; the list only shrinks."""
 
