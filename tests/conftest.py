@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,13 @@ os.environ.setdefault("PENSTOCK_TRACEBACK", "full")
 # A shell that starts a job in the background has it ignore Ctrl-C, and children inherit that: tests that interrupt
 # children would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_teardown() -> None:
+    """A byte budget that a test configured is not the next one's."""
+    budget = sys.modules.get("penstock.fetch.budget")
+    if budget is not None:
+        budget.set_process_budget(budget.default_budget_bytes())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.config import RetryConfig as RetryConfig
     from penstock.config import TransportConfig as TransportConfig
     from penstock.errors import *  # noqa: F403 - __all__ there
+    from penstock.fetch import set_process_budget as set_process_budget
     from penstock.loader import Loader as Loader
     from penstock.loader import LoaderStatistics as LoaderStatistics
     from penstock.loader.explain import explain as explain
@@ -89,6 +90,7 @@ _ORIGIN = {
     "explain": "penstock.loader.explain",
     "peek": "penstock.loader.preview",
     "warm_cache": "penstock.loader.warming",
+    "set_process_budget": "penstock.fetch",
     **dict.fromkeys(_errors, "penstock.errors"),
 }
 _SUBPACKAGES = ("index", "pack", "tensorflow", "testing", "torch")

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from penstock.config import check_configs
 from penstock.errors import ConfigError
-from penstock.fetch import set_process_budget
+from penstock.fetch import configure_process_budget
 from penstock.redaction import url_parts
 from penstock.tracebacks import boundary
 
@@ -101,7 +101,7 @@ def connect(
         raise ConfigError(f"{url!r} is not a URL", hint="s3://bucket/prefix/, a path, ...")
     scheme, _, rest = text.partition("://")
     if fetch is not None and fetch.budget_bytes_max is not None:
-        set_process_budget(fetch.budget_bytes_max)
+        configure_process_budget(fetch.budget_bytes_max)
     store: Store
     if scheme == "s3" and rest != text:
         from penstock.store.s3_requests import S3Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from counting import Counted, counted_stores
 from loading import formatted, index, shard
 from penstock.config import KIB, MIB, FetchConfig
 from penstock.errors import PenstockError
-from penstock.fetch import process_budget, set_process_budget
 from penstock.loader.explain import Explanation
 
 NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -89,14 +88,6 @@ def _pipeline(folder: Path, job: dict[str, Any]) -> Any:
     return made.batch(**job["batch"], drop_last=job["drop_last"])
 
 
-@pytest.fixture(autouse=True)
-def _own_budget() -> Iterator[None]:
-    """The process's budget is what a store asked for last: tests that follow have the one that was."""
-    before = process_budget().bytes_max
-    yield
-    set_process_budget(before)
-
-
 def _tried(call: Callable[[], Any]) -> tuple[Any, type[PenstockError] | None]:
     try:
         return call(), None
@@ -108,6 +99,7 @@ def _tried(call: Callable[[], Any]) -> tuple[Any, type[PenstockError] | None]:
 @given(job=jobs())
 def test_the_plan_is_what_the_loader_does(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Refusals are the same; lanes are the order's; GETs and bytes lie in the range, which is tight."""
+    ps.set_process_budget(job["budget"])
     with tempfile.TemporaryDirectory() as name, monkeypatch.context() as patch:
         folder = Path(name)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

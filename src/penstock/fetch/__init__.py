@@ -1,6 +1,6 @@
 """Ordered read-ahead under one byte budget. See README.md in this folder."""
 
-from penstock.fetch.budget import Budget, BudgetStatistics, process_budget, set_process_budget, set_process_budget_once
+from penstock.fetch.budget import Budget, BudgetStatistics, configure_process_budget, process_budget, set_process_budget
 from penstock.fetch.plan import PlanItem, Request, coalesce, cut
 from penstock.fetch.read_ahead import ReadAhead
 from penstock.fetch.requests import ObjectRead, PartRequest
@@ -21,8 +21,8 @@ __all__ = [
     "Request",
     "SingleRead",
     "coalesce",
+    "configure_process_budget",
     "cut",
     "process_budget",
     "set_process_budget",
-    "set_process_budget_once",
 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from penstock import forks
 from penstock.buffers import lease
-from penstock.config import MIB, default_budget_bytes
+from penstock.config import MIB, check_whole, default_budget_bytes
 
 POOLED_BYTES_MIN = 1 * MIB
 """Bodies from this size on land in a ``PartBuffer``; a mapping for less costs more than ``malloc``."""
@@ -168,28 +168,65 @@ class Budget:
         self._used -= size_bytes  # its memory goes with the last reference, which is the caller's
 
 
-_budget: Budget | None = None
-_making = threading.Lock()
+class _ProcessBudget:
+    """The one budget of this process, and the largest number that a ``FetchConfig`` named for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reentrant, because a finaliser may read in the midst of it
+        self._budget: Budget | None = None
+        self._configured_bytes = 0  # 0: no configuration has named a number
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        """See ``forks``: the budget stays, but a child may be configured with less."""
+        self._lock = threading.RLock()
+        self._configured_bytes = 0
+
+    def get(self) -> Budget:
+        if self._budget is None:
+            with self._lock:
+                if self._budget is None:
+                    self._budget = Budget(default_budget_bytes())
+        return self._budget
+
+    def configure(self, bytes_max: int) -> None:
+        with self._lock:
+            if bytes_max > self._configured_bytes:
+                self._configured_bytes = self.get().bytes_max = bytes_max
+
+    def set(self, bytes_max: int) -> None:
+        with self._lock:
+            self._configured_bytes = 0
+            self.get().bytes_max = bytes_max
+
+
+_process = _ProcessBudget()
 
 
 def process_budget() -> Budget:
-    """The budget of this process, ``default_budget_bytes()`` unless ``set_process_budget`` said otherwise."""
-    global _budget
-    if _budget is None:
-        with _making:
-            if _budget is None:
-                _budget = Budget(default_budget_bytes())
-    return _budget
+    """Return the budget of this process: ``default_budget_bytes()``, unless it was configured or set."""
+    return _process.get()
+
+
+def configure_process_budget(bytes_max: int) -> None:
+    """Apply the ``budget_bytes_max`` of a ``FetchConfig`` that a caller passed in this process.
+
+    The first number replaces the default. If others follow, the largest one counts, in whatever order they come, so that
+    one part of a program cannot take from another the memory that it was promised.
+    """
+    _process.configure(bytes_max)
 
 
 def set_process_budget(bytes_max: int) -> None:
-    """Change the budget of this process. What is held already stays; what is new fits the new bound."""
-    process_budget().bytes_max = bytes_max
+    """Set the byte budget of this process, whatever was configured before.
 
+    What is already held stays; new requests wait until they fit. The next ``FetchConfig`` that names a number counts again.
 
-def set_process_budget_once(bytes_max: int) -> None:
-    """The budget of a process that has none yet: a store's, which came by pickle. Whoever set one here knows better."""
-    global _budget
-    with _making:
-        if _budget is None:
-            _budget = Budget(bytes_max)
+    Args:
+        bytes_max: Bytes that all reading in this process may hold; at least 1.
+
+    Raises:
+        ConfigError: `bytes_max` is not a positive whole number.
+    """
+    check_whole("bytes_max", bytes_max, 1)
+    _process.set(bytes_max)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO, Unpack
 
 from penstock.config import FetchConfig, check_names
@@ -137,7 +137,9 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     check_names("explain", options, ("file", *Options.__dataclass_fields__))
     given = Options(**options)
     given.check()
-    finder = SourceFinder(pipeline, fetch=given.fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
+    # The plan is compared with the budget that it names, but explaining it leaves the process's budget alone.
+    fetch = None if given.fetch is None else replace(given.fetch, budget_bytes_max=None)
+    finder = SourceFinder(pipeline, fetch=fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
     try:
         plan = make_plan(pipeline, options=given, finder=finder, meter=Meter())
         made, refusal = _explanation(pipeline, plan, given)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from penstock.fetch import Budget, process_budget, set_process_budget_once
+from penstock.fetch import Budget, process_budget
 from penstock.store.waiting import stat
 from penstock.tracebacks import boundary
 
@@ -72,8 +72,6 @@ class Store(ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.fetch_config = state["fetch_config"]
-        if self.fetch_config is not None and self.fetch_config.budget_bytes_max is not None:
-            set_process_budget_once(self.fetch_config.budget_bytes_max)
 
     @property
     def budget(self) -> Budget:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import penstock as ps
-from penstock.config import MIB
+from penstock.config import MIB, default_budget_bytes
 
 CHILD = """
 import pickle, sys
@@ -26,9 +26,9 @@ def seen_by_a_child(pickled: bytes, own_bytes: int) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
-def test_the_byte_budget_travels_with_a_store() -> None:
-    """A new process gets the budget that ``connect`` was told; one that has set its own keeps it."""
+def test_a_store_travels_with_its_configuration_and_leaves_the_budget_alone() -> None:
+    """A store that was unpickled reads as it was configured, but the process that receives it keeps its own budget."""
     store = ps.connect("memory://travels", fetch=ps.FetchConfig(part_bytes=MIB, budget_bytes_max=77 * MIB))
     pickled = pickle.dumps(store)
-    assert seen_by_a_child(pickled, 0) == [77 * MIB, MIB]
+    assert seen_by_a_child(pickled, 0) == [default_budget_bytes(), MIB]
     assert seen_by_a_child(pickled, 5 * MIB) == [5 * MIB, MIB]

@@ -129,20 +129,18 @@ def test_a_shard_larger_than_the_budget(tmp_path: Path) -> None:
     rows = [{"__key__": f"{n:04d}", "n": b"%d" % n, "big": bytes([n % 256]) * 256 * KIB} for n in range(256)]
     path.write_bytes(formatted("parquet", rows, rows_per_group=8))
     made = ps.shards(str(path))
-    budget, before = process_budget(), process_budget().bytes_max
-    try:
-        with ps.Loader(made.batch(4), threads=1, fetch=ps.FetchConfig(budget_bytes_max=16 << 20)) as loader:
-            highest, keys = 0, []
-            for batch in loader:
-                keys += batch["__key__"]
-                highest = max(highest, budget.statistics().used_bytes)
-        assert keys == [row["__key__"] for row in rows]
-        assert highest <= 16 << 20
-        with ps.Loader(made.batch(4), threads=1, fetch=ps.FetchConfig(budget_bytes_max=3 << 20)) as loader:
-            with pytest.raises(ConfigError, match=r"a unit of 2\d{6} bytes.*budget of 3145728"):
-                list(loader)
-    finally:
-        budget.bytes_max = before
+    budget = process_budget()
+    with ps.Loader(made.batch(4), threads=1, fetch=ps.FetchConfig(budget_bytes_max=16 << 20)) as loader:
+        highest, keys = 0, []
+        for batch in loader:
+            keys += batch["__key__"]
+            highest = max(highest, budget.statistics().used_bytes)
+    assert keys == [row["__key__"] for row in rows]
+    assert highest <= 16 << 20
+    ps.set_process_budget(3 << 20)
+    with ps.Loader(made.batch(4), threads=1, fetch=ps.FetchConfig(budget_bytes_max=3 << 20)) as loader:
+        with pytest.raises(ConfigError, match=r"a unit of 2\d{6} bytes.*budget of 3145728"):
+            list(loader)
 
 
 def test_row_groups_of_all_lanes_must_fit_the_budget(tmp_path: Path) -> None:
@@ -153,18 +151,14 @@ def test_row_groups_of_all_lanes_must_fit_the_budget(tmp_path: Path) -> None:
     made = ps.shards(f"{tmp_path}/data/").shuffle(window=16)
     options = {"index": "require", "index_dir": index(made, tmp_path / "index"), "threads": 1}
     fetch = ps.FetchConfig(budget_bytes_max=32 << 20)
-    budget, before = process_budget(), process_budget().bytes_max
-    try:
-        with ps.Loader(made.batch(4), lanes=8, fetch=fetch, **options) as loader:
-            with pytest.raises(
-                ConfigError, match=r"units .* of 5\d{6} bytes on average.* 8 lanes, are 4\d{7} bytes.*33554432"
-            ):
-                list(loader)
-        for chosen, lanes in ((made, 4), (made.select(["n"]), 8)):
-            with ps.Loader(chosen.batch(4), lanes=lanes, fetch=fetch, **options) as loader:
-                assert sum(len(batch["n"]) for batch in loader) == 160
-    finally:
-        budget.bytes_max = before
+    with ps.Loader(made.batch(4), lanes=8, fetch=fetch, **options) as loader:
+        with pytest.raises(
+            ConfigError, match=r"units .* of 5\d{6} bytes on average.* 8 lanes, are 4\d{7} bytes.*33554432"
+        ):
+            list(loader)
+    for chosen, lanes in ((made, 4), (made.select(["n"]), 8)):
+        with ps.Loader(chosen.batch(4), lanes=lanes, fetch=fetch, **options) as loader:
+            assert sum(len(batch["n"]) for batch in loader) == 160
 
 
 @pytest.mark.parametrize("name", ["parquet", "zip"])
