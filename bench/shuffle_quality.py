@@ -73,7 +73,7 @@ def indexed(shards: int, size: int, seed: int, window: int, lanes: int) -> dict[
     order = IndexedOrder(samples=[size] * shards, seed=seed, window=window, lanes=lanes)
     places = np.empty(shards * size, np.int64)
     for lane in range(order.lanes_count):
-        part = order.leaving(lane)
+        part = order.locations(lane)
         places[lane :: order.lanes_count] = part.shards * size + part.samples
     return measured(places, shards, held=window, order_bytes=24 * shards)
 

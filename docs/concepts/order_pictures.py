@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.order import IndexedOrder, Mix, Source, Weights
+from penstock.order import IndexedOrder, MixedSource, MixOrder, MixWeights
 
 CELL, GAP = 14, 2  # px
 COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#bbbbbb", "#222255")
@@ -74,7 +74,7 @@ def lanes() -> str:
         "Lanes, as they leave: runs of 16 / 4 = 4 samples permuted; the first run of a lane is shorter the higher its number."
     )
     for lane in range(4):
-        part = order.leaving(lane)
+        part = order.locations(lane)
         picture.row([COLOURS[s] for s in part.shards], [str(k) for k in part.samples], label=f"lane {lane}")
     picture.text("Positions: one sample of each lane in turn, 0 to 39.")
     cells = [order.locate(p) for p in range(order.samples_count)]
@@ -103,8 +103,8 @@ def resume() -> str:
 
 def mix() -> str:
     """Whose turn it is: 8 lanes, weights that change at a row, a source that ends."""
-    history = (Weights((5, 2, 1)), Weights((1, 2, 5), 0, 80))
-    order = Mix(sources=tuple(Source(samples=[n]) for n in (100, 70, 110)), history=history, lanes=8)
+    history = (MixWeights((5, 2, 1)), MixWeights((1, 2, 5), 0, 80))
+    order = MixOrder(sources=tuple(MixedSource(samples=[n]) for n in (100, 70, 110)), history=history, lanes=8)
     picture = Picture(680)
     picture.text(
         "A colour is a source; a column has 8 positions, one of each lane. Weights 5 : 2 : 1, from position 80 on 1 : 2 : 5."

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fuzzing.case import EPOCHS, KEPT, Case
-from penstock.order import IndexedOrder, Mix, Source, StreamOrder, Weights
+from penstock.order import IndexedOrder, MixedSource, MixOrder, MixWeights, StreamOrder
 
 RANDOM_STREAM = 0x70656E73746F636B  # "penstock", the highest word of a sample's Philox counter
 
@@ -197,7 +197,7 @@ def drawn(seed: int, epoch: int, position: int, copy: int) -> int:
 
 def _indexed(case: Case, epoch: int) -> list[tuple[int, int]]:
     """Number and position, position by position."""
-    order: IndexedOrder | Mix
+    order: IndexedOrder | MixOrder
     window, lanes = case.window or 1, case.lanes
     if lanes is None and not case.is_shuffled:
         lanes = case.worlds[0]
@@ -208,11 +208,12 @@ def _indexed(case: Case, epoch: int) -> list[tuple[int, int]]:
             epoch=epoch, lanes=lanes,
         )  # fmt: skip
     else:
-        order = Mix(
+        order = MixOrder(
             sources=tuple(
-                Source(samples=each, window=max(1, window // len(counts)), shuffled=case.is_shuffled) for each in counts
+                MixedSource(samples=each, window=max(1, window // len(counts)), shuffled=case.is_shuffled)
+                for each in counts
             ),
-            history=(Weights([share for _, _, share in case.sources], 0, 0),),
+            history=(MixWeights([share for _, _, share in case.sources], 0, 0),),
             at_end={"all": "stop", "first": "first", "repeat": "repeat"}[case.stop],  # type: ignore[arg-type]
             seed=case.seed if case.is_shuffled else 0,
             epoch=epoch,

@@ -1,4 +1,4 @@
-"""The whole sequence of ``IndexedOrder`` and ``Mix`` against a reference with lists, written from the definitions."""
+"""The whole sequence of ``IndexedOrder`` and ``MixOrder`` against a reference with lists, written from the definitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.order import Batches, IndexedOrder, Mix, Source, Weights, key_of
+from penstock.order import Batches, IndexedOrder, MixedSource, MixOrder, MixWeights, key_of
 from penstock.order.permutation import GAMMA, mix
 
 MASK = (1 << 64) - 1
@@ -171,21 +171,21 @@ def mixes(draw, at_end=None):
     at_end = at_end or draw(st.sampled_from(["stop", "repeat", "first"]))
     count = draw(st.integers(1, 4))
     sources = tuple(
-        Source(samples=draw(shard_lists), window=draw(st.integers(1, 60)), shuffled=draw(st.booleans()))
+        MixedSource(samples=draw(shard_lists), window=draw(st.integers(1, 60)), shuffled=draw(st.booleans()))
         for _ in range(count)
     )
     at = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=3))
-    history = tuple(Weights(draw(entries(count)), *when) for when in sorted({(0, 0), *at}))
+    history = tuple(MixWeights(draw(entries(count)), *when) for when in sorted({(0, 0), *at}))
     epoch_samples = draw(st.integers(1, 150)) if at_end == "repeat" and draw(st.booleans()) else None
     try:
-        return Mix(
+        return MixOrder(
             sources=sources, history=history, at_end=at_end, epoch_samples=epoch_samples,
             seed=draw(seeds), epoch=draw(st.integers(0, 2)), lanes=lanes,
         )  # fmt: skip
     except ConfigError as error:  # a source too small for "first"
         if at_end != "first" or "too few samples" not in str(error):
             raise
-        return Mix(sources=sources, history=history, lanes=lanes)
+        return MixOrder(sources=sources, history=history, lanes=lanes)
 
 
 @st.composite
@@ -200,7 +200,7 @@ def sequence(order):
     """An order's whole epoch by its vector form, laid out by position."""
     found = {}
     for lane in range(order.lanes_count):
-        part = order.leaving(lane)
+        part = order.locations(lane)
         for index in range(len(part.samples)):
             found[order.position(lane, index)] = tuple(part.location(index))
     assert sorted(found) == list(range(order.samples_count))
@@ -236,7 +236,7 @@ def test_runs_read_segments_and_permute_them(order):
             assert len(stored) == order.run_length(lane, run_index)
             assert order.run_start(lane, run_index) == len(out)
             out += [stored[k] for k in order.permute_run(lane, run_index)]
-        part = order.leaving(lane)
+        part = order.locations(lane)
         assert out == list(zip(part.shards.tolist(), part.samples.tolist(), strict=True))
         assert order.run_length(lane, order.runs_count(lane)) == 0
 
@@ -292,7 +292,7 @@ def test_a_pass_that_repeats_has_every_sample_once(mixed):
         copies = -(-mixed.lanes_count // len(every)) if len(every) < mixed.lanes_count else 1
         mine = []
         for lane in lanes:
-            part = mixed.leaving(lane)
+            part = mixed.locations(lane)
             places = [tuple(part.location(i)) for i in range(len(part.samples)) if part.sources[i] == source]
             first = mixed.source_at(source, lane, 0)
             length = first.order.lane_length(first.lane)
@@ -339,11 +339,11 @@ def test_any_world_sizes_hand_out_the_same_sequence(order, data):
 def test_a_lane_is_entered_at_any_row(mixed, data):
     """Reading a lane from any row on gives the tail of reading it from its start."""
     lane = data.draw(st.integers(0, mixed.lanes_count - 1))
-    left = mixed.leaving(lane)
+    left = mixed.locations(lane)
     whole = [tuple(left.location(i)) for i in range(mixed.lane_length(lane))]
     row = data.draw(st.integers(0, len(whole)))
     count = data.draw(st.integers(0, 20))
-    part = mixed.leaving(lane, row, count)
+    part = mixed.locations(lane, row, count)
     assert [tuple(part.location(i)) for i in range(len(part.samples))] == whole[row : row + count]
     assert mixed.taken(lane, row) == tuple(
         sum(place[0] == source for place in whole[:row]) for source in range(mixed.sources_count)
@@ -355,11 +355,11 @@ def test_a_lane_is_entered_at_any_row(mixed, data):
 def test_rows_hold_the_proportions(weights, lanes, epoch):
     """Each row of L positions has each source, and each nested mix, within one sample of its weight."""
     entries = (weights[0], (2.5, tuple(weights[1:]))) if weights[1:] else (1,)
-    mixed = Mix(
-        sources=tuple(Source(samples=[4000]) for _ in weights), history=(Weights(entries),),
+    mixed = MixOrder(
+        sources=tuple(MixedSource(samples=[4000]) for _ in weights), history=(MixWeights(entries),),
         at_end="repeat", epoch_samples=lanes * 40, lanes=lanes, epoch=epoch,
     )  # fmt: skip
-    shares = Weights(entries).shares([True] * len(weights))
+    shares = MixWeights(entries).shares([True] * len(weights))
     rows = list(zip(*(mixed.sources_of(lane, 0, 40).tolist() for lane in range(lanes)), strict=True))
     for row in rows:
         for source, share in enumerate(shares):
@@ -375,7 +375,8 @@ def test_resume_at_every_position():
     """A small job of every kind, stopped after every position and resumed there: the whole tail is the same."""
     kinds = [
         IndexedOrder(samples=[3, 0, 7, 5], lanes=4, window=8, seed=3),
-        Mix(sources=(Source(samples=[9, 2]), Source(samples=[5])), history=(Weights((2, 1)), Weights((1, 5), 0, 6)), lanes=4),
+        MixOrder(sources=(MixedSource(samples=[9, 2]), MixedSource(samples=[5])),
+                 history=(MixWeights((2, 1)), MixWeights((1, 5), 0, 6)), lanes=4),
     ]  # fmt: skip
     for order in kinds:
         whole = sequence(order)

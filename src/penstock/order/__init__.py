@@ -1,33 +1,33 @@
-"""Which sample comes when: pure functions of the job (seed, epoch, lanes, window, ranks) and integers.
+"""The order of samples as pure functions of integers: seed, epoch, lanes, window, ranks and position.
 
-``stream`` is the order without an index, ``indexed`` the one with it, ``mix`` that of several sources; ``permutation`` is
-the only source of chance. Golden tests pin them all.
+``stream.py`` is the order without an index, ``indexed.py`` the order with one, ``mix.py`` the order of several sources.
+All randomness comes from ``permutation.py``. Golden tests fix every one of them.
 """
 
 from penstock.order.batches import Batches, BatchPositions
-from penstock.order.indexed import IndexedOrder, Leaving, Location, Segment, SourcePlace
-from penstock.order.mix import Mix, Source
+from penstock.order.indexed import IndexedOrder, Location, SampleLocations, Segment, SourcePosition
+from penstock.order.mix import MixedSource, MixOrder
 from penstock.order.permutation import ORDER_VERSION, key_of, permutation
-from penstock.order.progress import HandedOut
+from penstock.order.progress import DeliveredBatches
 from penstock.order.stream import LANES_DEFAULT, RoundRobin, StreamOrder
-from penstock.order.weights import Weights
+from penstock.order.weights import MixWeights
 
 __all__ = [
     "LANES_DEFAULT",
     "ORDER_VERSION",
     "BatchPositions",
     "Batches",
-    "HandedOut",
+    "DeliveredBatches",
     "IndexedOrder",
-    "Leaving",
     "Location",
-    "Mix",
+    "MixOrder",
+    "MixWeights",
+    "MixedSource",
     "RoundRobin",
+    "SampleLocations",
     "Segment",
-    "Source",
-    "SourcePlace",
+    "SourcePosition",
     "StreamOrder",
-    "Weights",
     "key_of",
     "permutation",
 ]

@@ -1,8 +1,8 @@
-"""Which positions are a batch, and which of them a rank's: arithmetic on the positions of one epoch.
+"""The positions of each batch, and each rank's share of them.
 
-Global batch k is positions [origin + k * G, origin + (k + 1) * G); rank r of W has those with p mod W = r, which is where
-its lanes' samples lie, because W divides L. G is a multiple of W, so all ranks have equally many, in every batch:
-no rank waits for another, and the set of samples of a global batch does not depend on W.
+Global batch k consists of the positions [origin + k * G, origin + (k + 1) * G). Rank r of W has those with p mod W = r, at
+which the samples of its lanes lie, because W divides L. G is a multiple of W, so all ranks have the same number of
+samples in every batch: no rank waits for another, and the set of samples of a global batch does not depend on W.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ GLOBAL_SIZE_MAX = 1 << 32
 class BatchPositions(NamedTuple):
     """One rank's share of a global batch.
 
-    The first `valid_count` positions are samples; those after pad the last batch and repeat the epoch's last position,
-    which may lie in another rank's lane: any row will do in its place, for ``__valid__`` masks it.
+    Attributes:
+        positions: int64[n], ascending. Positions from `valid_count` on pad the last batch: they repeat the last position of
+            the epoch, which may lie in a lane of another rank. Any row may stand there, because ``__valid__`` masks it.
+        valid_count: Number of positions that are samples of the batch.
     """
 
     positions: npt.NDArray[np.int64]
@@ -38,17 +40,17 @@ class Batches:
     """The global batches of one epoch, as one rank sees them.
 
     Attributes:
-        samples_count: Positions of the epoch, e.g. ``IndexedOrder.samples_count``.
-        global_size: G, samples of a global batch, a multiple of `world_size`.
-        rank: Of `world_size`.
-        world_size: Data-parallel ranks.
-        drop_last: Drop the positions that do not fill a global batch. False: the last batch has what is left, padded to
-            a multiple of `world_size` (with one rank: not at all).
-        take: Positions from this one on are left out, of the epoch as a whole, before batches are counted.
-        origin: Where batch 0 begins: the position of a state, where the rest of an epoch is read with another G.
+        samples_count: Number of positions of the epoch, e.g. ``IndexedOrder.samples_count``.
+        global_size: G, the number of samples in a global batch; a multiple of `world_size`.
+        rank: Number of this rank, in [0, `world_size`).
+        world_size: Number of data-parallel ranks.
+        drop_last: Whether positions that do not fill a global batch are dropped. Otherwise the last batch holds the rest,
+            padded to a multiple of `world_size`.
+        take: First position that is left out of the epoch; None: all positions are read.
+        origin: Position at which batch 0 starts: that of a state, if the rest of an epoch is read with another G.
 
     Raises:
-        ConfigError: Numbers out of range, or a G that the ranks do not divide.
+        ConfigError: a number is out of range, or `world_size` does not divide `global_size`.
     """
 
     samples_count: int
@@ -77,7 +79,7 @@ class Batches:
 
     @property
     def stop(self) -> int:
-        """Positions from here on are in no batch."""
+        """First position that is in no batch."""
         stop = self.samples_count if self.take is None else min(self.samples_count, self.take)
         if self.drop_last:
             stop -= max(0, stop - self.origin) % self.global_size
@@ -85,28 +87,28 @@ class Batches:
 
     @property
     def batch_size(self) -> int:
-        """Samples per rank, of every batch but perhaps the last."""
+        """Number of samples per rank in every batch; the last one may have fewer."""
         return self.global_size // self.world_size
 
     def __len__(self) -> int:
-        """Batches, the same number on every rank: steps per epoch."""
+        """Number of batches, the same on every rank: the steps of an epoch."""
         return max(0, self.stop - self.origin + self.global_size - 1) // self.global_size
 
     def span(self, batch_index: int) -> range:
-        """Positions of a global batch, without padding.
+        """Return the positions of a global batch, without padding.
 
         Raises:
-            ConfigError: There is no such batch.
+            ConfigError: there is no such batch.
         """
         check_ranges(("batch_index", batch_index, 0, len(self) - 1))
         first = self.origin + batch_index * self.global_size
         return range(first, min(first + self.global_size, self.stop))
 
     def batch(self, batch_index: int) -> BatchPositions:
-        """The rank's positions of a batch, ascending: ``batch_size`` of them, or fewer in the last.
+        """Return the rank's positions of a batch: ``batch_size`` positions, or fewer in the last batch.
 
         Raises:
-            ConfigError: There is no such batch.
+            ConfigError: there is no such batch.
         """
         span = self.span(batch_index)
         rows = -(-len(span) // self.world_size)
@@ -116,5 +118,5 @@ class Batches:
         return BatchPositions(np.minimum(positions, span.stop - 1), valid_count)
 
     def position_after(self, batch_index: int) -> int:
-        """The position that a state holds when all batches up to `batch_index` were handed out."""
+        """Return the position that a state holds after all batches up to and including `batch_index` were delivered."""
         return self.span(batch_index).stop

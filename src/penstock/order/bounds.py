@@ -1,4 +1,4 @@
-"""What every order checks: numbers inside their bounds, ranks that divide the lanes."""
+"""Checks that all orders share: numbers within their bounds, and a number of ranks that divides the lanes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ LANES_MAX = RANKS_MAX = 1 << 32
 
 
 def check_ranges(*bounds: tuple[str, int, int, int]) -> None:
-    """Refuse the first (name, value, low, high) whose value lies outside [low, high].
+    """Check that every value lies within its bounds.
+
+    Args:
+        *bounds: Tuples (name, value, low, high); value must lie in [low, high].
 
     Raises:
-        ConfigError: It names the value and its bounds.
+        ConfigError: a value does not; the message names it and its bounds.
     """
     for name, value, low, high in bounds:
         if not low <= value <= high:
@@ -21,10 +24,10 @@ def check_ranges(*bounds: tuple[str, int, int, int]) -> None:
 
 
 def check_lanes(lanes: int, world_size: int) -> None:
-    """Refuse ranks that would own different numbers of lanes.
+    """Check that all ranks own the same number of lanes.
 
     Raises:
-        ConfigError: It names the nearest number of lanes that the ranks divide.
+        ConfigError: they do not; the hint names the nearest number of lanes that the ranks divide.
     """
     if lanes % world_size:
         below = lanes // world_size * world_size
@@ -37,7 +40,7 @@ def check_lanes(lanes: int, world_size: int) -> None:
 
 
 def check_lane(lane: int, lanes_count: int) -> None:
-    """Refuse a lane number that does not exist.
+    """Check that a lane exists.
 
     Raises:
         ConfigError: `lane` is not in [0, `lanes_count`).

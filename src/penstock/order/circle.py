@@ -1,24 +1,25 @@
-"""Whose turn it is, in closed form: sources own arcs of a circle, and a lane walks round it in equal steps.
+"""Which source of a mix is next, in closed form: sources own arcs of a circle, and each lane walks around it in equal steps.
 
-The circle has M = L * 2**24 units, 2**24 for each lane. The sources' arcs lie end to end, as long as their weights. In its
-row j (its j-th sample, from 0) lane l stands at::
+The circle has M = L * 2**24 units, 2**24 for each lane. The arcs of the sources lie end to end, and their lengths are the
+weights. In row j (at its j-th sample, from 0) lane l stands at the point::
 
     phase(l) + j * STEP  mod M        phase(l) = (q * l mod L) * 2**24,   STEP = -q * 2**24 + GOLDEN
 
-where q is coprime to L and near 0.618 L, and GOLDEN is 0.382 * 2**24, made odd; the source whose arc it stands on is next.
+where q is coprime to L and near 0.618 L, and GOLDEN is 0.382 * 2**24, made odd. The source whose arc contains the point is
+next.
 
-*Rows.* In any row the L lanes stand at L equally spaced points, so an arc of weight w holds floor or ceil of w * L of them:
-every row of L positions (from a multiple of L) has each source within one sample of its weight, for any number of
-sources, and for any neighbouring ones together (a nested mix). GOLDEN turns the points against the arcs by an
-irrational part of their distance, so rounding goes up and down in turn, and does not add up.
-*Lanes.* From one row to the next the whole circle is rotated by about 0.382, the golden angle, so a single lane has the
+*Rows.* In any row the L lanes stand at L equally spaced points, so an arc of weight w contains floor or ceil of w * L of
+them: in every row of L positions (from a multiple of L on) each source is within one sample of its weight. This holds for
+any number of sources, and for adjacent sources together (a nested mix). GOLDEN turns the points against the arcs by an
+irrational part of their distance, so that rounding alternates between up and down and does not add up.
+*Lanes.* From one row to the next the whole circle is rotated by about 0.382, the golden angle, so a single lane keeps the
 proportions too, within a few samples at any time (measured: 5).
-*L positions across two rows.* Lane l's point in row j + 1 is lane (l - 1)'s in row j, but for GOLDEN: from row to row the
-points move up one lane. So such a window has the L points but for one that is missing and one that is double, and for
-a shift: within three samples. Permuted or golden phases do worse (docs/decisions/0008).
+*L positions across two rows.* The point of lane l in row j + 1 is that of lane (l - 1) in row j, except for GOLDEN: from
+row to row the points move up one lane. Such a window therefore has the L points except that one is missing, one occurs
+twice, and all are shifted: within three samples. Permuted or golden phases are worse (docs/decisions/0008).
 
-How often an arc was visited before row j is the difference of two sums of floor((b + i * STEP) / M) over i < j, which
-Euclid's algorithm gives in O(log M). All is exact: integers, no floats.
+The number of visits of an arc before row j is the difference of two sums of floor((b + i * STEP) / M) over i < j, which
+Euclid's algorithm computes in O(log M). Everything is exact: integers only, no floats.
 """
 
 from __future__ import annotations
@@ -36,18 +37,21 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 UNITS = 1 << 24
-"""Of the circle, per lane: a weight is held to 2**-24 / L, and M stays below 2**40 for 65 536 lanes."""
+"""Units of the circle per lane: weights are exact to 2**-24 / L, and M stays at or below 2**40 for 65 536 lanes."""
 
 GOLDEN = int(UNITS * 0.381966011250105) | 1
 CIRCLE_LANES_MAX = 1 << 16
-_ROWS_PER_STRETCH = 1 << 20  # rows * M < 2**60 fits 64 bits
+_ROWS_PER_BLOCK = 1 << 20  # rows * M <= 2**60 fits 64 bits
 
 
 class Circle:
-    """The circle of a job's lanes. Stateless: every method is a function of its arguments.
+    """The circle of a job's lanes. It has no state: every method is a function of its arguments.
 
     Args:
-        lanes_count: L, 1 to 65 536.
+        lanes_count: L, the number of lanes, in [1, 65 536].
+
+    Attributes:
+        units: M, the length of the circle.
     """
 
     __slots__ = ("_lane_step", "_lanes_count", "_step", "units")
@@ -59,21 +63,21 @@ class Circle:
         self._step = (GOLDEN - self._lane_step * UNITS) % self.units
 
     def arcs(self, weights: Sequence[Fraction]) -> tuple[int, ...]:
-        """Where the arcs end: source s owns ``[arcs[s], arcs[s + 1])``. Weights add up to more than 0."""
+        """Return the ends of the arcs: source s owns ``[arcs[s], arcs[s + 1])``. The weights must add up to more than 0."""
         total = sum(weights)
         return (0, *(int(part * self.units / total) for part in accumulate(weights)))
 
     def sources(self, lane: int, row: int, arcs: Sequence[int], *, count: int) -> npt.NDArray[np.int64]:
-        """Whose turn it is in `count` rows of a lane, from `row` on; int64[count]."""
+        """Return the source of each of `count` rows of a lane, from `row` on; int64[count]."""
         pieces = []
-        for first in range(0, count, _ROWS_PER_STRETCH):
-            rows = np.arange(min(_ROWS_PER_STRETCH, count - first), dtype=np.int64)
+        for first in range(0, count, _ROWS_PER_BLOCK):
+            rows = np.arange(min(_ROWS_PER_BLOCK, count - first), dtype=np.int64)
             points = (self._point(lane, row + first) + rows * self._step) % self.units
             pieces.append(np.searchsorted(arcs[1:], points, side="right"))
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     def visits(self, lane: int, rows: range, start: int, end: int) -> int:
-        """How often a lane stands on the arc ``[start, end)`` in `rows`. Cost: O(log M), about 20 us."""
+        """Return how often a lane stands on the arc ``[start, end)`` in `rows`. Cost: O(log M), about 20 us."""
         if start == end or not rows:
             return 0
         # floor((x - start) / M) - floor((x - end) / M) is 1 on the arc and 0 off it; M is added to keep b positive
@@ -82,9 +86,15 @@ class Circle:
         return floor_sum(count, units, step, point - start) - floor_sum(count, units, step, point - end)
 
     def row_after(self, lane: int, row: int, arc: tuple[int, int], *, visits: int) -> int:
-        """The first row at or after `row` before which the arc was visited `visits` times since `row`.
+        """Return the first row r such that a lane visits an arc `visits` times in the rows [`row`, r).
 
-        The arc is not empty. Cost: about 10 times that of ``visits``.
+        Args:
+            lane: Number of the lane, from 0.
+            row: Row from which visits count.
+            arc: Start and end of the arc, which must not be empty.
+            visits: Number of visits.
+
+        Cost: about 10 times that of ``visits``.
         """
         start, end = arc
 
@@ -111,9 +121,11 @@ class Circle:
 
 
 def floor_sum(count: int, modulus: int, step: int, start: int) -> int:
-    """Sum of floor((start + i * step) / modulus) over i in [0, count); all at least 0, `modulus` at least 1.
+    """Return the sum of floor((start + i * step) / modulus) over i in [0, count).
 
-    Cost: O(log modulus). Source: the lattice points below a line, reduced as in Euclid's algorithm.
+    All arguments must be at least 0, and `modulus` at least 1.
+
+    Cost: O(log modulus). Source: the number of lattice points below a line, reduced as in Euclid's algorithm.
     """
     total, sign = 0, 1
     while count:
@@ -127,7 +139,7 @@ def floor_sum(count: int, modulus: int, step: int, start: int) -> int:
 
 
 def _coprime_near(lanes_count: int) -> int:
-    """The number coprime to L that is nearest to 0.618 L; 0 for one lane."""
+    """Return the number coprime to L that is nearest to 0.618 L; 0 for one lane."""
     golden = round(lanes_count * 0.618033988749895)
     near = (q for away in range(lanes_count) for q in (golden + away, golden - away))
     return next(q for q in near if gcd(q, lanes_count) == 1) % lanes_count

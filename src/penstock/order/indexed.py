@@ -1,17 +1,18 @@
-"""The order in which samples leave shards whose lengths an index knows: exact, elastic, and open to arithmetic.
+"""The order of samples with an index, which knows the lengths of the shards: exact, and independent of the world size.
 
-**Lanes.** The epoch's shards are permuted and laid end to end, N samples. Position p lies in lane p mod L. The lanes cut
-the line into L pieces: lane l has floor(N/L) samples, and one more if l < N mod L, so that the positions 0 .. N-1 are
-exactly the lanes' samples, row by row. Without shuffling, the pieces lie in the order of the lanes: lane l begins at
-l * floor(N/L) + min(l, N mod L). With it, which lane has which piece is permuted too (docs/decisions/0008): else each
-row of L positions would sweep the line from its start to its end, and a data set of fewer samples than lanes would
-come out as stored. A lane begins and ends inside a shard, wherever the cut falls.
+**Lanes.** The shards of the epoch are permuted and laid end to end: a line of N samples. Position p lies in lane p mod L.
+The lanes cut the line into L pieces: lane l has floor(N/L) samples, and one more if l < N mod L, so that the positions
+0 .. N-1 are exactly the samples of the lanes, row by row. Without shuffling, the pieces lie in the order of the lanes:
+lane l starts at l * floor(N/L) + min(l, N mod L). With shuffling, the pieces are also assigned to the lanes at random
+(docs/decisions/0008): otherwise each row of L positions would sweep the line from its start to its end, and a data set
+with fewer samples than lanes would come in stored order. A lane starts and ends wherever the cut falls inside a shard.
 
-**Runs.** Inside a lane, runs of max(1, floor(window / L)) consecutive samples are permuted. Lane l's first run is shorter
-by floor(l * run / L), so that the lanes do not all turn over at once. A rank owns the lanes l with l mod W = r.
+**Runs.** Within a lane, runs of max(1, floor(window / L)) consecutive samples are permuted. The first run of lane l is
+shorter by floor(l * run / L), so that the lanes do not all reach the end of a run at the same time. A rank owns the lanes
+l with l mod W = r.
 
-Every question has an answer in O(log shards), or O(run) where a run's permutation is part of it. Nothing is as long as
-the samples are many.
+Every method takes O(log shards), or O(run) if it includes the permutation of a run. No array has the length of the data
+set.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.order.bounds import RANKS_MAX, WINDOW_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
-from penstock.order.laned import Laned
+from penstock.order.laned import LanedOrder
 from penstock.order.permutation import LANES, RUN, SHARDS, key_of, permutation
 from penstock.order.stream import LANES_DEFAULT
 
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 
 
 SAMPLES_MAX = 1 << 48
-INDEXED_LANES_MAX = 1 << 20  # 16 bytes are held for each
+INDEXED_LANES_MAX = 1 << 20  # 16 bytes are held per lane
 
 
 class Segment(NamedTuple):
-    """Consecutive samples of one shard: ``[first, first + samples_count)``."""
+    """Consecutive samples of one shard: ``[first, first + samples_count)``; `shard` is its index in the listing."""
 
     shard: int
     first: int
@@ -48,51 +49,52 @@ class Segment(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where a position's sample lies. `source` is 0 where there is one only; `shard` counts in its listing."""
+    """Where a sample lies."""
 
-    source: int
-    shard: int
-    sample: int
+    source: int  # number of the source in a mix, otherwise 0
+    shard: int  # index of the shard in the listing of its source
+    sample: int  # number of the sample in the shard, from 0
 
 
-class Leaving(NamedTuple):
-    """Samples in the order in which they leave a lane; int64[n] each."""
+class SampleLocations(NamedTuple):
+    """Where samples lie, in the order in which they leave a lane; int64[n] each."""
 
     sources: Integers
     shards: Integers
     samples: Integers
 
     def location(self, index: int) -> Location:
-        """Of the `index`-th of them."""
+        """Return the location of the `index`-th sample, from 0."""
         return Location(int(self.sources[index]), int(self.shards[index]), int(self.samples[index]))
 
 
-class SourcePlace(NamedTuple):
-    """Where a source goes on: the order of its current pass, that order's lane, and how many samples have left it."""
+class SourcePosition(NamedTuple):
+    """Where a source continues in a lane of a mix."""
 
-    order: IndexedOrder
-    lane: int
-    taken: int
+    order: IndexedOrder  # the order of its current pass
+    lane: int  # the lane in that order
+    taken: int  # number of samples that have left that lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IndexedOrder(Laned):
-    """Which sample comes when, for one epoch and one rank; see the module's text.
+class IndexedOrder(LanedOrder):
+    """The order of samples with an index, for one epoch and one rank; the module describes it.
 
     Attributes:
-        samples: Samples of each shard, in listed order; zeros are fine. int64[shards] once constructed.
-        seed: 0 to 2**64 - 1; the same for all ranks.
-        epoch: From 0.
-        lanes: Of the job, a multiple of `world_size`; None: 64 when shuffled, else `world_size`.
-        window: Samples that the job's runs hold together, at most (at least one per lane).
-        rank: Of `world_size`.
-        world_size: Data-parallel ranks. The order of positions does not depend on it where `lanes` is given.
-        shuffled: False: shards in listed order, samples as stored, lanes in order; runs only say what to read at once.
+        samples: Number of samples in each shard, in listed order, at least 0. int64[shards] once constructed.
+        seed: Seed in [0, 2**64), the same for all ranks.
+        epoch: Epoch number, from 0.
+        lanes: Number of lanes of the job, a multiple of `world_size`; None: 64 if shuffled, else `world_size`.
+        window: Largest number of samples that the runs of the job hold together; every lane holds at least one.
+        rank: Number of this rank, in [0, `world_size`).
+        world_size: Number of data-parallel ranks. If `lanes` is given, the order of positions does not depend on it.
+        shuffled: Whether shards, lanes and samples are permuted. Otherwise they come as listed and stored, and runs only
+            determine what is read at once.
 
     Raises:
-        ConfigError: Numbers out of range, no samples at all, lanes that the ranks do not divide.
+        ConfigError: a number is out of range, there are no samples, or `world_size` does not divide `lanes`.
 
-    Cost: 24 bytes per shard and 8 per lane; 60 ns per shard to make, also for another epoch.
+    Cost: 24 bytes per shard and 8 per lane; 60 ns per shard to construct, also for another epoch.
     """
 
     samples: Sequence[int] | Integers
@@ -103,9 +105,9 @@ class IndexedOrder(Laned):
     rank: int = 0
     world_size: int = 1
     shuffled: bool = True
-    _shards: Integers = field(init=False, repr=False)  # int64[shards]: in the epoch's order
-    _ends: Integers = field(init=False, repr=False)  # int64[shards]: where each ends on the line
-    _starts: Integers = field(init=False, repr=False)  # int64[L]: where each lane begins on the line
+    _shards: Integers = field(init=False, repr=False)  # int64[shards]: indices of shards, in the order of the epoch
+    _ends: Integers = field(init=False, repr=False)  # int64[shards]: where each shard ends on the line
+    _starts: Integers = field(init=False, repr=False)  # int64[L]: where each lane starts on the line
 
     def __post_init__(self) -> None:
         samples = counts_of(self.samples)
@@ -139,29 +141,29 @@ class IndexedOrder(Laned):
 
     @property
     def samples_count(self) -> int:
-        """N: samples, and positions, of an epoch."""
+        """N: number of samples, and of positions, in an epoch."""
         return int(self._ends[-1])
 
     @property
     def lanes_count(self) -> int:
-        """L: ``lanes``, or what None stands for. Lanes beyond the samples are empty."""
+        """L: ``lanes``, or its default if that is None. If there are more lanes than samples, some lanes are empty."""
         if self.lanes is not None:
             return self.lanes
         return LANES_DEFAULT if self.shuffled else self.world_size
 
     def at_epoch(self, epoch: int) -> IndexedOrder:
-        """The same order, of another epoch."""
+        """Return the order of another epoch."""
         return replace(self, epoch=epoch)
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def runs_count(self, lane: int) -> int:
-        """Runs in a lane; 0 where it is empty."""
+        """Return the number of runs in a lane; 0 if the lane is empty."""
         length = self.lane_length(lane)
         return self.run_at(lane, length - 1)[0] + 1 if length else 0
 
     def run_at(self, lane: int, index: int) -> tuple[int, int]:
-        """(run, place in what leaves it) of the `index`-th sample that leaves `lane`."""
+        """Return the run of the `index`-th sample that leaves `lane`, and its place among the samples that leave the run."""
         first, run = self._first_run(lane)
         if index < first:
             return 0, index
@@ -169,41 +171,41 @@ class IndexedOrder(Laned):
         return runs + 1, place
 
     def run_start(self, lane: int, run_index: int) -> int:
-        """How many samples leave `lane` before its run `run_index` does."""
+        """Return the number of samples that leave `lane` before its run `run_index`."""
         first, run = self._first_run(lane)
         return first + (run_index - 1) * run if run_index else 0
 
     def run_length(self, lane: int, run_index: int) -> int:
-        """Samples of a run: at least 1, and fewer at the lane's beginning and end; 0 past the end."""
+        """Return the number of samples in a run: fewer at the start and end of a lane, but at least 1; 0 past the end."""
         first, run = self._first_run(lane)
         left = self.lane_length(lane) - self.run_start(lane, run_index)
         return max(0, min(run if run_index else first, left))
 
     def segments(self, lane: int, run_index: int) -> list[Segment]:
-        """What a run reads, in reading order: usually one segment, two at the end of a shard. Cost: O(log shards)."""
+        """Return the segments of a run in reading order: usually one, or two at the end of a shard. Cost: O(log shards)."""
         return self._segments(lane, self.run_start(lane, run_index), self.run_length(lane, run_index))
 
     def lane_segments(self, lane: int, index: int = 0) -> list[Segment]:
-        """What a lane reads from its `index`-th stored sample to its end, in reading order."""
+        """Return the segments of a lane from its `index`-th stored sample to its end, in reading order."""
         return self._segments(lane, index, self.lane_length(lane) - index)
 
     def permute_run(self, lane: int, run_index: int) -> Integers:
-        """The order in which a run's samples leave; int64[run_length].
+        """Return the order in which the samples of a run leave it; int64[run_length].
 
-        The k-th that leaves is the run's sample ``permute_run(...)[k]``, counted along its segments.
+        Entry k is the index of the k-th sample that leaves, counted along the segments of the run.
         """
         count = self.run_length(lane, run_index)
         if not self.shuffled:
             return np.arange(count, dtype=np.int64)
         return permutation(count, key_of(RUN, self.seed, self.epoch, lane, run_index))
 
-    def leaving(self, lane: int, first: int = 0, count: int | None = None) -> Leaving:
-        """The samples that leave a lane: where the `first`-th and those that follow lie.
+    def locations(self, lane: int, first: int = 0, count: int | None = None) -> SampleLocations:
+        """Return where the samples that leave a lane lie, in the order in which they leave.
 
         Args:
-            lane: 0 to ``lanes_count`` - 1.
-            first: From 0.
-            count: Default: to the lane's end, which also bounds it.
+            lane: Number of the lane, in [0, ``lanes_count``).
+            first: Index of the first sample, from 0.
+            count: Number of samples; None, or more than remain: up to the end of the lane.
 
         Cost: 24 bytes per sample, and O(run) for each run that is touched.
         """
@@ -220,10 +222,10 @@ class IndexedOrder(Laned):
         at = np.searchsorted(self._ends, line, side="right")
         shards = self._shards[at]
         samples = line - self._ends[at] + np.asarray(self.samples)[shards]
-        return Leaving(np.zeros(len(line), np.int64), shards, samples)
+        return SampleLocations(np.zeros(len(line), np.int64), shards, samples)
 
     def locate(self, position: int) -> Location:
-        """Where the sample at a position of the job's order lies.
+        """Return where the sample at a position of the job's order lies.
 
         Raises:
             ConfigError: `position` is not in [0, ``samples_count``).
@@ -232,29 +234,29 @@ class IndexedOrder(Laned):
         """
         check_ranges(("position", position, 0, self.samples_count - 1))
         index, lane = divmod(position, self.lanes_count)
-        return self.leaving(lane, index, 1).location(0)
+        return self.locations(lane, index, 1).location(0)
 
-    # ── the shape of a mix, of one source ──────────────────────────────────────────────────────────────────────────
+    # ── the interface of ``MixOrder``, for a single source ─────────────────────────────────────────────────────────
 
     @property
     def sources_count(self) -> int:
-        """1; a ``Mix`` has more."""
+        """Number of sources: 1."""
         return 1
 
     def sources_of(self, lane: int, row: int, count: int) -> Integers:
-        """As ``Mix.sources_of``: zeros."""
+        """Return the source of each sample, as ``MixOrder.sources_of`` does: zeros."""
         check_lane(lane, self.lanes_count)
         return np.zeros(max(0, min(count, self.lane_length(lane) - row)), np.int64)
 
     def taken(self, lane: int, row: int) -> tuple[int, ...]:
-        """As ``Mix.taken``: the row itself."""
+        """Return the number of samples of each source before `row`, as ``MixOrder.taken`` does: `row` itself."""
         check_lane(lane, self.lanes_count)
         return (row,)
 
-    def source_at(self, source: int, lane: int, taken: int) -> SourcePlace:
-        """As ``Mix.source_at``: this order and lane."""
+    def source_at(self, source: int, lane: int, taken: int) -> SourcePosition:
+        """Return where a source continues, as ``MixOrder.source_at`` does: in this order and lane."""
         check_ranges(("source", source, 0, 0))
-        return SourcePlace(self, lane, taken)
+        return SourcePosition(self, lane, taken)
 
     def _first_run(self, lane: int) -> tuple[int, int]:
         run = max(1, self.window // self.lanes_count)
@@ -278,10 +280,10 @@ class IndexedOrder(Laned):
 
 
 def counts_of(samples: Any) -> Integers:
-    """Samples per shard as an array of its own; int64[shards].
+    """Return a copy of the numbers of samples per shard as an array; int64[shards].
 
     Raises:
-        ConfigError: Not a list of whole numbers of at least 0.
+        ConfigError: `samples` is not a list of whole numbers of at least 0.
     """
     try:
         counts = np.array(samples)

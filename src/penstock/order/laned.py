@@ -1,4 +1,4 @@
-"""What every order with an index has: positions that go round the lanes, and lanes that belong to ranks."""
+"""What ``IndexedOrder`` and ``MixOrder`` share: positions go round the lanes, and each lane belongs to a rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.order.bounds import check_lane
 
 
-class Laned:
+class LanedOrder:
     """Position p is row p // L of lane p mod L; rank r of W owns the lanes l with l mod W = r."""
 
     __slots__ = ()
@@ -18,22 +18,22 @@ class Laned:
 
         @property
         def samples_count(self) -> int:
-            """Positions of an epoch."""
+            """N: number of positions in an epoch."""
 
         @property
         def lanes_count(self) -> int:
-            """L."""
+            """L: number of lanes."""
 
     @property
     def lanes_owned(self) -> tuple[int, ...]:
-        """The rank's lanes, ascending; all ranks own equally many."""
+        """Numbers of the rank's lanes, ascending; all ranks own the same number of lanes."""
         return tuple(range(self.rank, self.lanes_count, self.world_size))
 
     def lane_length(self, lane: int) -> int:
-        """Samples that leave a lane in an epoch; lanes differ by at most 1."""
+        """Return the number of samples of a lane in an epoch; lanes differ by at most 1."""
         check_lane(lane, self.lanes_count)
         return self.samples_count // self.lanes_count + (lane < self.samples_count % self.lanes_count)
 
     def position(self, lane: int, index: int) -> int:
-        """Position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
+        """Return the position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
         return index * self.lanes_count + lane

@@ -1,22 +1,22 @@
-"""Several sources mixed by weights: which sample comes when, in closed form.
+"""The order of samples of several sources that are mixed by weights, in closed form.
 
-Every source is an ``IndexedOrder`` over the same L lanes, and mixing happens inside a lane. The j-th sample (*row* j) of
-lane l comes from the source that ``circle`` names; it is that source's next one in its own lane, so its index there is
-how often the source was named before, another closed form. No lane reads another lane's samples. A change of weights
-moves the arcs, not the counts: no sample is lost or repeated by it.
+Every source is an ``IndexedOrder`` over the same L lanes, and mixing happens within a lane. The j-th sample (*row* j) of
+lane l comes from the source that ``circle.py`` determines. It is the next sample of that source's own lane, so its index
+there is the number of earlier rows that the source got, which has a closed form too. No lane reads the samples of
+another lane. A change of weights moves the arcs but not the counts: it neither loses nor repeats a sample.
 
-**The end of a source** (docs/decisions/0008). ``at_end`` says what follows:
+**The end of a source** (docs/decisions/0008). ``at_end`` determines what follows:
 
-- ``"stop"``: it is over, the others share its place; the epoch is every sample of every source, once, whatever the
-  weights. A lane drops a source when that source's lane is empty: within a few rows, in all lanes.
-- ``"repeat"``: it begins again, its shards and runs permuted anew. Each lane goes on where its own part of the source
-  ends, so each pass has every sample once. The epoch ends at the first multiple of L at which all sources that
-  still have weight have been seen completely, or after ``epoch_samples``.
-- ``"first"``: the epoch ends at the last multiple of L up to which every source could give what its weight asks for.
+- ``"stop"``: the source is over, and the others share its place. The epoch has every sample of every source once,
+  whatever the weights. A lane drops a source when that source's lane is empty: all lanes do so within a few rows.
+- ``"repeat"``: the source starts again, with its shards and runs permuted anew. Each lane continues where its own part of
+  the source ends, so each pass has every sample once. The epoch ends at the first multiple of L at which all sources
+  with a weight above 0 have been read completely, or after ``epoch_samples``.
+- ``"first"``: the epoch ends at the last multiple of L up to which every source has the samples that its weight needs.
 
-Source s's lanes are turned by the remainders of the sources before it: mix lane l holds its lane (l - sum of N_t mod L for
-t < s) mod L. So the samples that do not divide by L follow each other round the lanes, lanes of the whole mix differ by at
-most 1, and positions are dense to the last.
+The lanes of source s are rotated by the remainders of the sources before it: lane l of the mix holds its lane
+(l - sum of N_t mod L for t < s) mod L. The samples that remain after division by L thus follow each other around the
+lanes, the lanes of the whole mix differ by at most 1, and positions have no gaps up to the last.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.order.bounds import RANKS_MAX, WORD_MAX, check_lane, check_lanes, check_ranges
 from penstock.order.circle import CIRCLE_LANES_MAX, Circle
-from penstock.order.indexed import SAMPLES_MAX, IndexedOrder, Leaving, Location, SourcePlace, counts_of
-from penstock.order.laned import Laned
+from penstock.order.indexed import SAMPLES_MAX, IndexedOrder, Location, SampleLocations, SourcePosition, counts_of
+from penstock.order.laned import LanedOrder
 from penstock.order.permutation import PASS, SOURCE, key_of
 from penstock.order.stream import LANES_DEFAULT
 
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.order.indexed import Integers
-    from penstock.order.weights import Entries, Weights
+    from penstock.order.weights import Entries, MixWeights
 
 AtEnd = Literal["stop", "repeat", "first"]
-_PASSES_KEPT_PER_SOURCE = 2  # lanes are in one pass or the next
+_PASSES_KEPT_PER_SOURCE = 2  # at any time, lanes are in one of two consecutive passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
-    """One data set of a mix.
+class MixedSource:
+    """One source of a mix.
 
     Attributes:
-        samples: Of each shard, in listed order; at least one sample in all.
-        window: Samples that this source's runs hold together. A mix of n sources that is shuffled as a whole, with one
-            window, gives each window // n: what is held then does not depend on weights, which may change.
-        shuffled: As for ``IndexedOrder``.
+        samples: Number of samples in each shard, in listed order; at least one sample in total.
+        window: Largest number of samples that the runs of this source hold together. A mix of n sources that is shuffled
+            with one window gives each source window // n, so that memory does not depend on weights, which may change.
+        shuffled: As in ``IndexedOrder``.
     """
 
     samples: Sequence[int] | npt.NDArray[np.int64]
@@ -64,38 +64,38 @@ class Source:
     shuffled: bool = True
 
 
-class _Piece(NamedTuple):
-    """Rows of a lane in which the arcs stay."""
+class _PlanStep(NamedTuple):
+    """Rows of a lane, from `row` on, in which the arcs do not change."""
 
     row: int
-    counts: tuple[int, ...]  # of each source, taken before `row`
+    counts: tuple[int, ...]  # number of samples of each source before `row`
     arcs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mix(Laned):
-    """Which sample of which source comes when, for one epoch and one rank; see the module's text.
+class MixOrder(LanedOrder):
+    """The order of samples of several sources, for one epoch and one rank; the module describes it.
 
     Attributes:
-        sources: At least one.
-        history: The weights, ascending by (epoch, position), from (0, 0) on: a schedule, and what changed on the way.
-        at_end: What follows when a source ends: ``"stop"``, ``"repeat"``, ``"first"``.
-        epoch_samples: Positions of an epoch; ``"repeat"`` only.
-        seed: Of the whole mix; each source's is derived from it.
-        epoch: From 0.
-        lanes: Of the job, a multiple of `world_size`; None: 64 when a source is shuffled, else `world_size`.
-        rank: Of `world_size`.
-        world_size: Data-parallel ranks.
+        sources: The sources, at least one.
+        history: The weights in ascending order of (epoch, position), from (0, 0) on: a schedule, and changes made since.
+        at_end: What follows when a source ends: ``"stop"``, ``"repeat"`` or ``"first"``.
+        epoch_samples: Number of positions in an epoch, only with ``"repeat"``; None: until all sources were read.
+        seed: Seed of the mix in [0, 2**64); the seed of each source is derived from it.
+        epoch: Epoch number, from 0.
+        lanes: Number of lanes of the job, a multiple of `world_size`; None: 64 if a source is shuffled, else `world_size`.
+        rank: Number of this rank, in [0, `world_size`).
+        world_size: Number of data-parallel ranks.
 
     Raises:
-        ConfigError: Numbers out of range, weights that do not fit the sources, an epoch without a sample.
+        ConfigError: a number is out of range, weights do not fit the sources, or the epoch would be empty.
 
-    Cost: its sources' (``IndexedOrder``), a plan of the weights for each lane that is asked for; at the ends
-        ``"repeat"`` and ``"first"`` 0.2 ms per lane and source to make.
+    Cost: that of its sources (``IndexedOrder``), and a plan per lane that is used. With ``"repeat"`` and ``"first"``,
+        constructing it takes 0.2 ms per lane and source.
     """
 
-    sources: tuple[Source, ...]
-    history: tuple[Weights, ...]
+    sources: tuple[MixedSource, ...]
+    history: tuple[MixWeights, ...]
     at_end: AtEnd = "stop"
     epoch_samples: int | None = None
     seed: int = 0
@@ -104,12 +104,14 @@ class Mix(Laned):
     rank: int = 0
     world_size: int = 1
     samples_count: int = field(init=False)
-    """Positions of this epoch."""
+    """Number of positions in this epoch."""
     _circle: Circle = field(init=False, repr=False)
     _passes: dict[tuple[int, int], IndexedOrder] = field(init=False, repr=False)
-    _turned: tuple[int, ...] = field(init=False, repr=False)  # by how many lanes each source's lanes are
-    _changes: tuple[tuple[int, Weights], ...] = field(init=False, repr=False)  # (row, weights), ascending
-    _plans: dict[int, tuple[_Piece, ...]] = field(init=False, repr=False)  # by lane, made when asked for
+    _rotations: tuple[int, ...] = field(
+        init=False, repr=False
+    )  # by how many lanes the lanes of each source are rotated
+    _changes: tuple[tuple[int, MixWeights], ...] = field(init=False, repr=False)  # (row, weights), ascending
+    _plans: dict[int, tuple[_PlanStep, ...]] = field(init=False, repr=False)  # by lane, made when first used
 
     def __post_init__(self) -> None:
         self._check()
@@ -117,11 +119,11 @@ class Mix(Laned):
         object.__setattr__(self, "_plans", {})
         object.__setattr__(self, "_passes", {})
         object.__setattr__(self, "_changes", self._changes_of_epoch())
-        turned, total = [], 0
+        rotations, total = [], 0
         for source in range(self.sources_count):
-            turned.append(total % self.lanes_count)
+            rotations.append(total % self.lanes_count)
             total += self._pass(source, 0).samples_count
-        object.__setattr__(self, "_turned", tuple(turned))
+        object.__setattr__(self, "_rotations", tuple(rotations))
         object.__setattr__(self, "samples_count", total)
         if self.epoch_samples is not None:
             object.__setattr__(self, "samples_count", self.epoch_samples)
@@ -135,43 +137,43 @@ class Mix(Laned):
 
     @property
     def sources_count(self) -> int:
-        """How many sources there are, those of nested mixes included."""
+        """Number of sources, including those of nested mixes."""
         return len(self.sources)
 
     @property
     def lanes_count(self) -> int:
-        """L: ``lanes``, or what None stands for."""
+        """L: ``lanes``, or its default if that is None."""
         if self.lanes is not None:
             return self.lanes
         return LANES_DEFAULT if any(source.shuffled for source in self.sources) else self.world_size
 
-    def at_epoch(self, epoch: int) -> Mix:
-        """The same mix, of another epoch."""
+    def at_epoch(self, epoch: int) -> MixOrder:
+        """Return the order of another epoch."""
         return replace(self, epoch=epoch)
 
-    def with_weights(self, entries: Entries, *, position: int) -> Mix:
-        """The same mix, with other weights from a position of this epoch on; what was to come after it is dropped.
+    def with_weights(self, entries: Entries, *, position: int) -> MixOrder:
+        """Return the order with other weights from a position of this epoch on. Later changes of the schedule are dropped.
 
         Args:
-            entries: See ``weights``.
-            position: The first that they may decide, e.g. k * G for "from batch k"; they hold from the next multiple
-                of L on. What lies before it is as it was.
+            entries: The weights, as a tree that ``weights.py`` describes.
+            position: First position that they may affect, e.g. k * G for batch k; they hold from the next multiple of L
+                on. The order before it does not change.
 
         Raises:
-            ConfigError: Weights that do not fit the sources.
+            ConfigError: the weights do not fit the sources.
         """
         weights = type(self.history[0])(entries, self.epoch, position)
         kept = tuple(old for old in self.history if (old.epoch, old.position) < (self.epoch, position))
         return replace(self, history=(*kept, weights))
 
-    # ── which source, how often ────────────────────────────────────────────────────────────────────────────────────
+    # ── the source of each row ─────────────────────────────────────────────────────────────────────────────────────
 
     def sources_of(self, lane: int, row: int, count: int) -> Integers:
-        """The sources of up to `count` samples that leave `lane` from `row` on; int64[n], fewer at the lane's end."""
+        """Return the source of each of `count` samples that leave `lane` from `row` on; int64[n], fewer at the lane's end."""
         stop = min(row + count, self.lane_length(lane))
         plan = self._plan(lane)
         found = [np.empty(0, np.int64)]
-        for index in range(max(0, _piece_at(plan, row)), len(plan)):
+        for index in range(max(0, _step_at(plan, row)), len(plan)):
             first = max(row, plan[index].row)
             end = min(stop, plan[index + 1].row) if index + 1 < len(plan) else stop
             if first >= stop:
@@ -180,29 +182,29 @@ class Mix(Laned):
         return np.concatenate(found)
 
     def taken(self, lane: int, row: int) -> tuple[int, ...]:
-        """How many samples of each source leave `lane` before `row`. Cost: O(log), about 10 us per source."""
+        """Return how many samples of each source leave `lane` before `row`. Cost: O(log M), about 10 us per source."""
         plan = self._plan(lane)
-        return self._counts(lane, plan[_piece_at(plan, row)], row)
+        return self._counts(lane, plan[_step_at(plan, row)], row)
 
-    def source_at(self, source: int, lane: int, taken: int) -> SourcePlace:
-        """Where a source goes on when `taken` of its samples have left this lane.
+    def source_at(self, source: int, lane: int, taken: int) -> SourcePosition:
+        """Return where a source continues when `taken` of its samples have left `lane`.
 
-        The order's runs are what to read; shards count modulo ``len(sources[source].samples)``.
+        The runs of the returned order are what to read; its shard indices count modulo ``len(sources[source].samples)``.
         """
         check_ranges(("source", source, 0, self.sources_count - 1))
-        lane = (lane - self._turned[source]) % self.lanes_count
+        lane = (lane - self._rotations[source]) % self.lanes_count
         pass_index, index = 0, taken
         if self.at_end == "repeat":
             pass_index, index = divmod(taken, self._pass(source, 0).lane_length(lane))
-        return SourcePlace(self._pass(source, pass_index), lane, index)
+        return SourcePosition(self._pass(source, pass_index), lane, index)
 
-    def leaving(self, lane: int, first: int = 0, count: int | None = None) -> Leaving:
-        """The samples that leave a lane: where the `first`-th and those that follow lie.
+    def locations(self, lane: int, first: int = 0, count: int | None = None) -> SampleLocations:
+        """Return where the samples that leave a lane lie, in the order in which they leave.
 
         Args:
-            lane: 0 to ``lanes_count`` - 1.
-            first: Row, from 0.
-            count: Default: to the lane's end, which also bounds it.
+            lane: Number of the lane, in [0, ``lanes_count``).
+            first: Row of the first sample, from 0.
+            count: Number of samples; None, or more than remain: up to the end of the lane.
 
         Cost: 24 bytes per sample, and O(run) for each run that is touched.
         """
@@ -213,15 +215,15 @@ class Mix(Laned):
             done = 0
             while done < len(rows):
                 place = self.source_at(source, lane, taken + done)
-                part = place.order.leaving(place.lane, place.taken, len(rows) - done)
+                part = place.order.locations(place.lane, place.taken, len(rows) - done)
                 here = rows[done : done + len(part.samples)]
                 shards[here] = part.shards % len(self.sources[source].samples)
                 samples[here] = part.samples
                 done += len(here)
-        return Leaving(sources, shards, samples)
+        return SampleLocations(sources, shards, samples)
 
     def locate(self, position: int) -> Location:
-        """Where the sample at a position of the job's order lies.
+        """Return where the sample at a position of the job's order lies.
 
         Raises:
             ConfigError: `position` is not in [0, ``samples_count``).
@@ -230,7 +232,7 @@ class Mix(Laned):
         """
         check_ranges(("position", position, 0, self.samples_count - 1))
         row, lane = divmod(position, self.lanes_count)
-        return self.leaving(lane, row, 1).location(0)
+        return self.locations(lane, row, 1).location(0)
 
     # ── plans ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -264,14 +266,14 @@ class Mix(Laned):
                 for key in list(kept):
                     if key[1]:
                         kept.pop(key, None)
-            order = kept[source, pass_index] = self._made(source, pass_index)
+            order = kept[source, pass_index] = self._make_pass(source, pass_index)
         return order
 
-    def _made(self, source: int, pass_index: int) -> IndexedOrder:
+    def _make_pass(self, source: int, pass_index: int) -> IndexedOrder:
         what = self.sources[source]
         samples = counts_of(what.samples)
         total = max(1, int(samples.sum()))
-        if self.at_end == "repeat" and total < self.lanes_count:  # every lane needs one of its samples
+        if self.at_end == "repeat" and total < self.lanes_count:  # every lane needs at least one sample of the source
             samples = np.tile(samples, -(-self.lanes_count // total))
         seed = key_of(SOURCE, self.seed, source)
         return IndexedOrder(
@@ -283,9 +285,9 @@ class Mix(Laned):
             shuffled=what.shuffled,
         )
 
-    def _changes_of_epoch(self) -> tuple[tuple[int, Weights], ...]:
-        """(row from which on, weights) in this epoch; rows ascend from 0."""
-        changes: dict[int, Weights] = {}
+    def _changes_of_epoch(self) -> tuple[tuple[int, MixWeights], ...]:
+        """Return the weights of this epoch with the first row of each; rows ascend from 0."""
+        changes: dict[int, MixWeights] = {}
         for weights in self.history:
             if weights.epoch < self.epoch:
                 changes = {0: weights}
@@ -294,48 +296,48 @@ class Mix(Laned):
         return tuple(changes.items())
 
     def _length(self, source: int, lane: int) -> int:
-        return self._pass(source, 0).lane_length((lane - self._turned[source]) % self.lanes_count)
+        return self._pass(source, 0).lane_length((lane - self._rotations[source]) % self.lanes_count)
 
-    def _plan(self, lane: int) -> tuple[_Piece, ...]:
+    def _plan(self, lane: int) -> tuple[_PlanStep, ...]:
         check_lane(lane, self.lanes_count)
         if (plan := self._plans.get(lane)) is None:
-            plan = self._plans[lane] = tuple(self._pieces(lane))
+            plan = self._plans[lane] = tuple(self._steps(lane))
         return plan
 
-    def _pieces(self, lane: int) -> list[_Piece]:
+    def _steps(self, lane: int) -> list[_PlanStep]:
         lengths = [self._length(source, lane) for source in range(self.sources_count)]
         stops = self.at_end == "stop"
-        piece = _Piece(0, (0,) * self.sources_count, (0,) * (self.sources_count + 1))
-        pieces: list[_Piece] = []
+        step = _PlanStep(0, (0,) * self.sources_count, (0,) * (self.sources_count + 1))
+        steps: list[_PlanStep] = []
         rows = [row for row, _ in self._changes]
         while True:
-            active = [not stops or piece.counts[source] < length for source, length in enumerate(lengths)]
-            change = bisect_right(rows, piece.row)
+            active = [not stops or step.counts[source] < length for source, length in enumerate(lengths)]
+            change = bisect_right(rows, step.row)
             if not any(active):
-                return pieces or [piece]
+                return steps or [step]
             arcs = self._circle.arcs(self._changes[change - 1][1].shares(active))
-            piece = piece._replace(arcs=arcs)
-            pieces.append(piece)
+            step = step._replace(arcs=arcs)
+            steps.append(step)
             ends = [rows[change]] if change < len(rows) else []
             if stops:
                 ends += [
-                    self._circle.row_after(lane, piece.row, (start, end), visits=length - taken)
-                    for (start, end), length, taken in zip(pairwise(arcs), lengths, piece.counts, strict=True)
+                    self._circle.row_after(lane, step.row, (start, end), visits=length - taken)
+                    for (start, end), length, taken in zip(pairwise(arcs), lengths, step.counts, strict=True)
                     if start < end
                 ]
             if not ends:
-                return pieces
-            piece = _Piece(min(ends), self._counts(lane, piece, min(ends)), piece.arcs)
+                return steps
+            step = _PlanStep(min(ends), self._counts(lane, step, min(ends)), step.arcs)
 
-    def _counts(self, lane: int, piece: _Piece, row: int) -> tuple[int, ...]:
-        rows = range(piece.row, row)
+    def _counts(self, lane: int, step: _PlanStep, row: int) -> tuple[int, ...]:
+        rows = range(step.row, row)
         return tuple(
             taken + self._circle.visits(lane, rows, start, end)
-            for taken, (start, end) in zip(piece.counts, pairwise(piece.arcs), strict=True)
+            for taken, (start, end) in zip(step.counts, pairwise(step.arcs), strict=True)
         )
 
     def _rows_of_epoch(self) -> int:
-        """Rows until every source was seen ("repeat"), or until one lacks a sample ("first")."""
+        """Return the number of rows until every source was read ("repeat"), or until one lacks a sample ("first")."""
         lanes, sources = range(self.lanes_count), range(self.sources_count)
         if self.at_end == "repeat":
             return max(
@@ -345,15 +347,15 @@ class Mix(Laned):
         return min(row - 1 for source in sources for lane in lanes if (row := self._row(lane, source, 1)) is not None)
 
     def _row(self, lane: int, source: int, beyond: int) -> int | None:
-        """The first row before which a lane's part of the source was taken, and `beyond` more; None: never."""
+        """Return the first row by which a lane has needed its part of a source and `beyond` more samples; None: never."""
         target = self._length(source, lane) + beyond
         plan = self._plan(lane)
-        piece = plan[max(0, sum(piece.counts[source] < target for piece in plan) - 1)]
-        arc = piece.arcs[source], piece.arcs[source + 1]
-        if piece is not plan[-1] or arc[0] < arc[1]:
-            return self._circle.row_after(lane, piece.row, arc, visits=target - piece.counts[source])
+        step = plan[max(0, sum(step.counts[source] < target for step in plan) - 1)]
+        arc = step.arcs[source], step.arcs[source + 1]
+        if step is not plan[-1] or arc[0] < arc[1]:
+            return self._circle.row_after(lane, step.row, arc, visits=target - step.counts[source])
         return None
 
 
-def _piece_at(plan: Sequence[_Piece], row: int) -> int:
-    return bisect_right(plan, row, key=lambda piece: piece.row) - 1
+def _step_at(plan: Sequence[_PlanStep], row: int) -> int:
+    return bisect_right(plan, row, key=lambda step: step.row) - 1

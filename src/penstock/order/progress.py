@@ -1,4 +1,4 @@
-"""Which batches were handed out, where they need not come in order."""
+"""The batches that were delivered so far, when they need not be delivered in order."""
 
 from __future__ import annotations
 
@@ -10,48 +10,56 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class HandedOut:
-    """Batches that were handed out: all below ``lowest``, and a few above.
+class DeliveredBatches:
+    """The set of batches that were delivered: all below ``lowest``, and a few above it.
 
-    With ``in_order=False`` a loader gives whichever batch is complete. What a state has to say is the lowest batch that
-    was not handed out and the higher ones that were: as many as batches are under way at a time.
+    With ``in_order=False`` a loader delivers whichever batch is complete. A state then has to hold the lowest batch that
+    was not delivered, and the higher ones that were: at most as many as are in progress at a time.
 
     Args:
-        lowest: The lowest batch that was not handed out.
-        higher: Those above it that were.
+        lowest: Index of the lowest batch that was not delivered, from 0.
+        higher: Indices of the batches above it that were delivered.
+
+    Attributes:
+        lowest: Index of the lowest batch that was not delivered.
+
+    Raises:
+        ConfigError: `lowest` is negative, or an index in `higher` is below it.
     """
 
     __slots__ = ("_higher", "lowest")
 
     def __init__(self, lowest: int = 0, higher: Sequence[int] = ()) -> None:
         if lowest < 0 or any(batch < lowest for batch in higher):
-            raise ConfigError(f"batches handed out {list(higher)!r} must lie above the lowest that was not, {lowest}")
+            raise ConfigError(
+                f"delivered batches {list(higher)!r} must lie above the lowest that was not delivered, {lowest}"
+            )
         self.lowest = lowest
         self._higher = set(higher)
         self._settle()
 
     @property
     def higher(self) -> tuple[int, ...]:
-        """Batches above ``lowest`` that were handed out, ascending."""
+        """Indices of the delivered batches above ``lowest``, ascending."""
         return tuple(sorted(self._higher))
 
     def __contains__(self, batch_index: int) -> bool:
-        """Whether it was handed out."""
+        """Whether the batch was delivered."""
         return batch_index < self.lowest or batch_index in self._higher
 
     def add(self, batch_index: int) -> None:
-        """`batch_index` is handed out now.
+        """Record that a batch was delivered.
 
         Raises:
-            ValueError: It was before.
+            ValueError: it was already delivered.
         """
         if batch_index in self:
-            raise ValueError(f"batch {batch_index} was handed out before")
+            raise ValueError(f"batch {batch_index} was already delivered")
         self._higher.add(batch_index)
         self._settle()
 
     def left(self, batches_count: int) -> Iterator[int]:
-        """The batches of an epoch that were not handed out, ascending."""
+        """Iterate over the indices of the batches of an epoch that were not delivered, ascending."""
         return (batch for batch in range(self.lowest, batches_count) if batch not in self._higher)
 
     def _settle(self) -> None:

@@ -1,26 +1,29 @@
-"""The order in which samples leave shards whose lengths nobody knows yet: no index, one pass.
+"""The order of samples without an index, when the lengths of the shards are not known before they are read.
 
-The job's L *lanes* are its unit of order: they belong to the job, not to a host, so the order is the same for every
-world size. The epoch's shards are permuted; the i-th goes whole to lane i mod L. A lane is the samples of its shards,
-end to end. It is cut into *runs* of consecutive samples, each of which is read completely and then leaves permuted:
-shuffling costs a window of samples and no more, and there is no reservoir whose content depends on timing. Lane l's
-first run is shorter by floor(l * run / L), so that the lanes do not all wait for a full run at the same time.
+The L *lanes* of the job are the unit of order. They belong to the job and not to a host, so the order is the same for
+every world size. The shards of the epoch are permuted, and shard i goes to lane i mod L as a whole. A lane is the
+concatenation of the samples of its shards. It is cut into *runs* of consecutive samples; each run is read completely and
+then leaves the lane permuted. Shuffling thus costs one window of samples and no more, and there is no reservoir whose
+content depends on timing. The first run of lane l is shorter by floor(l * run / L), so that the lanes do not all wait for
+a full run at the same time.
 
-**Positions and ranks.** The job's order goes round robin over the lanes that still have samples. Nobody knows
-beforehand which those are: a rank sees its own lanes only (l mod W = r), and where the others end is known when they
-have been read. So a sample's position is said in lane terms: the j-th sample that leaves lane l has position j * L + l.
-It is unique, the same for every W, and known at once. Round robin over the lanes that still have samples *is* ascending
-order of these numbers: a dry lane leaves holes and moves nobody. Hence each rank goes round robin over its own lanes
-without asking anybody, its samples are a subsequence of the job's, and merging the ranks by position gives the order of
-one rank alone. Until the first lane runs dry there are no holes. The alternative, dense positions, would need every
-rank to know every lane's length: a collective, or a second pass.
+**Positions and ranks.** The order of the job goes round robin over the lanes that still have samples. Which lanes those
+are is not known in advance: a rank sees only its own lanes (l mod W = r), and where the other lanes end is known only
+after they have been read. Positions are therefore defined by lane: the j-th sample that leaves lane l has position
+j * L + l. It is unique, the same for every W, and known at once. Round robin over the lanes that still have samples *is*
+the ascending order of these numbers: an exhausted lane leaves gaps in the numbers and shifts no other sample. Each rank
+therefore goes round robin over its own lanes without communicating, its samples are a subsequence of the job's, and
+merging the ranks by position gives the order of a single rank. There are no gaps until the first lane is exhausted. The
+alternative, positions without gaps, would need every rank to know the length of every lane: a collective, or a second
+pass.
 
 **Fewer shards than lanes.** Only lanes that get a shard count: L in all formulas above is ``lanes_count`` = min(lanes,
-shards). With the configured lanes instead, one shard and a window of 16 384, runs would hold 256 samples, the share of
-one lane of 64, of which 63 do not exist: almost no shuffle, silently. It depends on the job alone, so all hosts agree.
+shards). If L were the configured number of lanes, one shard and a window of 16 384 would give runs of 256 samples, the
+share of one of 64 lanes, 63 of which do not exist: almost no shuffling, without notice. L depends on the job alone, so
+all hosts agree on it.
 
-What this cannot do, and an index can: balance (shards of different lengths give ranks different numbers of samples),
-exact resumption at another world size, ``len()``.
+Three things need an index: balance (shards of different lengths give ranks different numbers of samples), exact
+resumption at another world size, and ``len()``.
 """
 
 from __future__ import annotations
@@ -32,25 +35,25 @@ from penstock.order.bounds import LANES_MAX, RANKS_MAX, WINDOW_MAX, WORD_MAX, ch
 from penstock.order.permutation import RUN, SHARDS, key_of, permutation
 
 LANES_DEFAULT = 64
-"""Divisible by the usual world sizes; each lane holds a run and keeps a shard open, which bounds it from above."""
+"""The usual world sizes divide it. Each lane holds a run and keeps a shard open, so it should not be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder:
-    """Which sample comes when, for one epoch and one rank; see the module's text.
+    """The order of samples without an index, for one epoch and one rank; the module describes it.
 
     Attributes:
-        shards_count: Shards of the data set, in listed order.
-        seed: 0 to 2**64 - 1; the same for all ranks.
-        epoch: From 0.
-        lanes: Of the job, a multiple of `world_size`; None: 64 when shuffled, else `world_size`.
-        window: Samples that the job's runs hold together, at most (at least one per lane).
-        rank: Of `world_size`.
-        world_size: Data-parallel ranks.
-        shuffled: False: shards in listed order, samples as stored.
+        shards_count: Number of shards of the data set.
+        seed: Seed in [0, 2**64), the same for all ranks.
+        epoch: Epoch number, from 0.
+        lanes: Number of lanes of the job, a multiple of `world_size`; None: 64 if shuffled, else `world_size`.
+        window: Largest number of samples that the runs of the job hold together; every lane holds at least one.
+        rank: Number of this rank, in [0, `world_size`).
+        world_size: Number of data-parallel ranks.
+        shuffled: Whether shards and samples are permuted; otherwise shards come as listed and samples as stored.
 
     Raises:
-        ConfigError: Numbers out of range, lanes that the ranks do not divide, fewer shards than ranks.
+        ConfigError: a number is out of range, `world_size` does not divide `lanes`, or there are fewer shards than ranks.
 
     Cost: about 40 bytes per shard.
     """
@@ -80,7 +83,7 @@ class StreamOrder:
         if self.shards_count < world_size:
             raise ConfigError(
                 f"{self.shards_count} shards are fewer than {world_size} ranks: some rank would have no data",
-                hint=f"write the data as at least {world_size} shards, a multiple of it at best, or use fewer ranks",
+                hint=f"write the data as at least {world_size} shards, preferably a multiple of it, or use fewer ranks",
             )
         if self.shuffled:
             shards = permutation(self.shards_count, key_of(SHARDS, self.seed, self.epoch)).tolist()
@@ -90,28 +93,28 @@ class StreamOrder:
 
     @property
     def lanes_configured(self) -> int:
-        """``lanes``, or what None stands for."""
+        """``lanes``, or its default if that is None."""
         if self.lanes is not None:
             return self.lanes
         return LANES_DEFAULT if self.shuffled else self.world_size
 
     @property
     def lanes_count(self) -> int:
-        """Lanes that have a shard: 0 to ``lanes_count`` - 1."""
+        """L: number of lanes that have a shard."""
         return min(self.lanes_configured, self.shards_count)
 
     @property
     def lanes_owned(self) -> tuple[int, ...]:
-        """The rank's lanes that have a shard, ascending; at least one."""
+        """Numbers of the rank's lanes that have a shard, ascending; at least one."""
         return tuple(range(self.rank, self.lanes_count, self.world_size))
 
     def shards_of(self, lane: int) -> list[int]:
-        """Indices of the lane's shards in the listing, in the order in which they are read."""
+        """Return the indices of the lane's shards in the listing, in reading order."""
         check_lane(lane, self.lanes_count)
         return list(self._shards[lane :: self.lanes_count])
 
     def run_length(self, lane: int, run_index: int) -> int:
-        """Samples of a run, at least 1; the lane's last run may be shorter. 1 where nothing is shuffled."""
+        """Return the number of samples in a run, at least 1; the last run of a lane may be shorter. 1 without shuffling."""
         check_lane(lane, self.lanes_count)
         if not self.shuffled:
             return 1
@@ -119,12 +122,12 @@ class StreamOrder:
         return run if run_index else run - lane * run // self.lanes_count
 
     def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
-        """The order in which the `count` samples of a run leave: the k-th is the run's sample ``[k]`` of this list.
+        """Return the order in which the samples of a run leave it: entry k is the index in the run of the k-th sample.
 
         Args:
-            lane: 0 to ``lanes_count`` - 1.
-            run_index: From 0, in this lane and epoch.
-            count: ``run_length(lane, run_index)``, or what was left in the lane.
+            lane: Number of the lane, in [0, ``lanes_count``).
+            run_index: Index of the run in this lane and epoch, from 0.
+            count: Number of samples in the run: ``run_length(lane, run_index)``, or fewer at the end of the lane.
         """
         if not self.shuffled:
             return list(range(count))
@@ -132,54 +135,54 @@ class StreamOrder:
         return order
 
     def position(self, lane: int, index: int) -> int:
-        """Position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
+        """Return the position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
         return index * self.lanes_count + lane
 
     def at_epoch(self, epoch: int) -> StreamOrder:
-        """The same order, of another epoch."""
+        """Return the order of another epoch."""
         return replace(self, epoch=epoch)
 
 
 class RoundRobin:
-    """Turns over lanes, until each has said that it is empty.
+    """Goes round robin over lanes until all of them are exhausted.
 
     ::
 
-        while (lane := turns.next_lane()) is not None:
-            if the lane has no sample left: turns.drop(lane)
-            else: hand out its next one
+        while (lane := round_robin.next_lane()) is not None:
+            if the lane has no sample left: round_robin.drop(lane)
+            else: take its next sample
 
     Args:
-        lanes: Lane numbers, e.g. ``StreamOrder.lanes_owned``; turns go in this order.
+        lanes: Numbers of the lanes, in their order, e.g. ``StreamOrder.lanes_owned``.
     """
 
-    __slots__ = ("_lanes", "_turn")
+    __slots__ = ("_lanes", "_next")
 
     def __init__(self, lanes: tuple[int, ...] | list[int]) -> None:
         self._lanes = list(lanes)
-        self._turn = 0
+        self._next = 0
 
     def __len__(self) -> int:
         return len(self._lanes)
 
     def next_lane(self) -> int | None:
-        """The lane whose turn it is, and on to the next; None when all are empty."""
+        """Return the next lane, or None if all lanes are exhausted."""
         lanes = self._lanes
         if not lanes:
             return None
-        turn = self._turn
-        self._turn = turn + 1 if turn + 1 < len(lanes) else 0
-        return lanes[turn]
+        index = self._next
+        self._next = index + 1 if index + 1 < len(lanes) else 0
+        return lanes[index]
 
     def drop(self, lane: int) -> None:
-        """`lane` is empty: it is never named again, and whoever is next stays next.
+        """Remove an exhausted lane; which lane is next does not change.
 
         Raises:
-            ValueError: It is not among the lanes, or was dropped before.
+            ValueError: there is no such lane, or it was removed before.
         """
         index = self._lanes.index(lane)
         del self._lanes[index]
-        if index < self._turn:
-            self._turn -= 1
-        if self._turn == len(self._lanes):
-            self._turn = 0
+        if index < self._next:
+            self._next -= 1
+        if self._next == len(self._lanes):
+            self._next = 0

@@ -1,10 +1,10 @@
-"""Weights of a mix: numbers, nested where a mix holds a mix, and changed at positions of an epoch.
+"""The weights of a mix: a tree of numbers, in which a mix may contain a mix, and which may change at positions of an epoch.
 
 An entry is a number, or ``(number, entries)`` for a mix inside the mix: ``(0.5, (0.5, (1, 3)))`` gives sources 0, 1, 2
-the shares 1/2, 1/8, 3/8. Sources are numbered from left to right. A nested mix is flattened to products, not run by a
-mix of its own: one circle holds all proportions exactly, and the arcs of a nested mix are neighbours, so that its own
-share holds as exactly. Two circles would each round, and one lane's inner circle would have to count the outer one.
-The tree is kept for what is renormalised: when a source has ended, its share goes to its own mix first.
+the shares 1/2, 1/8, 3/8. Sources are numbered from left to right. A nested mix has no circle of its own (``circle.py``):
+its shares are multiplied into one circle, which holds all proportions exactly, and the arcs of a nested mix are
+neighbours, so its own share is as exact. Two circles would round twice, and the inner circle of a lane would have to
+count the turns of the outer one. The tree is kept because the share of an exhausted source goes to its own mix first.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 Entries: TypeAlias = Sequence[Any]
-"""Of numbers and ``(number, Entries)``; lists where they come from JSON."""
+"""A sequence of numbers and ``(number, Entries)`` pairs; pairs are lists when they come from JSON."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """Weights that hold from a position of an epoch on.
+class MixWeights:
+    """The weights that hold from a position of an epoch on.
 
     Attributes:
-        entries: See the module's text. Tuples once constructed.
-        epoch: From 0.
-        position: In that epoch; they hold from the next multiple of L on.
+        entries: The tree of weights that the module describes; nested tuples once constructed.
+        epoch: Epoch number, from 0.
+        position: Position in that epoch, from 0; the weights hold from the next multiple of L (the number of lanes) on.
 
     Raises:
-        ConfigError: An entry is not a finite number of at least 0, or all entries of a mix are 0.
+        ConfigError: an entry is not a finite number of at least 0, or all entries of a mix are 0.
     """
 
     entries: Entries
@@ -47,13 +47,16 @@ class Weights:
 
     @property
     def sources_count(self) -> int:
-        """Leaves of the tree."""
+        """Number of sources: the leaves of the tree."""
         return _leaves(self.entries)
 
     def shares(self, active: Sequence[bool]) -> list[Fraction]:
-        """The share of each source, adding up to 1; sources that are not active have none.
+        """Return the share of each source; the shares add up to 1, and inactive sources have 0.
 
-        Where all active sources of a mix weigh 0 they share equally: whoever is left has to come.
+        Active sources of a mix that all have weight 0 get equal shares, because their samples still have to be read.
+
+        Args:
+            active: Whether each source takes part.
         """
         from fractions import Fraction
 
@@ -63,15 +66,15 @@ class Weights:
         return shares
 
     def as_json(self) -> list[Any]:
-        """``[epoch, position, entries]``, for a state."""
+        """Return ``[epoch, position, entries]``, as a saved state holds it."""
         return [self.epoch, self.position, _listed(self.entries)]
 
     @classmethod
-    def from_json(cls, value: Any) -> Weights:
-        """The inverse of ``as_json``.
+    def from_json(cls, value: Any) -> MixWeights:
+        """Return the weights that ``as_json`` described.
 
         Raises:
-            ConfigError: It is none of its results.
+            ConfigError: `value` is not a result of ``as_json``.
         """
         if not isinstance(value, Sequence) or len(value) != 3 or not all(type(part) is int for part in value[:2]):
             raise ConfigError(f"weights {value!r:.80} of a state must be [epoch, position, entries]")
@@ -82,7 +85,7 @@ def _checked(entries: Any) -> tuple[Any, ...]:
     if isinstance(entries, str) or not isinstance(entries, Sequence) or not entries:
         raise ConfigError(f"weights {entries!r} must be a list of numbers", hint="e.g. (0.7, 0.3)")
     checked = tuple((_number(entry[0]), _checked(entry[1])) if _is_mix(entry) else _number(entry) for entry in entries)
-    if not any(_own(entry) for entry in checked):
+    if not any(_weight(entry) for entry in checked):
         raise ConfigError(f"weights {entries!r} must not all be 0")
     return checked
 
@@ -97,7 +100,7 @@ def _is_mix(entry: Any) -> bool:
     return isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2
 
 
-def _own(entry: Any) -> float:
+def _weight(entry: Any) -> float:
     weight: float = entry[0] if isinstance(entry, tuple) else entry
     return weight
 
@@ -109,11 +112,11 @@ def _leaves(entries: Entries) -> int:
 def _share(entries: Entries, active: Sequence[bool], first: int, share: Fraction, shares: list[Fraction]) -> None:
     from fractions import Fraction
 
-    alive = []  # (weight, first leaf, entry) of what still has an active source
+    alive = []  # (weight, first leaf, entry) of entries with an active source
     for entry in entries:
         leaves = _leaves(entry[1]) if isinstance(entry, tuple) else 1
         if any(active[first : first + leaves]):
-            alive.append((Fraction(_own(entry)), first, entry))
+            alive.append((Fraction(_weight(entry)), first, entry))
         first += leaves
     total = sum(weight for weight, _, _ in alive)
     for weight, leaf, entry in alive:

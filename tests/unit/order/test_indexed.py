@@ -74,8 +74,8 @@ def test_first_runs_are_staggered():
 def test_epochs_and_seeds_shuffle_differently():
     """Another epoch or seed is another permutation of shards, of lanes and in runs."""
     orders = [IndexedOrder(samples=[5] * 20, seed=seed, epoch=epoch, lanes=4) for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(order.leaving(0).samples.tolist()) for order in orders}) == 4
-    assert len({tuple(order.leaving(0).shards.tolist()) for order in orders}) == 4
+    assert len({tuple(order.locations(0).samples.tolist()) for order in orders}) == 4
+    assert len({tuple(order.locations(0).shards.tolist()) for order in orders}) == 4
     again = orders[0].at_epoch(1)
     assert [again.locate(p) for p in range(100)] == [orders[1].locate(p) for p in range(100)]
 

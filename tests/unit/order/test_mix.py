@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.order import IndexedOrder, Mix, Source, Weights, key_of
+from penstock.order import IndexedOrder, MixedSource, MixOrder, MixWeights, key_of
 
-TWO = (Source(samples=[7, 0, 5], window=8), Source(samples=[4, 2], window=8))
+TWO = (MixedSource(samples=[7, 0, 5], window=8), MixedSource(samples=[4, 2], window=8))
 
 
 def mixed(weights=(2, 1), **job):
-    return Mix(**{"sources": TWO, "history": (Weights(weights),), "lanes": 4, **job})
+    return MixOrder(**{"sources": TWO, "history": (MixWeights(weights),), "lanes": 4, **job})
 
 
 def places(order):
@@ -88,9 +88,9 @@ GOLDEN_REPEAT = [
 
 def test_a_large_mix_is_pinned():
     """Positions far into a mix of large sources, nested, with weights that change."""
-    sources = tuple(Source(samples=[1000] * n, window=1 << 14) for n in (3000, 500, 2000))
-    history = (Weights((5, (2, (1, 3)))), Weights((1, (2, (3, 1))), 0, 1_000_000))
-    order = Mix(sources=sources, history=history, seed=3)
+    sources = tuple(MixedSource(samples=[1000] * n, window=1 << 14) for n in (3000, 500, 2000))
+    history = (MixWeights((5, (2, (1, 3)))), MixWeights((1, (2, (3, 1))), 0, 1_000_000))
+    order = MixOrder(sources=sources, history=history, seed=3)
     assert order.samples_count == 5_500_000
     assert [tuple(order.locate(p)) for p in (0, 999_999, 1_000_000, 3_333_333, 5_499_999)] == GOLDEN_PLACES
     assert [order.taken(lane, 20_000) for lane in (0, 63)] == GOLDEN_TAKEN
@@ -121,7 +121,7 @@ def test_epochs_have_every_sample(at_end):
 
 def test_first_ends_before_a_source_lacks_a_sample():
     """The epoch is a multiple of L, no sample comes twice, and one more row would need one that is not there."""
-    order = mixed(sources=(Source(samples=[64 * 50]), Source(samples=[64 * 10])), at_end="first", lanes=64)
+    order = mixed(sources=(MixedSource(samples=[64 * 50]), MixedSource(samples=[64 * 10])), at_end="first", lanes=64)
     assert order.samples_count % 64 == 0
     assert max(Counter(places(order)).values()) == 1
     assert 64 * 10 * 3 - 64 * 6 < order.samples_count <= 64 * 10 * 3
@@ -129,7 +129,9 @@ def test_first_ends_before_a_source_lacks_a_sample():
 
 def test_a_source_smaller_than_the_lanes_repeats_in_all_of_them():
     """Every lane needs one of its samples: it is laid out several times, each sample equally often."""
-    order = mixed(sources=(Source(samples=[3]), Source(samples=[40])), at_end="repeat", epoch_samples=400, lanes=8)
+    order = mixed(
+        sources=(MixedSource(samples=[3]), MixedSource(samples=[40])), at_end="repeat", epoch_samples=400, lanes=8
+    )
     seen = Counter(place for place in places(order) if place[0] == 0)
     assert sum(seen.values()) == pytest.approx(400 * 2 / 3, abs=6)
     assert max(seen.values()) - min(seen.values()) < 12
@@ -145,7 +147,7 @@ def test_a_source_without_weight_comes_when_it_is_alone():
 
 def test_weights_of_an_earlier_epoch_hold():
     """A change belongs to its epoch and position: later epochs begin with it, earlier ones do not know it."""
-    history = (Weights((1, 0)), Weights((0, 1), 1, 6))
+    history = (MixWeights((1, 0)), MixWeights((0, 1), 1, 6))
     orders = [mixed(history=history, epoch=epoch) for epoch in range(3)]
     assert [[place[0] for place in places(order)][:9] for order in orders] == [
         [0] * 9, [0] * 8 + [1], [1] * 6 + [0] * 3,
@@ -154,10 +156,10 @@ def test_weights_of_an_earlier_epoch_hold():
 
 def test_a_later_change_replaces_the_schedule():
     """with_weights drops what was to come after it, and keeps what was before."""
-    order = mixed(history=(Weights((1, 1)), Weights((1, 0), 0, 4), Weights((0, 1), 0, 8)))
+    order = mixed(history=(MixWeights((1, 1)), MixWeights((1, 0), 0, 4), MixWeights((0, 1), 0, 8)))
     changed = order.with_weights((1, 2), position=6)
-    assert changed.history == (Weights((1, 1)), Weights((1, 0), 0, 4), Weights((1, 2), 0, 6))
-    assert changed.with_weights((3, 3), position=6).history[2:] == (Weights((3, 3), 0, 6),)
+    assert changed.history == (MixWeights((1, 1)), MixWeights((1, 0), 0, 4), MixWeights((1, 2), 0, 6))
+    assert changed.with_weights((3, 3), position=6).history[2:] == (MixWeights((3, 3), 0, 6),)
 
 
 def test_mixes_pickle():
@@ -168,7 +170,7 @@ def test_mixes_pickle():
 
 def test_lanes_follow_shuffling():
     """64 lanes when a source is shuffled, else as many as ranks."""
-    stored = tuple(Source(samples=source.samples, shuffled=False) for source in TWO)
+    stored = tuple(MixedSource(samples=source.samples, shuffled=False) for source in TWO)
     assert mixed(lanes=None).lanes_count == 64
     assert mixed(lanes=None, sources=stored, world_size=2).lanes_count == 2
     assert [place[1:] for place in places(mixed(lanes=None, sources=stored)) if place[0] == 0] == [
@@ -181,15 +183,15 @@ def test_lanes_follow_shuffling():
     [
         ({"sources": ()}, "at least one source"),
         ({"history": ()}, "at least one source and its weights"),
-        ({"history": (Weights((1, 1, 1)),)}, "3 weights for 2 sources"),
-        ({"history": (Weights((1, 1), 0, 4),)}, "must ascend, from"),
-        ({"history": (Weights((1, 1)), Weights((1, 2)))}, "must ascend, from"),
+        ({"history": (MixWeights((1, 1, 1)),)}, "3 weights for 2 sources"),
+        ({"history": (MixWeights((1, 1), 0, 4),)}, "must ascend, from"),
+        ({"history": (MixWeights((1, 1)), MixWeights((1, 2)))}, "must ascend, from"),
         ({"at_end": "never"}, "at_end 'never' must be"),
         ({"epoch_samples": 10}, "needs at_end='repeat', not 'stop'"),
         ({"epoch_samples": 0, "at_end": "repeat"}, "epoch_samples 0 must be in"),
         ({"world_size": 3}, r"world_size 3 does not divide lanes 4"),
-        ({"sources": (TWO[0], Source(samples=[0]))}, r"samples 0 must be in \[1,"),
-        ({"history": (Weights((1, 9)),), "at_end": "first", "lanes": 16}, "too few samples for 16 lanes"),
+        ({"sources": (TWO[0], MixedSource(samples=[0]))}, r"samples 0 must be in \[1,"),
+        ({"history": (MixWeights((1, 9)),), "at_end": "first", "lanes": 16}, "too few samples for 16 lanes"),
         ({"lanes": 1 << 17}, "lanes 131072 must be in"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError
 from penstock.loader.epoch.sources import BatchSourceBase, NumberedBatch, rows_count_of
 from penstock.loader.position import IndexPosition, OutOfOrderPosition, StreamPosition
-from penstock.order import HandedOut
+from penstock.order import DeliveredBatches
 
 if TYPE_CHECKING:
     from penstock.loader.epoch.padding import Finisher
@@ -41,7 +41,7 @@ class OutOfOrderTracker:
                     f"this loader makes batches of {global_size}",
                     hint="resume with the same global batch size",
                 )
-        self._handed = HandedOut(0, self._before)
+        self._handed = DeliveredBatches(0, self._before)
         # behind each batch, from the last one on behind which reading can go on: those of `_before` are not read again
         self._positions: dict[int, FeedPosition] = {-1: feed_position}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.loader.lanes.reading import LaneReader
     from penstock.loader.lanes.segments import ParsedSamples, SampleSource, SourcedSamples
-    from penstock.order import Mix
+    from penstock.order import MixOrder
 
 
 FORGOTTEN_MIN = 8
@@ -290,7 +290,7 @@ class MixedLane:
         open_lane: Opens the sources' lanes.
     """
 
-    def __init__(self, number: int, *, order: Mix, row: int, open_lane: OpenLane) -> None:
+    def __init__(self, number: int, *, order: MixOrder, row: int, open_lane: OpenLane) -> None:
         self.number = number
         self._order = order
         self._row = row

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.index import IndexPlace, ShardIndex, ShardRow
-    from penstock.order import IndexedOrder, Mix
+    from penstock.order import IndexedOrder, MixOrder
     from penstock.order import Segment as Stored
     from penstock.sources.shards import Shard
 
@@ -46,14 +46,14 @@ class LanePart(NamedTuple):
     def leading(self, count: int) -> list[SampleAddress]:
         """The next `count` samples that leave."""
         taken = self.start.before_count + self.skip_count
-        leaving = self.order.leaving(self.lane, taken, count)
+        locations = self.order.locations(self.lane, taken, count)
         return [
             SampleAddress(self.source, *each)
-            for each in zip(leaving.shards.tolist(), leaving.samples.tolist(), strict=True)
+            for each in zip(locations.shards.tolist(), locations.samples.tolist(), strict=True)
         ]
 
 
-def parts_of(order: IndexedOrder | Mix, number: int, row: int) -> Iterator[LanePart]:
+def parts_of(order: IndexedOrder | MixOrder, number: int, row: int) -> Iterator[LanePart]:
     """Of a lane from a row on, all sources that have something left."""
     for source, taken in enumerate(order.taken(number, row)):
         part = part_of(order, number, source, taken)
@@ -61,7 +61,7 @@ def parts_of(order: IndexedOrder | Mix, number: int, row: int) -> Iterator[LaneP
             yield part
 
 
-def part_of(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> LanePart:
+def part_of(order: IndexedOrder | MixOrder, number: int, source: int, taken: int) -> LanePart:
     """A lane's samples of one source, `taken` of which have left."""
     place = order.source_at(source, number, taken)
     lane, left_count = place.lane, place.order.lane_length(place.lane) - place.taken
@@ -75,17 +75,17 @@ def part_of(order: IndexedOrder | Mix, number: int, source: int, taken: int) -> 
     return LanePart(source, place.order, lane, start, skip_count, left_count, run_count, stored)
 
 
-def led_rows(led_count: int, order: IndexedOrder | Mix) -> int:
+def led_rows(led_count: int, order: IndexedOrder | MixOrder) -> int:
     """Samples of each lane that lead, for so many positions."""
     return -(-led_count // order.lanes_count)
 
 
-def positions_between(order: IndexedOrder | Mix, position: int, stop: int) -> range:
+def positions_between(order: IndexedOrder | MixOrder, position: int, stop: int) -> range:
     """The rank's, of those in [position, stop)."""
     return range(position + (order.rank - position) % order.world_size, stop, order.world_size)
 
 
-def row_of(lane: int, position: int, order: IndexedOrder | Mix) -> int:
+def row_of(lane: int, position: int, order: IndexedOrder | MixOrder) -> int:
     """Samples of a lane that have positions below `position`."""
     return max(0, -((lane - position) // order.lanes_count))
 

@@ -118,8 +118,8 @@ def located(order: IndexedOrder, positions: range) -> Iterator[int]:
         for lane in np.unique(lanes).tolist():
             in_lane = np.flatnonzero(lanes == lane)
             first = int(rows[in_lane[0]])
-            leaving = order.leaving(lane, first, int(rows[in_lane[-1]]) - first + 1)
-            numbers[in_lane] = leaving.shards[rows[in_lane] - first]
+            locations = order.locations(lane, first, int(rows[in_lane[-1]]) - first + 1)
+            numbers[in_lane] = locations.shards[rows[in_lane] - first]
         yield from numbers.tolist()
 
 
@@ -151,7 +151,7 @@ class ObjectLane:
         threads_count: int,
     ) -> None:
         self.number = lane
-        parts = (order.leaving(lane, first, 64).shards for first in range(taken, order.lane_length(lane), 64))
+        parts = (order.locations(lane, first, 64).shards for first in range(taken, order.lane_length(lane), 64))
         numbers = (number % len(reader) for number in chain.from_iterable(part.tolist() for part in parts))
         self._stream = _MeteredStream(reader.stream(numbers, threads_count=threads_count), source=source, meter=meter)
         self._samples: list[Sample] = []

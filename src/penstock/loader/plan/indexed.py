@@ -35,7 +35,7 @@ from penstock.loader.lanes.lane_parts import (
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.loader.position import StreamPosition
-from penstock.order import Batches, Mix
+from penstock.order import Batches, MixOrder
 from penstock.sources.selecting import may_pay
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class IndexedReadPlan:
         self,
         sources: Sequence[IndexedSource],
         *,
-        order: IndexedOrder | Mix,
+        order: IndexedOrder | MixOrder,
         reading: ReadOptions,
         threads_count: int,
         led_count: int,
@@ -124,7 +124,7 @@ class IndexedReadPlan:
     def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
         """The rank's samples of an epoch with positions in [position, stop)."""
         order, objects = self.order.at_epoch(epoch), self.sources[0].objects
-        if objects is None or isinstance(order, Mix):
+        if objects is None or isinstance(order, MixOrder):
             return self._feed(order, position, stop)
         from penstock.loader.lanes.objects import ObjectsFeed
 
@@ -171,7 +171,7 @@ class IndexedReadPlan:
         asking = RequestEstimator(self.reading)
         try:
             objects = self.sources[0].objects
-            if objects is not None and not isinstance(order, Mix):
+            if objects is not None and not isinstance(order, MixOrder):
                 from penstock.loader.lanes.objects import located
 
                 asking.add_objects(objects, located(order, positions_between(order, 0, stop)))
@@ -181,7 +181,7 @@ class IndexedReadPlan:
             return None
         return asking.total
 
-    def _ask(self, asking: RequestEstimator, order: IndexedOrder | Mix, stop: int) -> None:
+    def _ask(self, asking: RequestEstimator, order: IndexedOrder | MixOrder, stop: int) -> None:
         """Add what the lanes ask, as ``_feed`` has them read."""
         self._offsets = {}
         owned = [number for number in order.lanes_owned if order.lane_length(number)]
@@ -198,7 +198,7 @@ class IndexedReadPlan:
         for part, needed in wanted:
             objects = self.sources[part.source].objects
             if objects is not None:
-                numbers = part.order.leaving(part.lane).shards.tolist()
+                numbers = part.order.locations(part.lane).shards.tolist()
                 asking.add_objects(objects, (each % len(objects) for each in numbers), needed_count=needed)
             else:
                 last = part.stored[-1]
@@ -206,7 +206,7 @@ class IndexedReadPlan:
                 ends_inside = last.first + last.samples_count < rows[last.shard % len(rows)].samples_count
                 asking.add_lane(self._segments(part), needed_count=needed, ends_inside=ends_inside)
 
-    def _feed(self, order: IndexedOrder | Mix, position: int, stop: int) -> LanesFeed[SampleLane]:
+    def _feed(self, order: IndexedOrder | MixOrder, position: int, stop: int) -> LanesFeed[SampleLane]:
         """The rank's samples of an epoch with positions in [position, stop).
 
         Cost: a small read for each shard that samples of the first batch lie in, and these samples; before the samples
@@ -243,18 +243,18 @@ class IndexedReadPlan:
             window_bytes=lambda: self._window_bytes(order),
         )
 
-    def _window_bytes(self, order: IndexedOrder | Mix) -> int:
+    def _window_bytes(self, order: IndexedOrder | MixOrder) -> int:
         """What the runs of the rank's lanes hold."""
         found = 0.0
         for number, sample_bytes in enumerate(self._sample_bytes):
-            source = order.sources[number] if isinstance(order, Mix) else order
+            source = order.sources[number] if isinstance(order, MixOrder) else order
             if source.shuffled:
                 share = len(order.lanes_owned) / order.lanes_count
                 found += share * min(source.window, sum(self.sources[number].counts)) * sample_bytes
         return round(found)
 
     def _leading(
-        self, order: IndexedOrder | Mix, rows: Mapping[int, int], parts: Sequence[tuple[int, LanePart]]
+        self, order: IndexedOrder | MixOrder, rows: Mapping[int, int], parts: Sequence[tuple[int, LanePart]]
     ) -> dict[tuple[int, int], list[SampleAddress]]:
         """By lane and source, the samples of the first batch; none where their runs are here as soon."""
         count = led_rows(self._led_count, order)
@@ -318,7 +318,7 @@ class IndexedReadPlan:
 
     def _lane(
         self,
-        order: IndexedOrder | Mix,
+        order: IndexedOrder | MixOrder,
         number: int,
         row: int,
         pins: PinnedBytes,
@@ -334,7 +334,7 @@ class IndexedReadPlan:
                 self._load_offsets([part])
             return self._source_lane(part, pins, first, later), part.left_count
 
-        if isinstance(order, Mix):
+        if isinstance(order, MixOrder):
             from penstock.loader.lanes.lane import MixedLane
 
             return MixedLane(number, order=order, row=row, open_lane=open_lane)
@@ -405,7 +405,7 @@ class IndexedReadPlan:
                 pass
 
 
-def _passes(order: IndexedOrder | Mix, number: int, source: int, needed: int) -> Iterator[tuple[LanePart, int]]:
+def _passes(order: IndexedOrder | MixOrder, number: int, source: int, needed: int) -> Iterator[tuple[LanePart, int]]:
     """The parts of a source that a lane opens for its first `needed` samples, and how many of them it takes from each."""
     taken = 0
     while (part := part_of(order, number, source, taken)).left_count:

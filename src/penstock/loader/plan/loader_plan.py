@@ -19,7 +19,7 @@ from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.sources import data_digest
 from penstock.loader.plan.streaming import StreamReadPlan
-from penstock.order import Batches, IndexedOrder, Mix, Source, StreamOrder, Weights
+from penstock.order import Batches, IndexedOrder, MixedSource, MixOrder, MixWeights, StreamOrder
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Filter, FlatMap, Shards, Shuffle, Take
 from penstock.samples.transform import SampleTransform
 
@@ -197,7 +197,7 @@ def make_plan(
     if found.is_indexed:
         job = _indexed(pipeline, found, asked, options, meter, saved, batching)
         facts = _facts(job.order, asked)
-        if isinstance(job.order, Mix):
+        if isinstance(job.order, MixOrder):
             facts["stop"] = pipeline.flat().stop
             facts["weights"] = [weights.as_json() for weights in job.order.history]
         if carries:
@@ -381,7 +381,7 @@ def _indexed(
     for each, samples in zip(found.sources, counts, strict=True):
         if not sum(samples):
             raise ConfigError(f"{len(each.shards)} shards hold no sample at all, {each.shards[0].url} and the others")
-    order: IndexedOrder | Mix
+    order: IndexedOrder | MixOrder
     order = (
         IndexedOrder(samples=counts[0], **asked._asdict())
         if len(sources) == 1
@@ -408,15 +408,15 @@ def _is_ranged(row: ShardRow) -> bool:
     return row.format in FORMATS and FORMATS[row.format].ranged is not None
 
 
-def mixed(pipeline: Pipeline, counts: Sequence[Sequence[int]], asked: _Order, saved: Mapping[str, Any]) -> Mix:
+def mixed(pipeline: Pipeline, counts: Sequence[Sequence[int]], asked: _Order, saved: Mapping[str, Any]) -> MixOrder:
     """The order of a mix, with the weights of its schedule, or those of a saved state, which remembers all changes."""
     flat = pipeline.flat()
-    history = [Weights(shares, 0, position) for position, shares in flat.schedule]
+    history = [MixWeights(shares, 0, position) for position, shares in flat.schedule]
     if "weights" in saved:
-        history = [Weights.from_json(entry) for entry in saved["weights"]]
+        history = [MixWeights.from_json(entry) for entry in saved["weights"]]
     window = max(1, asked.window // len(counts))
-    return Mix(
-        sources=tuple(Source(samples=samples, window=window, shuffled=asked.shuffled) for samples in counts),
+    return MixOrder(
+        sources=tuple(MixedSource(samples=samples, window=window, shuffled=asked.shuffled) for samples in counts),
         history=tuple(history),
         at_end=_AT_END[flat.stop],
         seed=asked.seed,

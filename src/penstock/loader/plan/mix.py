@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.order import Mix
-from penstock.pipeline import Mix as MixSource
+from penstock.order import MixOrder
+from penstock.pipeline import Mix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def reweighted(
         ConfigError: there is no mix, or the weights do not fit its parts.
     """
     order: Any = plan.read_plan.order
-    if not isinstance(order, Mix) or not isinstance(pipeline.source, MixSource):
+    if not isinstance(order, MixOrder) or not isinstance(pipeline.source, Mix):
         raise ConfigError(f"set_weights() needs a mix, this loader reads {pipeline.source!r}")
     parts = pipeline.source.parts
     if not isinstance(weights, list | tuple | Mapping):

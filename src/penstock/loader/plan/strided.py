@@ -229,8 +229,8 @@ class StridedFeed:
                 end = max(end, order.run_start(lane, run_index) + order.run_length(lane, run_index))
             positions = np.arange(row, end, dtype=np.int64) * order.lanes_count + lane
             ours = self._strides.are_ours(positions)
-            leaving = order.leaving(lane, row, end - row)
-            yield leaving.shards[ours], leaving.samples[ours], positions[ours]
+            locations = order.locations(lane, row, end - row)
+            yield locations.shards[ours], locations.samples[ours], positions[ours]
             row = end
         self._requested_rows[lane] = row
 
