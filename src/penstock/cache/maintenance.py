@@ -17,16 +17,13 @@ from penstock.cache.config import CacheConfig
 from penstock.cache.directory import LAYOUT, TAG, TAG_NAME, CacheDirectory, folders
 from penstock.cache.entry import (
     BLOCK,
-    FIXED_BYTES,
     LISTING,
     MISSING,
     STAT,
     SUFFIXES,
-    CorruptEntryError,
     EntryName,
     allotted_bytes,
     block_name,
-    decode,
     digest_of,
     entry_name,
 )
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from penstock.cache.entry import EntryHeader
 
 _LIMITLESS_BYTES = 1 << 62
-_HEADER_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +121,7 @@ def survey(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
     Raises:
         ConfigError: There is no cache at `path`.
 
-    Cost: three system calls for each entry, about 20 µs.
+    Cost: four system calls for each entry, about 20 µs.
     """
     directory = open_directory(path)
     counts: Counter[str] = Counter()
@@ -134,7 +130,7 @@ def survey(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
     for used_s, file_bytes, name in _all(directory):
         oldest_s = min(oldest_s, used_s)
         size_bytes += allotted_bytes(file_bytes)
-        header = _header(directory, name)
+        header = directory.read_header(name)
         counts["corrupt" if header is None else KINDS.get(header.kind, "unknown")] += 1
         if header is not None and header.kind == BLOCK:
             *where, _key, _etag, _block_bytes = header.identity.decode(errors="replace").split("\0")
@@ -243,20 +239,6 @@ def clear(path: str | os.PathLike[str]) -> int:
 def _all(directory: CacheDirectory) -> Iterator[tuple[float, int, EntryName]]:
     for folder in folders():
         yield from directory.scan(folder)
-
-
-def _header(directory: CacheDirectory, name: EntryName) -> EntryHeader | None:
-    try:
-        fd = os.open(directory.entries + name.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        raw = os.pread(fd, _HEADER_BYTES_MAX, 0)
-        return decode(raw) if len(raw) >= FIXED_BYTES else None
-    except (OSError, CorruptEntryError):
-        return None
-    finally:
-        os.close(fd)
 
 
 def _is_named(name: EntryName, header: EntryHeader) -> bool:
