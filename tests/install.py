@@ -92,8 +92,10 @@ with ps.connect("local://store/") as store:
     assert bytes(store.read("a").data) == b"hello"
 """,
     "ray": SHARDS + """
+import subprocess, sys
 import ray
-ps.pack("files/", "packed/", samples_max=4, executor="ray", dry_run=True)  # tests/doors/ray packs on a cluster
+command = [sys.executable, "-m", "penstock", "pack", "files/", "packed/", "--executor", "ray", "--dry-run"]
+subprocess.run(command, check=True)  # the plan alone: tests/doors/ray packs on a cluster
 """,
     "crt": """
 from awscrt import checksums
