@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.loader.epoch.sources import BatchSource
     from penstock.loader.options import Options
     from penstock.loader.position import Position
-    from penstock.loader.workers.children import ProcessPool
+    from penstock.loader.workers.process_pool import ProcessPool
 
 _log = logging.getLogger("penstock.loader")
 _DIGEST_MASK = (1 << 62) - 1  # what a signed 64-bit integer of a collective holds
@@ -315,7 +315,7 @@ class Session:
         if not self.options.processes:
             return None
         if self._workers is None:
-            from penstock.loader.workers.children import ProcessPool
+            from penstock.loader.workers.process_pool import ProcessPool
 
             self._workers = ProcessPool()
         return WorkerOptions(self._workers, self.options.processes, self.options.restart_workers)

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from penstock.loader.epoch.consensus import RankConsensus
     from penstock.loader.epoch.padding import Finisher
     from penstock.loader.epoch.sources import BatchRun, BatchSource
-    from penstock.loader.lanes.feed import Feed
+    from penstock.loader.lanes.feed import Batching, Feed
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.position import Position
-    from penstock.loader.workers.children import ProcessPool
+    from penstock.loader.workers.process_pool import ProcessPool
+    from penstock.loader.workers.process_run import ProcessRun
+    from penstock.loader.workers.row_assignment import Division
     from penstock.order import Batches
 
 
@@ -106,7 +108,8 @@ def open_epoch(
     if consensus is not None and request.stride[1] > 1:
         raise ConfigError(f"stride={request.stride} with ranks that have to agree", hint="run `penstock index`")
     if workers is not None:
-        return _in_order(request, _run_in_processes(request, workers), consensus)
+        opened = _rebatch_in_processes(request, workers) if plan.carries else _run_in_processes(request, workers)
+        return _in_order(request, opened, consensus)
     if plan.carries:
         return _in_order(request, _rebatch_in_threads(request), consensus)
     if request.run_plan.in_order or consensus is not None:
@@ -159,20 +162,48 @@ def _out_of_order(request: EpochRequest) -> BatchSource:
 
 
 def _run_in_processes(request: EpochRequest, workers: WorkerOptions) -> _OpenedRun:
-    from penstock.loader.workers.dividing import divided
+    division, run = _start_workers(request, workers, request.run_plan, request.plan.read_batching)
+    return _OpenedRun(run, division.batches, division.begin)
 
-    batches, run, position = divided(
-        request.plan,
-        request.run_plan._replace(in_order=True),
-        request.position,
+
+def _rebatch_in_processes(request: EpochRequest, workers: WorkerOptions) -> _OpenedRun:
+    from penstock.loader.workers.remote_rebatching import Blocks, block_plan, rebatching_run
+
+    plan, skipped_count = request.plan, skip_count(request.position)
+    run_plan = block_plan(request.run_plan)
+    batching = plan.read_batching._replace(global_size=run_plan.batch_size * plan.world_size)
+    division, run = _start_workers(request, workers, run_plan, batching)
+    blocks = Blocks(run, batches=division.batches, begin=division.begin)
+    rebatching = rebatching_run(request.run_plan, blocks, skip_count=skipped_count, meter=request.meter)
+    return _OpenedRun(rebatching, None, RebatchedPosition(division.begin, skipped_count))
+
+
+def _start_workers(
+    request: EpochRequest, workers: WorkerOptions, run_plan: RunPlan, batching: Batching
+) -> tuple[Division, ProcessRun]:
+    from penstock.loader.workers.process_run import ProcessRun, worker_jobs
+    from penstock.loader.workers.row_assignment import divide
+
+    plan = request.plan
+    division = divide(
+        plan.read_plan,
+        feed_position(request.position),
         epoch=request.epoch,
-        batching=request.plan.read_batching,
-        processes=workers.processes_count,
-        restarts=workers.restarts,
-        workers=workers.pool,
-        meter=request.meter,
+        batching=batching,
+        run_plan=run_plan,
+        processes_count=workers.processes_count,
     )
-    return _OpenedRun(run, batches, position)
+    jobs = worker_jobs(division, pipeline=plan.pipeline, run_plan=run_plan, epoch=request.epoch, rebatches=plan.carries)
+    run = ProcessRun(
+        run_plan,
+        assigner=division.assigner,
+        jobs=jobs,
+        pool=workers.pool,
+        restarts=workers.restarts,
+        meter=request.meter,
+        counts_samples=not plan.carries,
+    )
+    return division, run
 
 
 def _run_in_threads(request: EpochRequest) -> _OpenedRun:

@@ -203,6 +203,10 @@ class ReadOptions(NamedTuple):
     budget_bytes: int = 1 << 62
     ranged_count: int = 1
 
+    def share(self, workers_count: int) -> ReadOptions:
+        """What one of several worker processes reads with: an equal share of the memory."""
+        return self._replace(pinned_bytes_max=self.pinned_bytes_max // workers_count)
+
 
 class ReadAheadSizes(NamedTuple):
     """How each lane reads: parts of this size, so many at a time."""

@@ -138,11 +138,24 @@ class IndexedReadPlan:
 
     def divided(self, rank: int, world_size: int) -> IndexedReadPlan:
         """The same job as another rank of another world sees it; the order of positions stays."""
+        return self._divided(rank, world_size, self.reading)
+
+    def for_worker(self, number: int, workers_count: int) -> IndexedReadPlan:
+        """What one of several worker processes reads: to the order, a worker is a rank of a larger world.
+
+        Args:
+            number: Number of the worker, from 0.
+            workers_count: Number of workers of this rank, each with an equal share of the memory.
+        """
+        rank, world_size = self.order.rank, self.order.world_size
+        return self._divided(rank + world_size * number, world_size * workers_count, self.reading.share(workers_count))
+
+    def _divided(self, rank: int, world_size: int, reading: ReadOptions) -> IndexedReadPlan:
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
         return IndexedReadPlan(
             self.sources,
             order=order,
-            reading=self.reading,
+            reading=reading,
             threads_count=self._threads_count,
             led_count=self._led_count,
             memory=self.memory,

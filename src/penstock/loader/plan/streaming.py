@@ -79,6 +79,12 @@ class StreamReadPlan:
             self._shards, order=order, reading=self.reading._replace(recording=None), holding=self._holding
         )
 
+    def for_worker(self, workers_count: int) -> StreamReadPlan:
+        """What one of several worker processes reads, with its share of the memory; its position says which lanes it owns."""
+        return StreamReadPlan(
+            self._shards, order=self.order, reading=self.reading.share(workers_count), holding=self._holding
+        )
+
     def _checked(self, lanes: Sequence[Lane]) -> int:
         """What the window of these lanes holds, now that samples are here; a plan that the budget cannot hold is refused."""
         plan = self._holding.plan(_mean_bytes(lanes), self.reading.sizes)

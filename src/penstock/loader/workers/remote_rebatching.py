@@ -1,9 +1,9 @@
-"""Stages that change how many samples there are, among worker processes: they decode, the loader carries.
+"""Stages that change the number of samples, with worker processes: the workers decode, the loader makes batches.
 
-A worker owns lanes, and nobody knows what a lane's samples become before they went through the stages. So workers are dealt
-blocks of the rank's samples, and give for each the list of what came out of it; the loader's reader thread takes these lists
-in the order of the samples, and makes batches of them as it does without processes. The state is the same: where in the
-rank's samples, and how many of what came out behind that place were handed out.
+How many outputs the samples of a lane become is known only after they have gone through the stages. So workers are assigned
+blocks of the rank's samples, and return for each sample the list of its outputs; the loader's reader thread takes these
+lists in the order of the samples and makes batches of them, as it does without processes. The state is the same: a position
+in the rank's samples, and the number of outputs behind it that were handed out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.loader.batches.rebatching import Rebatcher, TransformOutput
 from penstock.loader.batches.run import EpochRun
 from penstock.loader.position import IndexPosition, RebatchedPosition, StreamPosition
-from penstock.loader.workers.worker_job import RemoteError
+from penstock.loader.workers.messages import RemoteError
 from penstock.pipeline import Batch
 from penstock.pipeline.fields import OBJECT
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.loader.batches.run import RunPlan
     from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
-    from penstock.loader.workers.processes import ProcessRun
+    from penstock.loader.workers.process_run import ProcessRun
     from penstock.order import Batches
     from penstock.pipeline import Spec
     from penstock.samples.columns import Layout
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from penstock.samples.transform import SampleTransform
 
 BLOCK_SAMPLES = 64
-"""Samples that are assigned to a worker at a time: a state that was saved inside decodes at most so many again."""
+"""Number of samples of a block: a run that resumes inside a block decodes at most so many again."""
 
 BLOCKS_AHEAD = 3
 OUTPUTS = "__outputs__"
-"""The column of lists of what came out."""
+"""Name of the column that holds the list of outputs of each sample."""
 
 
 def block_plan(plan: RunPlan) -> RunPlan:
-    """How workers make blocks, where `plan` says what the loader makes of them."""
+    """How workers make blocks, if `plan` says how the loader makes batches of them."""
     transforms: Any = tuple(map(ListTransform, plan.transforms))
     return plan._replace(
         transforms=transforms,
@@ -54,9 +54,9 @@ def block_plan(plan: RunPlan) -> RunPlan:
 
 
 class ListTransform:
-    """``SampleTransform`` whose samples have one field, the list of what came out; or what failed.
+    """Gives each sample one field: the list of its outputs in ``SampleTransform``, or the error.
 
-    An error waits in its row, so that what came out ahead of it is handed out before it is raised.
+    The error waits in its row, so that the outputs ahead of it are handed out before it is raised.
     """
 
     def __init__(self, transform: SampleTransform) -> None:
@@ -64,7 +64,7 @@ class ListTransform:
         self.tolerance = transform.tolerance
 
     def specs(self) -> dict[str, Spec]:
-        """See ``SampleTransform``."""
+        """The one column."""
         return {OUTPUTS: OBJECT}
 
     def write(
@@ -78,7 +78,7 @@ class ListTransform:
         position: int,
         random: SampleRandom,
     ) -> bool:
-        """See ``SampleTransform``."""
+        """Write the outputs of a sample into its row; none is dropped."""
         found: Any
         try:
             found = self._transform(sample, shard=shard, position=position, random=random)
@@ -91,36 +91,36 @@ class ListTransform:
 
 
 class Blocks:
-    """The blocks of an epoch in order, each with the mark in front of it.
+    """The blocks of an epoch in order, each with the position in front of it.
 
     Args:
-        run: Of the workers.
-        batches: Which samples a block has, where an index tells.
-        mark: In front of the first one.
+        run: Run of the workers.
+        batches: Positions of the samples of each block; None if only reading tells.
+        begin: Position in front of the first block.
     """
 
-    def __init__(self, run: ProcessRun, *, batches: Batches | None, mark: FeedPosition) -> None:
+    def __init__(self, run: ProcessRun, *, batches: Batches | None, begin: FeedPosition) -> None:
         self._run = run
         self._batches = batches
-        self._mark = mark
+        self._position = begin
         self._count = 0
-        self._closing = threading.Lock()  # the reader thread closes as it ends, and whoever closes the loader
+        self._closing = threading.Lock()  # the reader thread closes the run as it ends, and so does Loader.close()
 
     def next(self) -> tuple[FeedPosition, Mapping[str, Any], int] | None:
-        """The mark in front of a block, its columns, and its rows; None at the end. Blocks.
+        """The position in front of a block, its columns, and the number of its rows; None at the end. Blocks.
 
         Raises:
-            PenstockError: as ``ProcessRun.next_batch``.
+            PenstockError: As ``ProcessRun.next_batch``.
         """
         delivery = self._run.next_batch()
         if delivery is None:
             return None
-        before = self._mark
+        before = self._position
         if self._batches is not None:
-            self._mark = IndexPosition(self._batches.position_after(self._count))
+            self._position = IndexPosition(self._batches.position_after(self._count))
         else:
             assert isinstance(delivery.mark, StreamPosition)
-            self._mark = delivery.mark
+            self._position = delivery.mark
         self._count += 1
         return before, delivery.values, delivery.rows
 
@@ -148,7 +148,7 @@ class RemoteRebatcher(Rebatcher):
 
     def _outputs(self) -> Iterator[TransformOutput]:
         while (block := self._blocks.next()) is not None:
-            mark, values, rows_count = block
+            position, values, rows_count = block
             positions, count = values["__position__"].tolist(), 0
             for row in range(rows_count):
                 found = values[OUTPUTS][row]
@@ -156,14 +156,14 @@ class RemoteRebatcher(Rebatcher):
                     raise found.revived("a worker process")
                 for each in found:
                     count += 1
-                    after = RebatchedPosition(mark, count)
+                    after = RebatchedPosition(position, count)
                     yield TransformOutput(each, values["__key__"][row], values["__shard__"][row], positions[row], after)
 
 
 def rebatching_run(plan: RunPlan, blocks: Blocks, *, skip_count: int, meter: Meter) -> EpochRun:
     """The run in the training process: a reader thread that rebatches, and no decode threads."""
     return EpochRun(
-        plan._replace(threads_count=0),
+        plan._replace(threads_count=0, in_order=True),
         reads=blocks,
         builder=lambda run: RemoteRebatcher(run, blocks, skip_count=skip_count),
         meter=meter,

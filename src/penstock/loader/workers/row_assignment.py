@@ -1,41 +1,53 @@
-"""Which rows of the next batch are whose: the order of a rank, dealt out to its worker processes.
+"""How the work of a rank is divided among its worker processes: who reads which lanes, and who fills which rows of a batch.
 
-With an index it is arithmetic. Without one nobody knows how many samples a lane has before its end was read, and all rows
-behind that depend on it: so the workers say how far they know their lanes, and a batch is dealt once its samples are known
-to be there. The turns are those of ``StreamLanesFeed``, over lanes that are elsewhere.
+With an index both are arithmetic. Without one, the number of samples of a lane is not known before its end has been read,
+and all rows behind that end depend on it. So the workers report how many samples they have found in their lanes, and the
+rows of a batch are assigned as soon as all its samples have been found. ``StreamLanesFeed`` gives the lanes their turns
+here, too; its lanes are ``RemoteLane``, which give no samples, only the number of the worker that has them.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from penstock.loader.lanes.feed import StreamLanesFeed
-from penstock.loader.position import LANE_BEGIN, StreamPosition
+from penstock.loader.plan.indexed import IndexedReadPlan
+from penstock.loader.plan.streaming import StreamReadPlan
+from penstock.loader.position import LANE_BEGIN, IndexPosition, StreamPosition
+from penstock.loader.workers.worker_job import IndexedInput, StreamedInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.loader.batches.run import RunPlan
+    from penstock.loader.lanes.feed import Batching
     from penstock.loader.lanes.lane import ResumableLane
+    from penstock.loader.plan.loader_plan import ReadPlan
     from penstock.loader.position import FeedPosition, LanePosition
+    from penstock.loader.workers.worker_job import WorkerInput
     from penstock.order import Batches, StreamOrder
 
 BATCHES_AHEAD = 2
-"""Whose samples workers are asked to have ready, besides those that are dealt."""
+"""Number of batches, behind those that are assigned, whose samples workers are asked to find."""
+
+_log = logging.getLogger("penstock.loader")
 
 
 class Assignment(NamedTuple):
-    """A batch of the rank.
+    """A batch of the rank, and who fills its rows.
 
     Attributes:
-        positions: int64[B]: of its rows, those that only pad included.
-        rows_count: Those that hold a sample.
-        rows: By worker: int64[n], those that it fills, in the order in which its samples come.
-        mark: Where the rank's feed is behind it, as far as it is known here.
+        positions: Positions of the rows in the order of the job, those of rows that only pad included; int64[B].
+        rows_count: Number of rows that hold a sample.
+        rows: For each worker the rows that it fills, in the order of its samples; int64[n].
+        mark: Position of the rank's feed behind the batch, but without those of the lanes, which only the workers know;
+            None if the number of the batch tells.
     """
 
     positions: NDArray[np.int64]
@@ -44,42 +56,13 @@ class Assignment(NamedTuple):
     mark: FeedPosition | None
 
 
-class RowAssigner(Protocol):
-    """Deals an epoch, or the rest of one. Not thread-safe."""
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether there is no further batch."""
-
-    def next(self) -> Assignment | None:
-        """The next batch; None at the end, or while it is not known.
-
-        Raises:
-            StoreError, DataError: what kept a worker from reading a sample of it.
-        """
-
-    def heard(self, lanes: Mapping[int, LaneProgress]) -> None:
-        """What a worker knows now of its lanes."""
-
-    def wants(self) -> dict[int, dict[int, int]]:
-        """By worker, what to ask of it: by lane, how many samples of the epoch to know of. Each is asked once."""
-
-    def forget_asked(self, worker: int) -> None:
-        """It is another process by now: ask again for what it has not answered."""
-
-    def position_of(
-        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
-    ) -> FeedPosition | None:
-        """The position behind a batch, from what its workers said of their lanes behind it."""
-
-
 class LaneProgress(NamedTuple):
-    """What is known of a lane.
+    """What the loader knows of a lane.
 
     Attributes:
-        samples_count: Of the epoch, that are known to be there.
-        is_ended: Whether there are no more.
-        error: Why there is no more to be known.
+        samples_count: Number of samples, from the beginning of the epoch, that are known to be there.
+        is_ended: Whether the lane has no more samples.
+        error: Error that keeps the worker from finding more.
     """
 
     samples_count: int
@@ -87,12 +70,50 @@ class LaneProgress(NamedTuple):
     error: BaseException | None
 
 
+class RowAssigner(Protocol):
+    """Assigns the rows of an epoch, or of the rest of one, batch after batch. Not thread-safe."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether there is no further batch."""
+
+    def next(self) -> Assignment | None:
+        """The next batch; None at the end, or if its samples have not all been found.
+
+        Raises:
+            StoreError, DataError: A worker could not read a sample of it.
+        """
+
+    def note(self, lanes: Mapping[int, LaneProgress]) -> None:
+        """Take note of what a worker has found in its lanes."""
+
+    def wants(self) -> dict[int, dict[int, int]]:
+        """What the workers must find for the next batches, each only once.
+
+        Returns:
+            For each worker: for each lane a number of samples, from the beginning of the epoch.
+        """
+
+    def forget_wants(self, worker: int) -> None:
+        """Ask a worker again for what it has not found, because another process has taken its place."""
+
+    def position_of(
+        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
+    ) -> FeedPosition | None:
+        """The position behind a batch; None if the number of the batch tells.
+
+        Args:
+            mark: Mark of the assignment.
+            positions: For each worker the position that it reported behind its rows of the batch.
+        """
+
+
 class IndexedRowAssigner:
-    """By arithmetic.
+    """Assigns rows by arithmetic: to the order of an index, workers are ranks of a larger world.
 
     Args:
-        batches: The rank's.
-        workers_count: Among whom; they are ranks of a larger world.
+        batches: Batches of the rank.
+        workers_count: Number of workers.
     """
 
     def __init__(self, batches: Batches, *, workers_count: int) -> None:
@@ -102,11 +123,11 @@ class IndexedRowAssigner:
 
     @property
     def is_ended(self) -> bool:
-        """See ``RowAssigner``."""
+        """Whether there is no further batch."""
         return self._index >= len(self._batches)
 
     def next(self) -> Assignment | None:
-        """See ``RowAssigner``."""
+        """The next batch; None at the end."""
         if self.is_ended:
             return None
         positions, count = self._batches.batch(self._index)
@@ -116,56 +137,62 @@ class IndexedRowAssigner:
         rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
         return Assignment(positions, count, rows, None)
 
-    def heard(self, lanes: Mapping[int, LaneProgress]) -> None:
-        """See ``RowAssigner``."""
+    def note(self, lanes: Mapping[int, LaneProgress]) -> None:
+        """Nothing to do: workers need not report what they find."""
 
     def wants(self) -> dict[int, dict[int, int]]:
-        """See ``RowAssigner``."""
+        """Nothing: the index tells what the lanes have."""
         return {}
 
-    def forget_asked(self, worker: int) -> None:
-        """See ``RowAssigner``."""
+    def forget_wants(self, worker: int) -> None:
+        """Nothing to do."""
 
-    def position_of(
-        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
-    ) -> FeedPosition | None:
-        """See ``RowAssigner``: the numbers of the batches say it all."""
-        del positions
-        return mark
+    def position_of(self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]) -> None:
+        """None: the number of the batch tells."""
 
 
 class RemoteLane:
-    """A lane that a worker reads: as ``Lane``, but what it gives are only numbers."""
+    """A lane that a worker reads. ``take`` gives the lane itself in place of each sample.
 
-    def __init__(self, number: int, *, worker: int, taken: int) -> None:
+    Args:
+        number: Number of the lane.
+        worker: Number of the worker that reads it.
+        taken_count: Number of its samples, from the beginning of the epoch, that have left it.
+
+    Attributes:
+        wanted_count: Number of samples that the worker was last asked to find.
+        known: What is known of the lane.
+    """
+
+    def __init__(self, number: int, *, worker: int, taken_count: int) -> None:
         self.number = number
         self.worker = worker
-        self.taken = taken
-        self.asked = 0
-        self.known = LaneProgress(taken, is_ended=False, error=None)
+        self.taken_count = taken_count
+        self.wanted_count = 0
+        self.known = LaneProgress(taken_count, is_ended=False, error=None)
 
     @property
     def ready_count(self) -> int:
-        """Samples that are known to be there and have not been dealt."""
-        return self.known.samples_count - self.taken
+        """Number of samples that are known to be there and have not been assigned."""
+        return self.known.samples_count - self.taken_count
 
     def prepare(self, count: int) -> int:
-        """As ``Lane.prepare``, without waiting."""
+        """The number of samples that can be taken; does not wait for more."""
         del count
         return self.ready_count
 
     def take(self, count: int) -> tuple[list[Any], list[Any]]:
-        """As ``Lane.take``."""
-        self.taken += count
+        """The lane itself, `count` times."""
+        self.taken_count += count
         return [self] * count, [None] * count
 
     def mark(self) -> LanePosition:
-        """Only its worker knows: ``StreamRowAssigner.position_of``."""
+        """A placeholder: only the worker knows the position, and reports it (``StreamRowAssigner.position_of``)."""
         return LANE_BEGIN
 
     @property
     def is_waiting(self) -> bool:
-        """As ``Lane.is_waiting``: never here."""
+        """Never: ``prepare`` does not wait."""
         return False
 
     def read_more(self) -> None:
@@ -176,15 +203,18 @@ class RemoteLane:
 
 
 class StreamRowAssigner:
-    """By what the workers found.
+    """Assigns rows by what the workers have found in their lanes.
 
     Args:
-        order: Of the epoch.
-        position: Where it begins; None is its beginning.
-        take: Samples at most; None: all.
-        size: Of a batch.
-        drop_last: Whether what does not fill one is left out.
-        workers_count: Among whom; the rank's lanes go to them in turn.
+        order: Order of the epoch.
+        position: Position to begin at; None is the beginning of the epoch.
+        take: Number of samples of the epoch at most; None is all.
+        size: Number of rows of a full batch.
+        drop_last: Whether the last batch is left out if it is not full.
+        workers_count: Number of workers; the rank's lanes go to them in turn.
+
+    Attributes:
+        begin: Position in front of the first batch.
     """
 
     def __init__(
@@ -206,7 +236,7 @@ class StreamRowAssigner:
             if position is None or number in position.lanes:
                 start, emitted_count = LANE_BEGIN if position is None else position.lanes[number]
                 taken = start.before_count + emitted_count
-                self._lanes[number] = RemoteLane(number, worker=index % workers_count, taken=taken)
+                self._lanes[number] = RemoteLane(number, worker=index % workers_count, taken_count=taken)
         lanes: Sequence[ResumableLane] = list(self._lanes.values())
         self._feed = StreamLanesFeed(
             lanes,
@@ -216,16 +246,15 @@ class StreamRowAssigner:
             count=self._left,
         )
         self.begin: FeedPosition = position or self._feed.mark()
-        """The position in front of the first batch."""
         self._ended = False
 
     @property
     def is_ended(self) -> bool:
-        """See ``RowAssigner``."""
+        """Whether there is no further batch."""
         return self._ended
 
     def next(self) -> Assignment | None:
-        """See ``RowAssigner``."""
+        """The next batch; None at the end, or if its samples have not all been found."""
         count = self._size if self._left is None else min(self._size, self._left)
         each = self._each(count)
         for lane in self._lanes.values():
@@ -244,36 +273,34 @@ class StreamRowAssigner:
         rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
         return Assignment(block.positions, found, rows, self._feed.mark())
 
-    def heard(self, lanes: Mapping[int, LaneProgress]) -> None:
-        """See ``RowAssigner``."""
+    def note(self, lanes: Mapping[int, LaneProgress]) -> None:
+        """Take note of what a worker has found in its lanes."""
         for number, known in lanes.items():
             lane = self._lanes[number]
             if known.samples_count >= lane.known.samples_count:
                 lane.known = known
 
     def wants(self) -> dict[int, dict[int, int]]:
-        """See ``RowAssigner``."""
+        """What the workers must find for the next batches, each only once."""
         wanted: dict[int, dict[int, int]] = {}
         one, ahead = self._each(self._size), self._each(BATCHES_AHEAD * self._size)
         for lane in self._lanes.values():
-            known, total = lane.known, lane.taken + ahead
+            known, total = lane.known, lane.taken_count + ahead
             if known.is_ended or known.error is not None or known.samples_count >= total:
                 continue
-            # asked anew only when the next batch needs it or the last answer is there: not for each sample
-            if lane.asked < max(lane.taken + one, known.samples_count + 1):
-                wanted.setdefault(lane.worker, {})[lane.number] = lane.asked = total
+            # asked again only when the next batch needs it or the last answer has arrived, not for each sample
+            if lane.wanted_count < max(lane.taken_count + one, known.samples_count + 1):
+                wanted.setdefault(lane.worker, {})[lane.number] = lane.wanted_count = total
         return wanted
 
-    def forget_asked(self, worker: int) -> None:
-        """See ``RowAssigner``."""
+    def forget_wants(self, worker: int) -> None:
+        """Ask a worker again for what it has not found."""
         for lane in self._lanes.values():
             if lane.worker == worker:
-                lane.asked = 0
+                lane.wanted_count = 0
 
-    def position_of(
-        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
-    ) -> FeedPosition | None:
-        """See ``RowAssigner``."""
+    def position_of(self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]) -> FeedPosition:
+        """The position behind a batch: the mark, with the positions of the lanes."""
         assert isinstance(mark, StreamPosition)
         lanes = {}
         for number in mark.lanes:
@@ -283,7 +310,7 @@ class StreamRowAssigner:
         return replace(mark, lanes=lanes)
 
     def _each(self, count: int) -> int:
-        """How many samples at most a lane gives to the next `count`: more, where others are at their ends."""
+        """The most samples that one lane may give to the next `count`: more if other lanes are near their end."""
         ended = sorted(lane.ready_count for lane in self._lanes.values() if lane.known.is_ended)
         rest, live_count = count, len(self._lanes)
         for ready in ended:
@@ -314,3 +341,82 @@ def worker_position(
     if entries and turn == len(entries):
         turn, round_count = 0, round_count + 1
     return StreamPosition(round_count, turn, None, entries)
+
+
+# ── lanes ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Division(NamedTuple):
+    """The work of a rank, divided among its workers.
+
+    Attributes:
+        inputs: What each worker reads.
+        assigner: Says which worker fills which rows.
+        batches: Positions of the rank's batches; None if only reading tells how many there are.
+        begin: Position of the rank in front of the first batch.
+    """
+
+    inputs: Sequence[WorkerInput]
+    assigner: RowAssigner
+    batches: Batches | None
+    begin: FeedPosition
+
+
+def divide(
+    read_plan: ReadPlan,
+    position: FeedPosition | None,
+    *,
+    epoch: int,
+    batching: Batching,
+    run_plan: RunPlan,
+    processes_count: int,
+) -> Division:
+    """Divide an epoch, or the rest of one, among worker processes.
+
+    Args:
+        read_plan: How the rank reads.
+        position: Position to begin at; None is the beginning of the epoch.
+        epoch: Epoch number, from 0.
+        batching: Size of the batches of all ranks, and how many samples are taken.
+        run_plan: Number of rows of this rank's batches, and whether the last one is left out if it is not full.
+        processes_count: Number of processes to use at most; fewer are used if the rank has fewer lanes.
+    """
+    order = read_plan.order.at_epoch(epoch)
+    if isinstance(read_plan, IndexedReadPlan):
+        count = usable_count(len(order.lanes_owned), processes_count, evenly=True)
+        begin = position or IndexPosition(0)
+        assert isinstance(begin, IndexPosition)  # a state of another mode has been refused
+        batches = read_plan.batches(epoch, batching=batching, origin=begin.position)
+        indexed = IndexedInput(read_plan=read_plan, position=begin, stop=batches.stop, global_size=batching.global_size)
+        return Division([indexed] * count, IndexedRowAssigner(batches, workers_count=count), batches, begin)
+    assert isinstance(read_plan, StreamReadPlan)
+    assert not isinstance(position, IndexPosition)
+    count = usable_count(len(order.lanes_owned), processes_count, evenly=False)
+    assigner = StreamRowAssigner(
+        order,
+        position,
+        take=batching.take,
+        size=run_plan.batch_size,
+        drop_last=run_plan.drop_last,
+        workers_count=count,
+    )
+    positions = [worker_position(position, order.lanes_owned, number, count) for number in range(count)]
+    streamed = [StreamedInput(read_plan=read_plan, position=each) for each in positions]
+    return Division(streamed, assigner, None, assigner.begin)
+
+
+def usable_count(lanes_count: int, processes_count: int, *, evenly: bool) -> int:
+    """Number of workers that can own lanes.
+
+    Args:
+        lanes_count: Number of lanes of the rank.
+        processes_count: Number of workers that the user asked for.
+        evenly: Whether all workers must own the same number of lanes.
+    """
+    count = min(processes_count, max(1, lanes_count))
+    while evenly and lanes_count % count:
+        count -= 1
+    if count < processes_count:
+        text = "%d of %d worker processes are used: each has lanes of its own, and this rank has %d; see Loader(lanes=)"
+        _log.warning(text, count, processes_count, lanes_count)
+    return count

@@ -1,7 +1,7 @@
 """A worker process: ``python -m penstock.loader.workers.worker DESCRIPTOR PARENT``. It fetches, parses and decodes some lanes.
 
-It runs the same feed and the same decode threads as a loader does, over its lanes alone. The loader says which rows of a
-batch are the next samples of these lanes, and in which slot; they are written there, and a message says that they are.
+It runs the same feed and the same decode threads as a loader does, over its own lanes. The loader tells it which rows of a
+batch are the next samples of these lanes, and in which slot; it writes them there, and says so.
 """
 
 from __future__ import annotations
@@ -27,11 +27,26 @@ from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
 from penstock.loader.plan.loader_plan import is_plain
 from penstock.loader.statistics import cache_sums
+from penstock.loader.workers.messages import (
+    AddSlot,
+    DroppedSample,
+    EndJob,
+    FillRows,
+    FindSamples,
+    FirstSample,
+    FixLayout,
+    JobEnded,
+    LaneReport,
+    MessageChannel,
+    RemoteError,
+    RowsDone,
+    SamplesFound,
+    UseSlot,
+    WorkerFailed,
+)
 from penstock.loader.workers.remote_rebatching import OUTPUTS, ListTransform
-from penstock.loader.workers.shared import INLINE_BYTES_MAX, Heaps, packed, pickled
-from penstock.loader.workers.slots import SlotLayout, mapped
-from penstock.loader.workers.wire import MessageChannel
-from penstock.loader.workers.worker_job import RemoteError, WorkerJob
+from penstock.loader.workers.shared_memory import INLINE_BYTES_MAX, Heaps, SlotLayout, map_memory, packed, pickled
+from penstock.loader.workers.worker_job import WorkerJob
 from penstock.samples.columns import Layout
 from penstock.samples.tolerance import Tolerance
 from penstock.samples.transform import SampleTransform
@@ -43,35 +58,40 @@ if TYPE_CHECKING:
 
     from penstock.errors import DataError
     from penstock.loader.lanes.feed import Feed, SampleBlock
-    from penstock.loader.position import Position
+
 PR_SET_PDEATHSIG = 1
 
 NICENESS = 10
-"""Added to a worker's. One that a message wakes takes the core of the training loop that sent it in one of three to five times;
-at this priority in one of twenty-five
-(docs/development/experiments.md). A loop that waits for a batch leaves its core to the workers."""
+"""Added to the niceness of a worker. A worker that a message wakes takes the core of the training loop that sent the message
+in one of three to five times; at this priority, in one of twenty-five (docs/development/experiments.md). A loop that waits
+for a batch leaves its core to the workers."""
 
 
 class ForwardingTolerance(Tolerance):
-    """Leaves it to the loader to count dropped samples, as it knows what all its workers dropped."""
+    """Forwards dropped samples to the loader, which counts them over all its workers.
 
-    def __init__(self, source: int, events: deque[tuple[Any, ...]]) -> None:
+    Args:
+        source: Number of the source in a mix.
+        dropped: Receives the samples to forward.
+    """
+
+    def __init__(self, source: int, dropped: deque[DroppedSample]) -> None:
         super().__init__()
         self._source = source
-        self._events = events
+        self._dropped = dropped
 
     def drop(self, error: DataError, stage: str, max_errors: int, epoch: int) -> None:
-        """See ``Tolerance``: what one worker drops is bounded here, the rest by the loader."""
+        """Drop a sample for an error, if this worker may still drop one; the loader bounds all workers together."""
         super().drop(error, stage, max_errors, epoch)
-        self._events.append((self._source, RemoteError.of(error), stage, max_errors, epoch))
+        self._dropped.append(DroppedSample(self._source, stage, RemoteError.of(error), max_errors, epoch))
 
     def count(self, stage: str) -> None:
-        """See ``Tolerance``."""
-        self._events.append((self._source, None, stage, 0, 0))
+        """Drop a sample for no error."""
+        self._dropped.append(DroppedSample(self._source, stage, None, 0, 0))
 
 
 class _Rows:
-    """Some rows of a column, in any pattern: as an array of them, to be written by row."""
+    """Some rows of a column, in any pattern, for reading and writing by index."""
 
     __slots__ = ("_column", "_rows")
 
@@ -87,52 +107,52 @@ class _Rows:
 
 
 class SharedBatchBuilder(RowBatchBuilder):
-    """``RowBatchBuilder`` whose columns are some rows of a shared batch.
+    """Builds batches whose columns are some rows of a batch in shared memory.
 
     Args:
-        run: That this fills.
-        told: What to do.
-        inbox: What the loader says meanwhile.
-        send: Says that a batch is done. Called here where nobody decodes: to hand such a batch to another thread takes
-            longer than to make it.
+        run: Run whose batches this builder makes.
+        feed: Samples of the worker's lanes.
+        job: The job of the worker.
+        inbox: Messages of the loader.
+        send: Tells the loader that a batch is done. It is called here, in the reader thread, for batches that need no
+            decoding: handing such a batch to another thread takes longer than making it.
     """
 
     def __init__(
-        self, run: EpochRun, feed: Feed, *, told: WorkerJob, inbox: Inbox, send: Callable[[Delivery], None]
+        self, run: EpochRun, feed: Feed, *, job: WorkerJob, inbox: Inbox, send: Callable[[Delivery], None]
     ) -> None:
-        super().__init__(run, feed, epoch=told.epoch)
+        super().__init__(run, feed, epoch=job.epoch)
         self._send = send
-        self._told = told
         self._inbox = inbox
-        self._members = RawBatchBuilder(run, feed) if is_plain(told.pipeline) else None
+        self._members = RawBatchBuilder(run, feed) if is_plain(job.pipeline) else None
         self._batch_index = -1
         self._rows: list[int] = []
         self._slots: SlotLayout | None = None
 
     def _next_size(self) -> int:
-        """See ``RowBatchBuilder``. Batches in which this worker has no row are reported empty."""
-        while (order := self._inbox.orders.get())[0] != "end":
-            if order[0] == "want":
-                self._tell(order[1])
+        """Number of this worker's rows in the next batch. Batches in which it has none are reported empty."""
+        while not isinstance(order := self._inbox.orders.get(), EndJob):
+            if isinstance(order, FindSamples):
+                self._find_samples(order.counts)
                 continue
-            self._batch_index = order[1]
-            self._rows = np.frombuffer(order[2], np.int64).tolist()
+            self._batch_index = order.batch_index
+            self._rows = np.frombuffer(order.rows, np.int64).tolist()
             if self._rows:
                 return len(self._rows)
             empty = OpenBatch({}, None)
             empty.sealed = True
             empty.mark = self._feed.mark()
             self._queue(empty)
-            self._sealed(empty)
+            self._note_sealed(empty)
         return 0
 
     def _queue(self, batch: OpenBatch) -> None:
-        """See ``RowBatchBuilder``."""
+        """Append a new batch to the queue of the run, unless ``send`` is called for it here."""
         if self._members is None:
             self._run.append(batch)
 
-    def _sealed(self, batch: OpenBatch) -> None:
-        """No more rows come to a batch."""
+    def _note_sealed(self, batch: OpenBatch) -> None:
+        """No more rows of a batch will be given to samples: wait for the last of them, and send the batch."""
         if self._members is None:
             return
         run = self._run
@@ -142,11 +162,11 @@ class SharedBatchBuilder(RowBatchBuilder):
             raise batch.error
         self._send(Delivery(batch.values, batch.rows, sorted(batch.dropped), batch.mark, batch.layout))
 
-    def _tell(self, wanted: Mapping[int, int]) -> None:
-        """Say of lanes how many samples of the epoch are known to be there: so many, if they have them."""
+    def _find_samples(self, counts: Mapping[int, int]) -> None:
+        """Read until lanes have so many samples of the epoch, or have ended, and report what was found."""
         feed = self._feed
         assert isinstance(feed, LanesFeed)
-        lanes = {lane.number: lane for lane in feed.lanes if isinstance(lane, Lane) and lane.number in wanted}
+        lanes = {lane.number: lane for lane in feed.lanes if isinstance(lane, Lane) and lane.number in counts}
         failed: dict[int, BaseException] = {}
         # one part of each lane in turn, so that all lanes' requests are used at once
         while waiting := [lane for lane in lanes.values() if lane.is_waiting and lane.number not in failed]:
@@ -155,27 +175,27 @@ class SharedBatchBuilder(RowBatchBuilder):
                     lane.read_more()
                 except Exception as error:
                     failed[lane.number] = error
-        known = {}
+        reports = {}
         for number, lane in lanes.items():
-            failure = failed.get(number) or _unprepared(lane, wanted[number])
+            failure = failed.get(number) or _prepare(lane, counts[number])
             count = lane.taken_count + lane.prepare(0)
-            told = None if failure is None else RemoteError.of(failure)
-            known[number] = (count, failure is None and count < wanted[number], told)
-        self._inbox.wire.send(("have", known))
+            is_ended = failure is None and count < counts[number]
+            reports[number] = LaneReport(count, is_ended, None if failure is None else RemoteError.of(failure))
+        self._inbox.channel.send(SamplesFound(reports))
 
     def _layout_of(self, values: Mapping[str, Any]) -> Layout:
-        """All workers' columns are those of one sample: the first that the loader hears of."""
+        """The layout of all workers, which is fixed by the first sample that the loader receives."""
         for name, value in values.items():
             if not isinstance(value, int | float | bool) and not hasattr(value, "__array__"):
-                packed(name, [value])  # refused here, where it need not be pickled
-        self._inbox.wire.send(("first", dict(values)))
+                packed(name, [value])  # raises for a value that cannot cross, before it would have to be pickled
+        self._inbox.channel.send(FirstSample(dict(values)))
         return Layout(self._inbox.wait_layout(), self._run.plan.batch)
 
     def _hand_out(
         self, batch: OpenBatch, block: SampleBlock, known: Mapping[int, Mapping[str, Any] | None], *, seal: bool
     ) -> None:
-        """See ``RowBatchBuilder``. Members as they are stored are put into columns by the block."""
-        layout = self._layout  # None as long as every sample was dropped
+        """Give the samples of a block their rows. Members as they are stored are put into columns by the block."""
+        layout = self._layout  # None as long as every sample has been dropped
         has_arrays = layout is None or any(column.dtype is not None for column in layout.columns.values())
         if self._members is None or has_arrays or without_lost(block) is not block:
             super()._hand_out(batch, block, known, seal=seal)
@@ -186,7 +206,7 @@ class SharedBatchBuilder(RowBatchBuilder):
             batch.rows += count
             batch.sealed = seal
         if seal:
-            self._sealed(batch)
+            self._note_sealed(batch)
 
     def _allocated(self, size: int) -> dict[str, Any]:
         if self._layout is None:
@@ -205,10 +225,10 @@ class SharedBatchBuilder(RowBatchBuilder):
         return values
 
 
-def _unprepared(lane: Lane, total: int) -> BaseException | None:
-    """Have samples of a lane ready, `total` since the epoch began; what was in the way."""
+def _prepare(lane: Lane, total: int) -> BaseException | None:
+    """Prepare `total` samples of a lane, counted from the beginning of the epoch. Returns the error, if it fails."""
     try:
-        lane.prepare(1)  # after this it knows how many left before it was entered
+        lane.prepare(1)  # after this the lane knows how many samples left it before it was entered
         lane.prepare(total - lane.taken_count)
     except Exception as error:
         return error
@@ -216,31 +236,41 @@ def _unprepared(lane: Lane, total: int) -> BaseException | None:
 
 
 class Inbox:
-    """What the loader says, kept by a thread that receives; it ends the process when the loader is gone."""
+    """Keeps the messages of the loader. Its thread receives them, and ends the process when the loader is gone.
 
-    def __init__(self, wire: MessageChannel) -> None:
-        self.wire = wire
+    Args:
+        channel: Connection to the loader.
+
+    Attributes:
+        channel: See the argument.
+        jobs: Jobs to do, or the error that keeps the process from unpickling one.
+        orders: ``FillRows``, ``FindSamples`` and ``EndJob``, in the order in which they came.
+        slots: Slot of each batch, by number of the batch.
+    """
+
+    def __init__(self, channel: MessageChannel) -> None:
+        self.channel = channel
         self.jobs: queue.SimpleQueue[WorkerJob | BaseException] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._forget()
         threading.Thread(target=self._receive, name="penstock-inbox", daemon=True).start()
 
     def _forget(self) -> None:
-        """Begin a job."""
-        self.orders: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self.slots: dict[int, int] = {}  # by batch
+        """Forget the messages of the job before."""
+        self.orders: queue.SimpleQueue[FillRows | FindSamples | EndJob] = queue.SimpleQueue()
+        self.slots: dict[int, int] = {}
         self._layout: Mapping[str, Any] | None = None
         self._memories: dict[int, Any] = {}
 
     def wait_layout(self) -> Mapping[str, Any]:
-        """The values that fix all columns."""
+        """The values that fix all columns. Blocks until the loader has sent them."""
         with self._changed:
             self._changed.wait_for(lambda: self._layout is not None)
             assert self._layout is not None
             return self._layout
 
     def wait_slot(self, batch_index: int) -> Any:
-        """The memory of a batch, once it has some."""
+        """The memory of a batch. Blocks until the loader has sent its slot."""
         with self._changed:
             self._changed.wait_for(lambda: batch_index in self.slots)
             return self._memories[self.slots[batch_index]]
@@ -248,104 +278,131 @@ class Inbox:
     def _receive(self) -> None:
         try:
             while True:
-                message, descriptor = self.wire.receive()
+                message, descriptor = self.channel.receive()
                 if isinstance(message, WorkerJob):
                     self._forget()
                     self.jobs.put(message)
                     continue
-                kind, *rest = message
-                if kind == "rows" and rest[2] is not None:
-                    with self._changed:
-                        self.slots[rest[0]] = rest[2]
-                if kind in ("rows", "want", "end"):
-                    self.orders.put(message)
-                    continue
                 with self._changed:
-                    if kind == "layout":
-                        self._layout = rest[0]
-                    elif kind == "slot":
-                        assert descriptor is not None
-                        self._memories[rest[0]] = mapped(descriptor, rest[1])
-                    else:
-                        self.slots[rest[0]] = rest[1]
+                    self._note(message, descriptor)
                     self._changed.notify_all()
         except (EOFError, OSError):
-            os._exit(0)  # the loader closed, or its process ended; nothing here outlives it
-        except BaseException as error:  # a module that the pipeline's functions need is not there
+            os._exit(0)  # the loader has closed, or its process has ended; nothing here outlives it
+        except BaseException as error:  # e.g. a module that the pipeline's functions need is missing
             self.jobs.put(error)
+
+    def _note(self, message: Any, descriptor: int | None) -> None:
+        match message:
+            case FixLayout(values):
+                self._layout = values
+            case AddSlot(slot, size_bytes):
+                assert descriptor is not None
+                self._memories[slot] = map_memory(descriptor, size_bytes)
+            case UseSlot(batch_index, slot):
+                self.slots[batch_index] = slot
+            case FillRows(batch_index, _, slot):
+                if slot is not None:
+                    self.slots[batch_index] = slot
+                self.orders.put(message)
+            case FindSamples() | EndJob():
+                self.orders.put(message)
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Do job after job, epoch after epoch, until the loader is gone or one fails."""
+    """Do job after job until the loader is gone or a job fails.
+
+    Args:
+        descriptor: Socket that is connected to the loader.
+        parent: Process id of the loader, if this process must end with it; otherwise 0.
+    """
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loader decides
-    if parent:  # of a main thread: the kernel minds the thread that started this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the loader decides
+    if parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
     os.set_inheritable(descriptor, False)
-    wire = MessageChannel(socket.socket(fileno=descriptor))
-    inbox = Inbox(wire)
+    channel = MessageChannel(socket.socket(fileno=descriptor))
+    inbox = Inbox(channel)
     try:
         while True:
-            told = inbox.jobs.get()
-            if isinstance(told, BaseException):
-                raise told
-            work(told, inbox)
-            del told
-            wire.send(("ended",))
+            job = inbox.jobs.get()
+            if isinstance(job, BaseException):
+                raise job
+            work(job, inbox)
+            del job
+            channel.send(JobEnded())
     except BaseException as error:
         try:
-            wire.send(("error", RemoteError.of(error)))
+            channel.send(WorkerFailed(RemoteError.of(error)))
         except OSError:
-            os._exit(0)  # nobody is left to be told
-    threading.Event().wait()  # until the loader says that it needs nothing more, by closing
+            os._exit(0)  # the loader is gone
+    threading.Event().wait()  # until the loader closes the channel, because it needs nothing more
 
 
-def work(told: WorkerJob, inbox: Inbox) -> None:
-    """Fill this worker's rows of every batch, and say when each is done."""
-    set_process_budget(told.budget_bytes)
-    share_machine(told.workers_count)
-    begun = told.meter.sums()  # what the loader counted before
-    stores = {id(shard.store): shard.store for source in told.job.sources for shard in source.shards}.values()
+def work(job: WorkerJob, inbox: Inbox) -> None:
+    """Fill this worker's rows of every batch, and tell the loader when each batch is done."""
+    set_process_budget(job.budget_bytes)
+    share_machine(job.workers_count)
+    meter = job.meter
+    begun = meter.sums()  # what the loader had counted before
+    stores = {
+        id(shard.store): shard.store for source in job.input.read_plan.sources for shard in source.shards
+    }.values()
     cached = cache_sums(stores)
-    dropped: deque[tuple[Any, ...]] = deque()
+    dropped: deque[DroppedSample] = deque()
     transforms: list[Any] = []
-    for source, leaf in enumerate(told.pipeline.flat().leaves):
+    for source, leaf in enumerate(job.pipeline.flat().leaves):
         transform = SampleTransform(leaf)
         transform.tolerance = ForwardingTolerance(source, dropped)
-        transforms.append(ListTransform(transform) if told.carries else transform)
+        transforms.append(ListTransform(transform) if job.rebatches else transform)
     heaps = Heaps()
-    numbers = itertools.count(told.first_batch)
+    numbers = itertools.count(job.first_batch)
 
     def send(delivery: Delivery) -> None:
-        events = [dropped.popleft() for _ in range(len(dropped))]
-        sums = {name: value - begun[name] for name, value in told.meter.sums().items()}
+        sums = {name: value - begun[name] for name, value in meter.sums().items()}
         sums |= {name: value - cached[name] for name, value in cache_sums(stores).items()}
-        position = delivery.mark if not told.global_size else None
-        _send_done(inbox, heaps, next(numbers), delivery, position, (sums, events))
+        index = next(numbers)
+        labels, names, columns, buffers = _packed_columns(delivery)
+        size_bytes = sum(column.size_bytes for column in columns)
+        inline = b"".join(bytes(part) for part in buffers) if size_bytes <= INLINE_BYTES_MAX else None
+        slot = inbox.slots.pop(index, -1)
+        heap = heaps.write(slot, buffers, size_bytes) if inline is None else None
+        done = RowsDone(
+            batch_index=index,
+            labels=labels,
+            names=names,
+            columns=columns,
+            inline=inline,
+            dropped=delivery.dropped,
+            position=job.input.report(delivery.mark),
+            sums=sums,
+            dropped_samples=[dropped.popleft() for _ in range(len(dropped))],
+            heap_bytes=heap[1] if heap is not None else None,
+        )
+        inbox.channel.send(done, descriptor=heap[0] if heap is not None else None)
+        if heap is not None:
+            os.close(heap[0])
 
-    feed = told.feed()
+    feed = job.open()
     run = EpochRun(
-        told.plan._replace(transforms=tuple(transforms)),
+        job.plan._replace(transforms=tuple(transforms)),
         reads=feed,
-        builder=lambda run: SharedBatchBuilder(run, feed, told=told, inbox=inbox, send=send),
-        meter=told.meter,
+        builder=lambda run: SharedBatchBuilder(run, feed, job=job, inbox=inbox, send=send),
+        meter=meter,
     )
     while (delivery := run.next_batch()) is not None:
         send(delivery)
     run.close()
 
 
-def _send_done(
-    inbox: Inbox, heaps: Heaps, index: int, delivery: Delivery, position: Position | None, counted: tuple[Any, ...]
-) -> None:
-    """Say that a batch's rows are written; what are no arrays goes with it."""
+def _packed_columns(delivery: Delivery) -> tuple[dict[str, Any], list[str], list[Any], list[Any]]:
+    """What travels beside the slot: keys and shards of all rows; names, descriptions and buffers of the columns of lists."""
     dropped = set(delivery.dropped)
     kept = [row for row in range(delivery.rows) if row not in dropped]
     names, columns, buffers = [], [], []
     lists = {name: column for name, column in delivery.values.items() if isinstance(column, list)}
-    about = {name: lists.pop(name) for name in ("__key__", "__shard__") if name in lists}
+    labels: dict[str, Any] = {name: lists.pop(name) for name in ("__key__", "__shard__") if name in lists}
     for name, column in lists.items():
         if kept:
             values = [column[row] for row in kept] if dropped else column[: delivery.rows]
@@ -353,14 +410,7 @@ def _send_done(
             names.append(name)
             columns.append(found)
             buffers += parts
-    size_bytes = sum(column.size_bytes for column in columns)
-    inline = b"".join(bytes(part) for part in buffers) if size_bytes <= INLINE_BYTES_MAX else None
-    slot = inbox.slots.pop(index, -1)
-    heap = heaps.write(slot, buffers, size_bytes) if inline is None else None
-    message = ("done", index, about, (names, columns, inline), delivery.dropped, position, counted, heap and heap[1])
-    inbox.wire.send(message, descriptor=heap[0] if heap is not None else None)
-    if heap is not None:
-        os.close(heap[0])
+    return labels, names, columns, buffers
 
 
 if __name__ == "__main__":

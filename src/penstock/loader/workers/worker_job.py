@@ -1,124 +1,150 @@
-"""What crosses between a loader and its worker processes besides batches: the job, and errors."""
+"""The job of a worker process for one epoch, and what it reads. A job is never changed: a restarted worker gets another one."""
 
 from __future__ import annotations
 
-import pickle
-import traceback
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.errors import PenstockError
 from penstock.loader.lanes.feed import Batching
-from penstock.loader.plan.indexed import IndexedReadPlan
-from penstock.loader.position import IndexPosition
-from penstock.tracebacks import is_full
+from penstock.loader.position import IndexPosition, feed_position
 
 if TYPE_CHECKING:
     from penstock.loader.batches.run import RunPlan
     from penstock.loader.lanes.feed import Feed
+    from penstock.loader.plan.indexed import IndexedReadPlan
     from penstock.loader.plan.loader_plan import ReadPlan
-    from penstock.loader.position import FeedPosition
+    from penstock.loader.plan.streaming import StreamReadPlan
+    from penstock.loader.position import FeedPosition, Position
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
 
-CAUSES_MAX = 8
+
+class WorkerInput(Protocol):
+    """What one worker reads: the lanes that it owns, from a position on."""
+
+    @property
+    def read_plan(self) -> ReadPlan:
+        """How the rank reads."""
+
+    def open(self, epoch: int, *, worker: int, workers_count: int) -> Feed:
+        """The samples of a worker's lanes, in their order.
+
+        Args:
+            epoch: Epoch number, from 0.
+            worker: Number of the worker, from 0.
+            workers_count: Number of workers of the rank, each with an equal share of the memory.
+        """
+
+    def report(self, position: Position | None) -> FeedPosition | None:
+        """What the loader has to hear of the position behind a batch."""
+
+    def behind(self, batches_count: int, reported: FeedPosition | None) -> WorkerInput:
+        """What is left to read.
+
+        Args:
+            batches_count: Number of batches of this input that are done.
+            reported: The position that the worker reported last; None if it has not reported any.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedInput:
+    """The input of a worker where an index counts the batches: positions follow from their numbers.
+
+    Attributes:
+        read_plan: How the rank reads.
+        position: Position to begin at.
+        stop: Position that ends the epoch.
+        global_size: Number of samples in a batch of all ranks.
+    """
+
+    read_plan: IndexedReadPlan
+    position: IndexPosition
+    stop: int
+    global_size: int
+
+    def open(self, epoch: int, *, worker: int, workers_count: int) -> Feed:
+        """The samples of the worker's lanes, in their order."""
+        return self.read_plan.for_worker(worker, workers_count).feed_between(epoch, self.position.position, self.stop)
+
+    def report(self, position: Position | None) -> None:
+        """The loader knows all positions."""
+
+    def behind(self, batches_count: int, reported: FeedPosition | None) -> IndexedInput:
+        """What is left to read."""
+        del reported
+        position = IndexPosition(self.position.position + batches_count * self.global_size)
+        return replace(self, position=position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedInput:
+    """The input of a worker that reads whole shards, and reports where its lanes are.
+
+    Attributes:
+        read_plan: How the rank reads.
+        position: Position to begin at, in the worker's lanes alone.
+    """
+
+    read_plan: StreamReadPlan
+    position: FeedPosition
+
+    def open(self, epoch: int, *, worker: int, workers_count: int) -> Feed:
+        """The samples of the worker's lanes, in their order; the position says which lanes these are."""
+        del worker
+        own = self.read_plan.for_worker(workers_count)
+        return own.begin(epoch, self.position, batching=Batching(1, drop_last=False, take=None)).feed
+
+    def report(self, position: Position | None) -> FeedPosition | None:
+        """The position of the worker's lanes."""
+        return feed_position(position)
+
+    def behind(self, batches_count: int, reported: FeedPosition | None) -> StreamedInput:
+        """What is left to read."""
+        del batches_count
+        return self if reported is None else replace(self, position=reported)
 
 
 class WorkerJob(NamedTuple):
-    """What a worker is told when it starts.
+    """What a worker process does in one epoch.
 
     Attributes:
-        job: The rank's order, and how to read.
-        pipeline: Its stages; what they hold (locks, tables) is made in the worker.
-        plan: How to decode, without the transforms; ``batch_size`` is the whole rank's.
-        epoch: Number.
-        first_batch: The first that it fills.
-        position: Where it begins to read; without an index, of its own lanes.
-        global_size: Positions of a batch, where an index tells; else 0, and the worker says where its lanes are.
-        stop: Position that ends the epoch, where an index tells.
-        number: Of the worker, from 0.
-        workers_count: Of this rank.
-        budget_bytes: For reading.
-        meter: The one that `job` counts with.
-        carries: Whether it gives for each sample the list of what comes out of it: ``remote_rebatching.py``.
+        input: What the worker reads.
+        pipeline: The pipeline; what its stages hold (locks, tables) is made in the worker.
+        plan: How to make batches; the worker makes the transforms itself, and ``batch_size`` is that of the whole rank.
+        epoch: Epoch number, from 0.
+        first_batch: Number, in the run, of the first batch that the worker fills.
+        number: Number of the worker, from 0.
+        workers_count: Number of workers of this rank.
+        budget_bytes: Byte budget of the worker's process.
+        rebatches: Whether the worker makes a list of outputs of each sample, which the loader rebatches.
     """
 
-    job: ReadPlan
+    input: WorkerInput
     pipeline: Pipeline
     plan: RunPlan
     epoch: int
     first_batch: int
-    position: FeedPosition
-    global_size: int
-    stop: int
     number: int
     workers_count: int
     budget_bytes: int
-    meter: Meter
-    carries: bool
+    rebatches: bool
 
-    def behind(self, done_count: int, position: FeedPosition) -> WorkerJob:
+    @property
+    def meter(self) -> Meter:
+        """Counts what the worker reads."""
+        return self.input.read_plan.reading.meter
+
+    def open(self) -> Feed:
+        """The samples of the worker's lanes, in their order."""
+        return self.input.open(self.epoch, worker=self.number, workers_count=self.workers_count)
+
+    def behind(self, done_count: int, reported: FeedPosition | None) -> WorkerJob:
         """What is left to do.
 
         Args:
-            done_count: Batches of the epoch's run that are done.
-            position: What the worker said last of its lanes.
+            done_count: Number of batches of the run that are done.
+            reported: The position that the worker reported last; None if it has not reported any.
         """
-        if isinstance(self.position, IndexPosition):
-            done = (done_count - self.first_batch) * self.global_size
-            position = IndexPosition(self.position.position + done)
-        return self._replace(first_batch=done_count, position=position)
-
-    def feed(self) -> Feed:
-        """The worker's samples: those of its lanes, in their order."""
-        job = self.job
-        bytes_max = job.reading.pinned_bytes_max // self.workers_count  # of the smaller budget, the same share
-        job.reading = job.reading._replace(pinned_bytes_max=bytes_max)
-        if not isinstance(job, IndexedReadPlan) or not isinstance(self.position, IndexPosition):
-            return job.begin(self.epoch, self.position, batching=Batching(1, drop_last=False, take=None)).feed
-        # to the order a worker is a rank of a larger world
-        world_size = job.order.world_size
-        own = job.divided(job.order.rank + world_size * self.number, world_size * self.workers_count)
-        return own.feed_between(self.epoch, self.position.position, self.stop)
-
-
-class RemoteError(NamedTuple):
-    """An error on its way to another process.
-
-    Attributes:
-        error: As it can be pickled, else one that says its name and text.
-        notes: Of the error: pickling may lose them.
-        trace: Where it was raised, if the environment asks for whole tracebacks.
-        cause: What it was raised from.
-    """
-
-    error: BaseException
-    notes: list[str]
-    trace: str
-    cause: RemoteError | None
-
-    @classmethod
-    def of(cls, error: BaseException, *, causes_max: int = CAUSES_MAX) -> RemoteError:
-        """`error`, with its notes, causes and traceback."""
-        sent = error
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            sent = PenstockError(f"{type(error).__name__}: {error}")
-        cause = error.__cause__
-        told = cls.of(cause, causes_max=causes_max - 1) if cause is not None and causes_max else None
-        is_told = causes_max == CAUSES_MAX and is_full()
-        trace = "".join(traceback.format_exception(error)) if is_told else ""
-        return cls(sent, list(getattr(error, "__notes__", ())), trace, told)
-
-    def revived(self, where: str = "") -> BaseException:
-        """The error, as if it had been raised here; `where` it was goes into a note."""
-        error = self.error
-        known = set(getattr(error, "__notes__", ()))
-        for note in self.notes:
-            if note not in known:
-                error.add_note(note)
-        if where:
-            error.add_note(f"in {where}:\n{self.trace}" if self.trace else f"in {where}")
-        if self.cause is not None:
-            error.__cause__ = self.cause.revived()
-        return error
+        rest = self.input.behind(done_count - self.first_batch, reported)
+        return self._replace(first_batch=done_count, input=rest)

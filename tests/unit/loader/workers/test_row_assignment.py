@@ -49,7 +49,7 @@ def played(assigner: StreamRowAssigner, lengths: list[int], shares: Any) -> list
                 asked.update(wanted)
         if asked and not assigner.is_ended:
             answered = list(asked)[: 1 + next(shares) % len(asked)]
-            assigner.heard(
+            assigner.note(
                 {
                     lane: LaneProgress(min(lengths[lane], total), lengths[lane] < total, None)
                     for lane in answered
@@ -91,7 +91,7 @@ def test_a_failure_comes_where_its_sample_would() -> None:
     """What a lane has before it failed is dealt; then, and not earlier, its error is raised."""
     assigner = StreamRowAssigner(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
     assert assigner.next() is None
-    assigner.heard(
+    assigner.note(
         {0: LaneProgress(50, is_ended=False, error=None), 1: LaneProgress(5, is_ended=False, error=OSError("gone"))}
     )
     assert [batch is not None for batch in (assigner.next(), assigner.next())] == [True, True]
@@ -104,7 +104,7 @@ def test_lanes_are_not_asked_for_each_sample() -> None:
     assigner = StreamRowAssigner(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
     assert assigner.wants() == {0: {0: 4}, 1: {1: 4}}
     assert assigner.wants() == {}
-    assigner.forget_asked(1)
+    assigner.forget_wants(1)
     assert assigner.wants() == {1: {1: 4}}
 
 

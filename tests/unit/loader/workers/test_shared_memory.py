@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.loader.workers.shared import Heaps, packed, unpacked
-from penstock.loader.workers.slots import Slots, mapped
+from penstock.loader.workers.shared_memory import Heaps, Slots, map_memory, packed, unpacked
 from penstock.samples.columns import Layout
 
 COLUMNS = st.one_of(
@@ -63,7 +62,7 @@ def test_a_heap_is_replaced_when_it_is_too_small() -> None:
     heaps = Heaps()
     first = heaps.write(3, [b"ab", b"c"], 3)
     assert first is not None
-    other = mapped(*first)
+    other = map_memory(*first)
     assert other[:3] == b"abc"
     assert heaps.write(3, [b"xyz"], 3) is None
     assert other[:3] == b"xyz"

@@ -1,0 +1,335 @@
+"""Messages between a loader and its worker processes: pickles over a socket, some with a descriptor of shared memory.
+
+Both ends belong to this program: nothing that is unpickled here comes from data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pickle
+import socket
+import struct
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.tracebacks import is_full
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.loader.position import FeedPosition
+    from penstock.loader.workers.shared_memory import PackedColumn
+
+_HEAD = struct.Struct("<QB")
+CAUSES_MAX = 8
+
+# ── from the loader ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FillRows(NamedTuple):
+    """Fill these rows of a batch with the next samples of your lanes.
+
+    Attributes:
+        batch_index: Number of the batch in the run, from 0.
+        rows: int64[n] as bytes, which pickle faster than an array.
+        slot: Slot of the batch; None if the columns are not known yet, and ``UseSlot`` follows.
+    """
+
+    batch_index: int
+    rows: bytes
+    slot: int | None
+
+
+class UseSlot(NamedTuple):
+    """Write the rows of a batch into this slot."""
+
+    batch_index: int
+    slot: int
+
+
+class AddSlot(NamedTuple):
+    """The memory of a slot; its descriptor comes with the message."""
+
+    slot: int
+    size_bytes: int
+
+
+class FixLayout(NamedTuple):
+    """The values that fix the columns of all batches: those of the first sample that any worker reported."""
+
+    values: Mapping[str, Any]
+
+
+class FindSamples(NamedTuple):
+    """Read until it is known that these lanes have so many samples, or have ended; answered by ``SamplesFound``.
+
+    Attributes:
+        counts: Number of samples, from the beginning of the epoch, by lane.
+    """
+
+    counts: Mapping[int, int]
+
+
+class EndJob(NamedTuple):
+    """There are no more rows to fill; answered by ``JobEnded``."""
+
+
+# ── from a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FirstSample(NamedTuple):
+    """The first sample of a worker has been decoded; answered by ``FixLayout``."""
+
+    values: Mapping[str, Any]
+
+
+class LaneReport(NamedTuple):
+    """What a worker knows of one of its lanes.
+
+    Attributes:
+        samples_count: Number of samples, from the beginning of the epoch, that are known to be there.
+        is_ended: Whether the lane has no more samples.
+        error: Error that keeps the worker from finding more.
+    """
+
+    samples_count: int
+    is_ended: bool
+    error: RemoteError | None
+
+
+class SamplesFound(NamedTuple):
+    """What a worker knows of its lanes.
+
+    Attributes:
+        lanes: Report of each lane, by number.
+    """
+
+    lanes: Mapping[int, LaneReport]
+
+
+class DroppedSample(NamedTuple):
+    """A sample that a worker has dropped, for the loader to count.
+
+    Attributes:
+        source: Number of the source in a mix.
+        stage: Name of the stage that dropped it.
+        error: Error of the sample; None if the stage drops samples without one.
+        max_errors: Number of samples that the stage may drop in an epoch.
+        epoch: Epoch number, from 0.
+    """
+
+    source: int
+    stage: str
+    error: RemoteError | None
+    max_errors: int
+    epoch: int
+
+
+class RowsDone(NamedTuple):
+    """The rows that a worker was to fill in a batch are written.
+
+    Attributes:
+        batch_index: Number of the batch in the run, from 0.
+        labels: ``__key__`` and ``__shard__`` of every row, including dropped ones.
+        names: Names of the columns that travel beside the slot.
+        columns: What describes the values of each of these columns.
+        inline: The values themselves, if they are few; None if they are in the worker's heap of this slot.
+        dropped: Rows, among those of the worker, whose sample was dropped.
+        position: Position of the worker's lanes behind its rows; None if an index tells.
+        sums: What the worker has counted since its job began, by name.
+        dropped_samples: Samples dropped since the last of these messages.
+        heap_bytes: Size of a new heap for this slot, whose descriptor comes with the message; None if there is no new one.
+    """
+
+    batch_index: int
+    labels: Mapping[str, list[str]]
+    names: list[str]
+    columns: list[PackedColumn]
+    inline: bytes | None
+    dropped: list[int]
+    position: FeedPosition | None
+    sums: Mapping[str, float]
+    dropped_samples: list[DroppedSample]
+    heap_bytes: int | None
+
+
+class JobEnded(NamedTuple):
+    """The worker has ended its job and waits for another."""
+
+
+class WorkerFailed(NamedTuple):
+    """The worker ends with this error."""
+
+    error: RemoteError
+
+
+class RemoteError(NamedTuple):
+    """An error on its way to another process.
+
+    Attributes:
+        error: The error, or if it does not pickle, a ``PenstockError`` with its type and text.
+        notes: Notes of the error, which pickling may lose.
+        trace: Traceback as text, if the environment asks for whole tracebacks; otherwise "".
+        cause: Its ``__cause__``.
+    """
+
+    error: BaseException
+    notes: list[str]
+    trace: str
+    cause: RemoteError | None
+
+    @classmethod
+    def of(cls, error: BaseException, *, causes_max: int = CAUSES_MAX) -> RemoteError:
+        """`error` with its notes, up to `causes_max` causes, and its traceback."""
+        sent = error
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            sent = PenstockError(f"{type(error).__name__}: {error}")
+        cause = error.__cause__
+        sent_cause = cls.of(cause, causes_max=causes_max - 1) if cause is not None and causes_max else None
+        has_trace = causes_max == CAUSES_MAX and is_full()
+        trace = "".join(traceback.format_exception(error)) if has_trace else ""
+        return cls(sent, list(getattr(error, "__notes__", ())), trace, sent_cause)
+
+    def revived(self, where: str = "") -> BaseException:
+        """The error as if it had been raised in this process; a note says `where` it was raised."""
+        error = self.error
+        known = set(getattr(error, "__notes__", ()))
+        for note in self.notes:
+            if note not in known:
+                error.add_note(note)
+        if where:
+            error.add_note(f"in {where}:\n{self.trace}" if self.trace else f"in {where}")
+        if self.cause is not None:
+            error.__cause__ = self.cause.revived()
+        return error
+
+
+_KINDS = (
+    FillRows,
+    UseSlot,
+    AddSlot,
+    FixLayout,
+    FindSamples,
+    EndJob,
+    FirstSample,
+    SamplesFound,
+    RowsDone,
+    JobEnded,
+    WorkerFailed,
+)
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+"""A message crosses as the number of its class and its fields: pickling the class itself takes five times as long."""
+
+# ── the socket ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class MessageChannel:
+    """One end of the connection. ``send`` may be called from any thread, ``receive`` from one.
+
+    Args:
+        end: A connected stream socket; it is closed with the channel.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._lock = threading.RLock()  # a finaliser may run inside `send`, and send from there
+        self._is_receiving = False
+
+    def fileno(self) -> int:
+        """Descriptor of the socket, to wait for."""
+        return self._socket.fileno()
+
+    def send(self, message: NamedTuple, *, descriptor: int | None = None) -> None:
+        """Send one of the messages of this module.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        numbered = (_NUMBERS[type(message)], *message)
+        self.send_raw(pickle.dumps(numbered, protocol=pickle.HIGHEST_PROTOCOL), descriptor=descriptor)
+
+    def send_raw(self, data: bytes, *, descriptor: int | None = None) -> None:
+        """Send a message that has been pickled, which may be anything but a tuple.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        head = _HEAD.pack(len(data), descriptor is not None)
+        with self._lock:
+            if descriptor is not None:
+                socket.send_fds(self._socket, [head], [descriptor])
+                self._socket.sendall(data)
+            else:
+                self._socket.sendall(head + data)  # one call, because the training loop waits for it
+
+    def receive(self) -> tuple[Any, int | None]:
+        """The next message, and the descriptor that came with it. Blocks.
+
+        Raises:
+            EOFError, OSError: The other end is gone, or the exception of a signal interrupted the last call.
+        """
+        if self._is_receiving:
+            raise EOFError
+        self._is_receiving = True
+        head, descriptors = b"", []
+        while len(head) < _HEAD.size:
+            part, more, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), 1)
+            if not part:
+                raise EOFError
+            head += part
+            descriptors += more
+        size_bytes, _ = _HEAD.unpack(head)
+        data = bytearray(size_bytes)
+        view, at = memoryview(data), 0
+        while at < size_bytes:
+            count = self._socket.recv_into(view[at:])
+            if not count:
+                raise EOFError
+            at += count
+        self._is_receiving = False
+        message = pickle.loads(data)
+        if type(message) is tuple:
+            message = _KINDS[message[0]](*message[1:])
+        return message, descriptors[0] if descriptors else None
+
+    def end(self) -> None:
+        """Send nothing more: the receiver of either end gets what has been sent, and then the end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close this end and wake a thread that receives from it; idempotent."""
+        self.end()
+        self._socket.close()
+
+
+def pickled_by_value(message: Any) -> bytes:
+    """A pickle that contains functions of the main module, lambdas and closures themselves, not only their names.
+
+    Raises:
+        ConfigError: cloudpickle is not installed, or the message cannot be pickled.
+    """
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        raise ConfigError(
+            "processes= sends the pipeline's functions to its workers by cloudpickle, which is not installed",
+            hint="pip install 'penstock[processes]'",
+        ) from None
+    main = sys.modules.get("__mp_main__")  # in a process that `spawn` or `forkserver` started: no worker can import it
+    if main is not None and main.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(main)
+    try:
+        data: bytes = cloudpickle.dumps(message)
+    except Exception as error:
+        raise ConfigError(
+            f"the pipeline cannot be sent to worker processes: {type(error).__name__}: {error}",
+            hint="functions may not hold locks, open files or connections; make those inside the function",
+        ) from error
+    return data

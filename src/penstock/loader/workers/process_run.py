@@ -1,0 +1,480 @@
+"""The run of an epoch in worker processes: the training process assigns rows, waits, and gathers what the workers made.
+
+A worker owns lanes. Which rows of a batch hold its samples follows from the order (``row_assignment.py``); it writes them
+into a slot that all workers share, and the batch is complete when all of them have said so. A slot is free again when
+nothing refers to its batch any more; while the training loop holds all batches, another slot is created.
+
+No thread listens to the workers: their messages wait in the sockets until the training loop asks for a batch. A thread
+that woke up for each message took the interpreter from a loop that holds it, several times a step
+(docs/development/experiments.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import ClosedError, DataError, WorkerDiedError
+from penstock.fetch import process_budget
+from penstock.loader.batches.building import declared_layout
+from penstock.loader.batches.run import Delivery
+from penstock.loader.workers.messages import (
+    AddSlot,
+    FillRows,
+    FindSamples,
+    FirstSample,
+    FixLayout,
+    RowsDone,
+    SamplesFound,
+    UseSlot,
+    WorkerFailed,
+)
+from penstock.loader.workers.row_assignment import LaneProgress
+from penstock.loader.workers.shared_memory import Anchors, Slots, unpacked
+from penstock.loader.workers.worker_job import WorkerJob
+from penstock.samples.columns import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.loader.batches.run import RunPlan
+    from penstock.loader.statistics import Meter
+    from penstock.loader.workers.messages import DroppedSample, LaneReport
+    from penstock.loader.workers.process_pool import ProcessPool, WorkerProcess
+    from penstock.loader.workers.row_assignment import Assignment, Division, RowAssigner
+    from penstock.pipeline import Pipeline
+
+_log = logging.getLogger("penstock.loader")
+
+ALIVE_MS = 1000
+"""Milliseconds to wait for messages before looking whether the workers are alive."""
+
+DEATHS_MAX = 3
+"""Processes that may die in one worker's place without a batch done: one that dies again and again will not stop."""
+
+
+def worker_jobs(
+    division: Division, *, pipeline: Pipeline, run_plan: RunPlan, epoch: int, rebatches: bool
+) -> list[WorkerJob]:
+    """The job of each worker: its part of the lanes, and an equal share of threads and memory."""
+    count = len(division.inputs)
+    plan = run_plan._replace(
+        transforms=(),  # a worker makes its own
+        drop_last=False,
+        threads_count=max(1, run_plan.threads_count // count),
+        prefetch_batches=run_plan.prefetch_batches + 1,
+        prefetch_bytes=0,
+    )
+    return [
+        WorkerJob(
+            input=each,
+            pipeline=pipeline,
+            plan=plan,
+            epoch=epoch,
+            first_batch=0,
+            number=number,
+            workers_count=count,
+            budget_bytes=process_budget().bytes_max // count,
+            rebatches=rebatches,
+        )
+        for number, each in enumerate(division.inputs)
+    ]
+
+
+class PendingBatch:
+    """A batch that workers are filling.
+
+    Attributes:
+        assignment: Who fills which rows.
+        slot: Slot of the batch; None if it has no columns of arrays, or they are not known yet.
+        results: What each worker has said about its rows, by number of the worker.
+        error: Error that the batch raises in place of being handed out.
+    """
+
+    __slots__ = ("assignment", "error", "results", "slot")
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.slot: int | None = None
+        self.results: dict[int, RowsDone] = {}
+        self.error: BaseException | None = None
+
+
+class ProcessRun:
+    """The counterpart of ``EpochRun`` for worker processes. ``close()`` ends their jobs, at any time.
+
+    Args:
+        plan: How to make batches.
+        assigner: Assigns the rows of the rank's batches.
+        jobs: The job of each worker.
+        pool: Gives the processes, and keeps them between epochs.
+        restarts: Whether a worker that dies is replaced.
+        meter: Counts bytes, seconds and samples.
+        counts_samples: Whether the samples are counted when a batch is complete; not if it is rebatched.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        *,
+        assigner: RowAssigner,
+        jobs: Sequence[WorkerJob],
+        pool: ProcessPool,
+        restarts: bool,
+        meter: Meter,
+        counts_samples: bool = True,
+    ) -> None:
+        self.plan = plan
+        self._assigner = assigner
+        self._pool = pool
+        self._restarts = restarts
+        self._meter = meter
+        self._counts_samples = counts_samples
+        self._process_id = os.getpid()
+        self._lock = threading.RLock()  # held by the thread that iterates, and by one that closes
+        self._closing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # wakes the thread that iterates
+        self._layout = declared_layout(plan)
+        self._first: Mapping[str, Any] | None = None
+        self._slots: Slots | None = None
+        self._pending: dict[int, PendingBatch] = {}
+        self._assigned_count = 0
+        self._given_count = 0
+        self._failure: BaseException | None = None  # raised behind all batches that have been assigned
+        self._anchors = Anchors()
+        self._closed = False
+        self._workers: list[WorkerProcess] = []
+        try:
+            for job in jobs:
+                self._workers.append(pool.take(job))
+            self._go_on()
+        except BaseException:
+            self.close()
+            raise
+
+    def next_batch(self) -> Delivery | None:
+        """The next batch; None at the end of the epoch. Blocks until it is complete.
+
+        Raises:
+            WorkerDiedError: A worker died.
+            PenstockError: A worker failed; a note has its traceback.
+            ClosedError: The run was closed, or this process inherited it through ``fork``.
+        """
+        self._check_process()
+        with self._lock:
+            index = self._given_count
+            began_s = time.perf_counter()
+            while not self._is_complete(index):
+                if self._is_ended():
+                    return None
+                self._listen()
+            self._meter.wait_s += time.perf_counter() - began_s
+            pending = self._pending[index]
+            if pending.error is not None:
+                raise pending.error
+            del self._pending[index]
+            self._given_count += 1
+            values = self._values(pending)
+            self._go_on()
+            return self._delivery(pending, values)
+
+    def has_next(self) -> bool:
+        """Whether another batch or an error follows. Blocks until that is known, but not until the batch is complete.
+
+        Raises:
+            ClosedError: The run was closed, or this process inherited it through ``fork``.
+        """
+        self._check_process()
+        with self._lock:
+            while not self._pending and self._failure is None:
+                self._check_open()
+                if self._is_ended():
+                    return False
+                self._listen()
+        return True
+
+    def close(self) -> None:
+        """End the jobs, and wait for the workers; idempotent. Batches that were handed out stay valid."""
+        if os.getpid() != self._process_id or (self._closed and not self._workers):
+            return
+        self._closed = True
+        os.eventfd_write(self._closing, 1)
+        with self._lock:
+            if self._closing < 0:
+                return
+            workers, self._workers = self._workers, []
+            done = [worker for worker in workers if self._has_done_job(worker)]
+            for worker in done:
+                worker.send_end()
+            for worker in workers:
+                if worker in done and worker.wait_ended():
+                    self._pool.give_back(worker)
+                else:
+                    worker.close()
+            if self._slots is not None:
+                self._slots.close()
+            os.close(self._closing)
+            self._closing = -1
+
+    def _has_done_job(self, worker: WorkerProcess) -> bool:
+        """Whether a worker has done all of its job, and can do another."""
+        return self._is_ended() and worker.failure is None and worker.process.poll() is None
+
+    # ── where the run is ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process_id:
+            raise ClosedError("this loader's workers are the parent process's", hint="make a Loader in the child")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the loader was closed while it was iterated")
+
+    def _is_complete(self, index: int) -> bool:
+        """Whether a batch can be handed out.
+
+        Raises:
+            PenstockError: It never can.
+        """
+        self._check_open()
+        pending = self._pending.get(index)
+        if pending is not None and len(pending.results) == len(self._workers):
+            return True
+        for worker in self._workers:
+            if worker.failure is not None and worker.done_count <= index:
+                raise worker.failure
+        if pending is None and self._failure is not None:
+            raise self._failure
+        return False
+
+    def _is_ended(self) -> bool:
+        return self._assigner.is_ended and not self._pending
+
+    # ── assigning ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _go_on(self) -> None:
+        """Assign as many batches as may be under way, and ask the workers for what the next ones need."""
+        while self._failure is None and self._assigned_count < self._given_count + self.plan.prefetch_batches + 1:
+            try:
+                assignment = self._assigner.next()
+            except Exception as error:
+                self._failure = error
+                break
+            if assignment is None:
+                break
+            pending = self._pending[self._assigned_count] = PendingBatch(assignment)
+            self._take_slot(pending)
+            for worker in self._workers:
+                self._send_rows(worker, self._assigned_count, pending)
+            self._assigned_count += 1
+        for number, counts in self._assigner.wants().items():
+            self._workers[number].send(FindSamples(counts))
+
+    def _take_slot(self, pending: PendingBatch) -> int | None:
+        """Give a batch its slot, once the columns are known."""
+        if self._layout is None:
+            return None
+        if self._slots is None:
+            self._slots = Slots(self._layout, self.plan.batch_size, prefetch_count=self.plan.prefetch_batches)
+        pending.slot = self._slots.take()
+        self._meter.slots_count = self._slots.count
+        return pending.slot
+
+    def _take_late_slots(self) -> None:
+        """Give slots to the batches that were assigned before the columns were known."""
+        for index, pending in sorted(self._pending.items()):
+            if pending.slot is None and len(pending.results) < len(self._workers):
+                slot = self._take_slot(pending)
+                for worker in self._workers:
+                    if slot is not None and worker.number not in pending.results:
+                        self._send_slot(worker, slot)
+                        worker.send(UseSlot(index, slot))
+
+    def _send_rows(self, worker: WorkerProcess, index: int, pending: PendingBatch) -> None:
+        """Tell a worker which rows it fills, and where, if that is known."""
+        if pending.slot is not None:
+            self._send_slot(worker, pending.slot)
+        worker.send(FillRows(index, pending.assignment.rows[worker.number].tobytes(), pending.slot))
+
+    def _send_slot(self, worker: WorkerProcess, slot: int) -> None:
+        assert self._slots is not None
+        if slot not in worker.slots:
+            worker.slots.add(slot)
+            worker.send(AddSlot(slot, self._slots.size_bytes), descriptor=self._slots.descriptor(slot))
+
+    # ── messages of workers ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _listen(self) -> None:
+        """Wait for workers, and take one message from each that has sent something."""
+        poll = select.poll()
+        poll.register(self._closing, select.POLLIN)
+        senders = {worker.channel.fileno(): worker for worker in self._workers if worker.failure is None}
+        for descriptor in senders:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(ALIVE_MS)
+        for descriptor, _ in ready:
+            if descriptor in senders and not self._closed:
+                self._receive(senders[descriptor])
+        if not ready:  # a channel ends with its process, unless a child of that process holds the other end, too
+            for worker in self._workers:
+                if not worker.is_alive():
+                    worker.channel.end()
+
+    def _receive(self, worker: WorkerProcess) -> None:
+        try:
+            message, descriptor = worker.channel.receive()
+        except (EOFError, OSError):
+            self._note_death(worker)
+            return
+        try:
+            self._note(worker, message, descriptor)
+        except Exception as error:
+            worker.failure = error
+
+    def _note(self, worker: WorkerProcess, message: Any, descriptor: int | None) -> None:
+        match message:
+            case FirstSample(values):
+                if self._first is None:
+                    self._first = values
+                    self._layout = Layout(values, self.plan.batch)
+                worker.send(FixLayout(self._first))
+                self._take_late_slots()
+                self._go_on()
+            case SamplesFound(lanes):
+                self._assigner.note({number: _progress(worker, report) for number, report in lanes.items()})
+                self._go_on()
+            case RowsDone():
+                self._note_rows(worker, message, descriptor)
+            case WorkerFailed(error):
+                worker.failure = error.revived(worker.described())
+
+    def _note_rows(self, worker: WorkerProcess, done: RowsDone, descriptor: int | None) -> None:
+        worker.done_count = done.batch_index + 1
+        worker.position = done.position if done.position is not None else worker.position
+        worker.deaths_count = 0
+        self._meter.add(done.sums, worker.sums)
+        worker.sums = done.sums
+        pending = self._pending[done.batch_index]
+        if descriptor is not None and done.heap_bytes is not None:
+            assert pending.slot is not None
+            worker.add_heap(pending.slot, descriptor, done.heap_bytes)
+        pending.results[worker.number] = done
+        try:
+            for sample in done.dropped_samples:
+                self._count_dropped(worker, sample)
+        except DataError as error:
+            pending.error = pending.error or error
+
+    def _count_dropped(self, worker: WorkerProcess, sample: DroppedSample) -> None:
+        """Count a sample that a worker dropped.
+
+        Raises:
+            DataError: The stage has dropped as many as it may.
+        """
+        tolerance = self.plan.transforms[sample.source].tolerance
+        if sample.error is None:
+            tolerance.count(sample.stage)
+        else:
+            error: Any = sample.error.revived(worker.described())
+            tolerance.drop(error, sample.stage, sample.max_errors, sample.epoch)
+
+    def _note_death(self, worker: WorkerProcess) -> None:
+        """A worker's channel has ended: replace the worker, or raise an error where its rows are missing."""
+        if self._closed:
+            return
+        described = worker.described_end()
+        if not self._restarts or worker.deaths_count >= DEATHS_MAX:
+            worker.failure = WorkerDiedError(
+                described,
+                hint="was it out of memory? Loader(restart_workers=True) starts another in its place",
+                worker=worker.number,
+                process_id=worker.process.pid,
+                exit_code=worker.process.returncode,
+            )
+            return
+        _log.warning("%s; it is restarted at batch %d", described, worker.done_count)
+        worker.restart()
+        if self._first is not None:
+            worker.send(FixLayout(self._first))
+        for index, pending in sorted(self._pending.items()):
+            if worker.number not in pending.results:
+                self._send_rows(worker, index, pending)
+        self._assigner.forget_wants(worker.number)
+        self._go_on()
+
+    # ── a complete batch ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _values(self, pending: PendingBatch) -> dict[str, Any]:
+        """The columns. Arrays stay in the slot; what lies in heaps is copied before the slot can be given away."""
+        size, arrays = self.plan.batch_size, {}
+        if pending.slot is not None:
+            assert self._slots is not None
+            memory = self._slots.lease(pending.slot)
+            arrays = self._slots.arrays(memory)
+        others = self._slots.others if self._slots is not None else ()
+        arrays.update(gather(pending, self._workers, size=size, lists=[*others, "__key__", "__shard__"]))
+        self._anchors.keep(arrays.values())
+        order = [*(self._layout.columns if self._layout is not None else ()), "__key__", "__shard__", "__position__"]
+        return {name: arrays[name] for name in order if name in arrays}
+
+    def _delivery(self, pending: PendingBatch, values: dict[str, Any]) -> Delivery | None:
+        assignment, results = pending.assignment, pending.results
+        if not assignment.rows_count:
+            return None
+        dropped = [int(rows[row]) for number, rows in enumerate(assignment.rows) for row in results[number].dropped]
+        if self._counts_samples:
+            self._meter.samples += assignment.rows_count - len(dropped)
+        reported = {number: result.position for number, result in results.items()}
+        mark = self._assigner.position_of(assignment.mark, reported)
+        return Delivery(values, assignment.rows_count, sorted(dropped), mark, self._layout)
+
+
+def gather(
+    pending: PendingBatch, workers: Sequence[WorkerProcess], *, size: int, lists: Sequence[str]
+) -> dict[str, Any]:
+    """The columns of a batch that are lists, and its positions.
+
+    Args:
+        pending: A batch that all workers have filled.
+        workers: The workers, whose heaps hold values of variable length.
+        size: Number of rows of each column; rows that nobody fills hold None.
+        lists: Names of the columns that are there in any case.
+    """
+    columns: dict[str, Any] = {name: [None] * size for name in lists}
+    for worker in workers:
+        done, own = pending.results[worker.number], pending.assignment.rows[worker.number].tolist()
+        dropped = set(done.dropped)
+        kept = [row for index, row in enumerate(own) if index not in dropped] if dropped else own
+        memory = done.inline if done.inline is not None else worker.heaps[pending.slot or 0]
+        for name, values in zip(done.names, unpacked(done.columns, memory), strict=True):
+            _put_rows(columns.setdefault(name, [None] * size), kept, values)
+        for name, labels in done.labels.items():
+            _put_rows(columns[name], own, labels)
+    positions = pending.assignment.positions
+    if len(positions) < size:
+        positions = np.concatenate([positions, np.zeros(size - len(positions), np.int64)])
+    columns["__position__"] = positions
+    return columns
+
+
+def _put_rows(column: list[Any], rows: Sequence[int], values: Sequence[Any]) -> None:
+    """Write values to rows of a list, which ascend and usually are equally far apart."""
+    count = len(rows)
+    if not count:
+        return
+    first, step = rows[0], rows[1] - rows[0] if count > 1 else 1
+    if rows == list(range(first, first + step * count, step)):
+        column[first : first + step * count : step] = values
+        return
+    for row, value in zip(rows, values, strict=True):
+        column[row] = value
+
+
+def _progress(worker: WorkerProcess, report: LaneReport) -> LaneProgress:
+    error = None if report.error is None else report.error.revived(worker.described())
+    return LaneProgress(report.samples_count, report.is_ended, error)

@@ -1,0 +1,337 @@
+"""Memory that worker processes and their loader share: slots for rows of arrays, heaps for values of variable length.
+
+Both are anonymous files (``memfd_create``), known only by descriptor: they have no name in /dev/shm, and nothing is left
+behind however a process ends.
+
+A slot holds the columns of arrays of one batch. Workers write their rows into it, and the training loop gets it without a
+copy. Values whose length is known only when they have been made (``bytes``, ``str``, arrays of different shapes) are
+written end to end into a heap, which belongs to one worker and one slot; a pickle through a socket would copy them twice
+more, in pieces of 200 KB that both sides wait for. The loader makes from it the values that a batch holds in lists, by one
+copy, which ``bytes`` need in any case. If they are few, they go with the message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import os
+import pickle
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.buffers import lease
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.samples.columns import Layout
+
+_log = logging.getLogger("penstock.loader")
+_ALIGN_BYTES = 64  # a cache line: no two columns share one
+
+INLINE_BYTES_MAX = 32 * 1024
+"""Size up to which values of variable length go with the message."""
+
+ANCHORS_COUNT = 3
+ANCHOR_BYTES_MIN = 1024
+
+
+class SlotLayout:
+    """Where each column of arrays lies in a slot.
+
+    Args:
+        layout: Layout of the batches.
+        rows_count: Number of rows of a full batch.
+    """
+
+    def __init__(self, layout: Layout, rows_count: int) -> None:
+        self.rows_count = rows_count
+        self._arrays: list[tuple[str, Any, tuple[int, ...], int, int]] = []
+        self._others: list[str] = []
+        at = 0
+        for name, column in layout.allocate(1).items():
+            if not isinstance(column, np.ndarray) or column.dtype.hasobject:
+                self._others.append(name)
+                continue
+            shape = (rows_count, *column.shape[1:])
+            count = int(np.prod(shape, dtype=np.int64))
+            self._arrays.append((name, column.dtype, shape, count, at))
+            at += -(-count * column.dtype.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
+        self.size_bytes = max(at, mmap.PAGESIZE)
+
+    def arrays(self, buffer: Any) -> dict[str, Any]:
+        """The columns of arrays of the slot in `buffer`, each dtype[rows_count, ...]."""
+        found = {}
+        for name, dtype, shape, count, at in self._arrays:
+            found[name] = np.frombuffer(buffer, dtype=dtype, count=count, offset=at).reshape(shape)
+        return found
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the columns that are lists, and travel beside the slot."""
+        return self._others
+
+
+def create_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
+    """New shared memory: its descriptor, and its mapping in this process."""
+    descriptor = os.memfd_create("penstock-batch", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        return descriptor, mmap.mmap(descriptor, size_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
+    """Shared memory that another process created. Closes `descriptor`, because the mapping keeps the memory.
+
+    All pages are mapped at once: mapping them one by one, as they are touched, costs ten times as much, in the training
+    loop's time.
+    """
+    try:
+        return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    finally:
+        os.close(descriptor)
+
+
+class Slots:
+    """The slots of an epoch. One thread at a time takes slots; they may come back in any thread.
+
+    Args:
+        layout: Layout of the batches.
+        rows_count: Number of rows of a full batch.
+        prefetch_count: Number of batches that wait for the training loop.
+    """
+
+    def __init__(self, layout: Layout, rows_count: int, *, prefetch_count: int) -> None:
+        self._plan = SlotLayout(layout, rows_count)
+        # one that is being filled, one that the training loop holds, and one more that it holds while it takes the next
+        self._enough_count = prefetch_count + 3
+        self._slots: list[tuple[int, mmap.mmap]] = []
+        self._free: deque[int] = deque()  # leases that end append to it, in any thread, so there is no lock
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of each slot in bytes."""
+        return self._plan.size_bytes
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the columns that are lists, and travel beside the slot."""
+        return self._plan.others
+
+    @property
+    def count(self) -> int:
+        """Number of slots that have been created."""
+        return len(self._slots)
+
+    def take(self) -> int:
+        """A free slot, or if there is none, a new one."""
+        try:
+            return self._free.popleft()
+        except IndexError:
+            self._slots.append(create_memory(self.size_bytes))
+        if len(self._slots) == self._enough_count + 1:
+            _log.warning(
+                "the training loop holds on to batches: more than %d slots are in use, and each takes %d bytes of shared "
+                "memory",
+                self._enough_count,
+                self.size_bytes,
+            )
+        return len(self._slots) - 1
+
+    def descriptor(self, slot: int) -> int:
+        """The descriptor of a slot, to send to another process."""
+        return self._slots[slot][0]
+
+    def lease(self, slot: int) -> memoryview:
+        """The memory of a slot. The slot is free again when the last reference to this memory is gone."""
+        return lease(self._slots[slot][1], partial(_give_back, self._free, slot))
+
+    def arrays(self, memory: memoryview) -> dict[str, Any]:
+        """The columns of arrays of the slot in `memory`."""
+        return self._plan.arrays(memory)
+
+    def close(self) -> None:
+        """Close the descriptors; idempotent. Memory that is leased stays until its last reference is gone."""
+        slots, self._slots = self._slots, []
+        for descriptor, _ in slots:
+            os.close(descriptor)
+
+
+def _give_back(free: deque[int], slot: int, _: Any) -> None:
+    free.append(slot)
+
+
+# ── values of variable length ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PackedColumn(NamedTuple):
+    """Describes the values of one column that lie end to end in a heap.
+
+    Attributes:
+        kind: ``"bytes"``, ``"str"``, ``"array"``, or ``"pickle"``: one pickle of all values, followed by its buffers.
+        lengths: Length of each value in bytes.
+        dtype: Dtype of the arrays; "" for other kinds.
+        shapes: Shape of each array; empty for other kinds.
+    """
+
+    kind: str
+    lengths: list[int]
+    dtype: str
+    shapes: list[tuple[int, ...]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all values in bytes."""
+        return sum(self.lengths)
+
+
+def packed(name: str, values: Sequence[Any]) -> tuple[PackedColumn, list[Any]]:
+    """Describe the values of a column. Returns the description and the buffers to write end to end.
+
+    Raises:
+        ConfigError: The values are not all ``bytes``, all ``str`` or all arrays of one dtype.
+    """
+    kinds = {type(value) for value in values}
+    if kinds == {str}:
+        encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+        return PackedColumn("str", list(map(len, encoded)), "", []), encoded
+    if kinds <= {bytes}:
+        return PackedColumn("bytes", list(map(len, values)), "", []), list(values)
+    if _are_alike(values):
+        arrays = [np.ascontiguousarray(value) for value in values]
+        lengths, shapes = [array.nbytes for array in arrays], [value.shape for value in values]
+        return PackedColumn("array", lengths, arrays[0].dtype.str, shapes), [
+            array.reshape(-1).view("B") for array in arrays
+        ]
+    raise ConfigError(
+        f"field {name!r}: {', '.join(sorted(kind.__name__ for kind in kinds))} cannot cross from a worker process",
+        hint="numbers, arrays, str and bytes do, all of one type; other objects only with Loader(processes=0)",
+    )
+
+
+def pickled(outputs: Sequence[Any]) -> tuple[PackedColumn, list[Any]]:
+    """As ``packed``, for the outputs of stages, which may be any objects.
+
+    Args:
+        outputs: For each sample a list of dicts of values, or a ``RemoteError``.
+
+    Raises:
+        ConfigError: A value does not pickle.
+    """
+    views: list[Any] = []
+    try:
+        data = pickle.dumps(outputs, protocol=5, buffer_callback=lambda each: views.append(each.raw()))
+    except Exception as error:
+        raise _unpicklable(outputs, error) from error
+    buffers = [data, *views]
+    return PackedColumn("pickle", list(map(len, buffers)), "", []), buffers
+
+
+def _unpicklable(outputs: Sequence[Any], error: Exception) -> ConfigError:
+    samples = [values for found in outputs if isinstance(found, list) for values in found]
+    name, value = next((item for values in samples for item in values.items() if not _pickles(item[1])), ("?", None))
+    return ConfigError(
+        f"field {name!r}: {type(value).__name__} cannot cross from a worker process: {type(error).__name__}: {error}",
+        hint="what pickles does; other objects only with Loader(processes=0)",
+    )
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return (
+        isinstance(first, np.ndarray)
+        and not first.dtype.hasobject
+        and all(isinstance(value, np.ndarray) and value.dtype == first.dtype for value in values)
+    )
+
+
+class Anchors:
+    """Keeps the last large value of each of the last batches.
+
+    A training loop drops a batch when it has the next one, so every other batch lies at the end of ``malloc``'s memory when
+    it is dropped. That end is then given back to the system, and taken again, page by page, for the batch after the next:
+    this was half of the time that a training loop spent on taking 3 MB of ``bytes``.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[Any] = deque(maxlen=ANCHORS_COUNT)
+
+    def keep(self, columns: Iterable[Any]) -> None:
+        """Keep the last value of each column of a batch; columns in the order in which they were made."""
+        for column in columns:
+            last = column[-1] if isinstance(column, list) and column else None
+            if isinstance(last, bytes | str) and len(last) >= ANCHOR_BYTES_MIN:
+                self._kept.append(last)
+
+
+def unpacked(columns: Sequence[PackedColumn], memory: mmap.mmap | bytes) -> list[list[Any]]:
+    """The values of columns that lie end to end in `memory`, copied."""
+    found: list[list[Any]] = []
+    at = 0
+    for column in columns:
+        ends = list(itertools.accumulate(column.lengths, initial=at))
+        if column.kind == "pickle":
+            view = memoryview(memory)
+            data, *buffers = [view[start:end] for start, end in itertools.pairwise(ends)]
+            found.append(pickle.loads(data, buffers=list(map(bytearray, buffers))))
+            at = ends[-1]
+            continue
+        parts = [memory[start:end] for start, end in itertools.pairwise(ends)]  # a slice of an mmap is bytes, a copy
+        at = ends[-1]
+        if column.kind == "str":
+            found.append([str(part, "utf-8", "surrogatepass") for part in parts])
+        elif column.kind == "array":
+            dtype = np.dtype(column.dtype)
+            found.append(
+                [
+                    np.frombuffer(bytearray(part), dtype).reshape(shape)
+                    for part, shape in zip(parts, column.shapes, strict=True)
+                ]
+            )
+        else:
+            found.append(parts)
+    return found
+
+
+class Heaps:
+    """The heaps of a worker, by slot. A heap grows by being replaced."""
+
+    def __init__(self) -> None:
+        self._memories: dict[int, mmap.mmap] = {}
+
+    def write(self, slot: int, buffers: Sequence[Any], size_bytes: int) -> tuple[int, int] | None:
+        """Write buffers end to end into the heap of a slot, whose last batch the loader has copied.
+
+        Returns:
+            Descriptor and size in bytes of a heap that replaces the one before; None if that one is large enough. The
+            caller closes the descriptor.
+        """
+        replaced = None
+        memory = self._memories.get(slot)
+        if memory is None or len(memory) < size_bytes:
+            capacity_bytes = -(-size_bytes * 5 // 4 // mmap.PAGESIZE) * mmap.PAGESIZE
+            descriptor, memory = create_memory(capacity_bytes)
+            self._memories[slot] = memory
+            replaced = descriptor, capacity_bytes
+        at = 0
+        for buffer in buffers:
+            end = at + len(buffer)
+            memory[at:end] = buffer
+            at = end
+        return replaced
