@@ -87,7 +87,7 @@ MUTATIONS = (
     Mutation(
         contract="the caller's memory is filled even if a hedged request wins",
         path="store/hedged.py",
-        function="_HedgedOperation._move",
+        function="HedgedOperation._move",
         old="        memoryview(landing.buffer)[self.start : landing.position] = body\n",
         new="",
         tests=("contract/test_memory.py",),

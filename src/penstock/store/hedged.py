@@ -70,7 +70,7 @@ class Hedged(Wrapper):
 
     def _reset(self) -> None:
         self.lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
-        self._outstanding: dict[_HedgedOperation, float] = {}
+        self._outstanding: dict[HedgedOperation, float] = {}
         self._tokens = _TOKENS_MAX
         self._wait_s = float("inf")
         self._learned = 0
@@ -84,7 +84,7 @@ class Hedged(Wrapper):
         """See ``Store``."""
         if not isinstance(operation, (Get, Head)) or self.config.ratio_max == 0:
             return self.inner.submit(operation, sink)
-        entry = _HedgedOperation(self, operation, sink)
+        entry = HedgedOperation(self, operation, sink)
         self._outstanding[entry] = time.monotonic()
         try:
             entry.first = self.inner.submit(operation, entry)
@@ -98,7 +98,7 @@ class Hedged(Wrapper):
             self._tick_later(self._wait_s)
         return entry
 
-    def forget(self, entry: _HedgedOperation, completion: Completion) -> None:
+    def forget(self, entry: HedgedOperation, completion: Completion) -> None:
         """An operation ended: learn from it."""
         self._outstanding.pop(entry, None)
         for attempt in completion.attempts:
@@ -149,7 +149,7 @@ def _rebuild(inner: Store, config: HedgeConfig) -> Hedged:
     return Hedged(inner, config=config)
 
 
-class _HedgedOperation(Relay):
+class HedgedOperation(Relay):
     """An operation, and its second request once there is one. The first request's sink, and the caller's transfer."""
 
     __slots__ = (
@@ -173,7 +173,7 @@ class _HedgedOperation(Relay):
         self.landing = sink.landing
         self.start = sink.landing.position if sink.landing is not None else 0  # where the body's first byte belongs
         self.first: Transfer | None = None
-        self.second: Transfer | _SecondRequest | None = None
+        self.second: Transfer | SecondRequest | None = None
         self.first_done: Completion | None = None
         self.second_done: Completion | None = None
         self.winner = 0
@@ -190,7 +190,7 @@ class _HedgedOperation(Relay):
 
     def hedge(self) -> None:
         """Send the second request."""
-        second = _SecondRequest(self)
+        second = SecondRequest(self)
         with self.owner.lock:
             if self.ended or self.winner:
                 return
@@ -212,24 +212,28 @@ class _HedgedOperation(Relay):
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def cancel(self) -> None:
+        """Cancel both requests."""
         self.cancelled = True
         for transfer in (self.first, self.second):
             if transfer is not None:
                 transfer.cancel()
 
     def unanswered_s(self) -> float:
+        """Return how long the first request has waited for its answer, in seconds."""
         first = self.first
         return first.unanswered_s() if first is not None else 0.0
 
     # ── Sink of the first request ──────────────────────────────────────────────────────────────────────────────────
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Let the first request win if the second has not, and ask the caller's sink for the landing."""
         if self.second is not None and not self._adopt(1):
             raise CancelledOperationError("the other request answered first")
         self.answered = True
         return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
+        """Take the end of the first request."""
         if self.second is None:
             with self.owner.lock:
                 self.ended = self.second is None
@@ -305,22 +309,25 @@ def _cancelled(completion: Completion) -> bool:
     return isinstance(completion.error, CancelledOperationError)
 
 
-class _SecondRequest:
+class SecondRequest:
     """The second request's sink, and its transfer from the moment it exists."""
 
     __slots__ = ("entry", "landing", "transfer")
 
-    def __init__(self, entry: _HedgedOperation) -> None:
+    def __init__(self, entry: HedgedOperation) -> None:
         self.entry = entry
         self.landing: Landing | None = None
         self.transfer: Transfer | None = None
 
     def cancel(self) -> None:
+        """Cancel the request."""
         if self.transfer is not None:
             self.transfer.cancel()
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
+        """Return the landing that the operation chooses for the second request."""
         return self.entry.head_of_second(info, span)
 
     def done(self, completion: Completion) -> None:
+        """Take the end of the second request."""
         self.entry.request_ended(2, completion)

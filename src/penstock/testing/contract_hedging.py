@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import CancelledOperationError, ObjectMissingError
 from penstock.store.base import Store, Wrapper
-from penstock.store.hedged import Hedged, _HedgedOperation, _SecondRequest
+from penstock.store.hedged import Hedged, HedgedOperation, SecondRequest
 from penstock.testing.contract_support import Capabilities, WatchingSink, content, raise_error, submit
 from penstock.transport import engine
 from penstock.types import Blob, ByteRange, Completion, Get, Head, Landing, ObjectInfo, Operation, Sink, Transfer
@@ -37,7 +37,7 @@ class Overtaken(Hedged):
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """Start the operation and its hedge."""
         transfer = super().submit(operation, sink)
-        if isinstance(transfer, _HedgedOperation):
+        if isinstance(transfer, HedgedOperation):
             transfer.hedge()
         return transfer
 
@@ -46,10 +46,10 @@ class _HeldBack(Wrapper):
     """A wrapper that lets no first request of a ``Hedged`` end before its second request has won or failed."""
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        if isinstance(sink, _HedgedOperation):
+        if isinstance(sink, HedgedOperation):
             self.inner.submit(operation, WatchingSink())  # so that it takes place, and invalid operations are refused
             return _First(operation, sink)
-        return self.inner.submit(operation, _Winner(sink) if isinstance(sink, _SecondRequest) else sink)
+        return self.inner.submit(operation, _Winner(sink) if isinstance(sink, SecondRequest) else sink)
 
 
 class _First:
@@ -79,7 +79,7 @@ class _First:
 class _Winner:
     """The sink of a second request; if that fails, it cancels the first one too."""
 
-    def __init__(self, sink: _SecondRequest) -> None:
+    def __init__(self, sink: SecondRequest) -> None:
         self._sink = sink
         self.landing = sink.landing
 
