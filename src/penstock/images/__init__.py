@@ -1,4 +1,4 @@
-"""A picture's bytes to pixels of the right size, written where they belong: see README.md in this folder."""
+"""Decodes pictures to pixels of the requested size, straight into an existing array: see README.md in this folder."""
 
 from penstock.images.codecs import Picture, mask_pixels, open_picture
 from penstock.images.geometry import Box, Size, centre_box, random_box, shrink_factor

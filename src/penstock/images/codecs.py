@@ -1,11 +1,12 @@
-"""Decoders: content decides, never a name. libjpeg-turbo for JPEG, OpenCV for PNG and WebP, Pillow for the rest.
+"""Decoders, which the content of a file selects: libjpeg-turbo for JPEG, OpenCV for PNG and WebP, Pillow for everything else.
 
-What a faster decoder refuses is tried again with Pillow, whose error is then the one that is raised. So a slightly damaged
-JPEG (bytes between markers) reads as everywhere else, and a truncated one does not. OpenCV has ways of its own with damaged
-and with animated pictures. Therefore it is given still pictures only, and Pillow opens first every PNG that has more in it
-than header, palette and pixels: Pillow verifies the chunks in front of the pixels, at three times the cost of a small picture.
+If a faster decoder rejects a picture, Pillow tries it again, and Pillow's error is the one that is raised. A slightly
+damaged JPEG (bytes between markers) therefore decodes as it does in other programs, and a truncated one does not. OpenCV
+treats damaged and animated pictures in its own way, so it only gets still pictures, and Pillow first opens every PNG with
+chunks other than header, palette and pixels: Pillow verifies the chunks in front of the pixels, which triples the time for
+a small picture.
 
-No pixel is decoded before the size that the header states has been compared with ``PIXELS_MAX``.
+No pixel is decoded before the size in the header has been compared with ``PIXELS_MAX``.
 """
 
 from __future__ import annotations
@@ -30,58 +31,66 @@ Mode: TypeAlias = Literal["RGB", "L"]
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SPACES = {"YCbCr", "Gray", "RGB"}  # CMYK and YCCK need Pillow's conversion
-_WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow would clip these to 8 bits without a word
+_WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow would silently clip these to 8 bits
 _MASK_MODES = ("L", "P", "1")
-_JPEG2000_SIZE = b"\xff\x4f\xff\x51"  # the two markers with which a codestream begins
+_JPEG2000_SIZE = b"\xff\x4f\xff\x51"  # the two markers at the start of a codestream
 _TIFF_BITS = 258  # the tag BitsPerSample
 PIXELS_MAX = 178_956_970
-"""Of a picture; Pillow refuses more as well. Without a bound, a few bytes can claim a picture that fills the memory."""
+"""Largest number of pixels of a picture, the same as Pillow's. Without a bound, a few bytes could fill the memory."""
 
-_PNG_GROWTH_MAX = 1032  # of deflate: a PNG that claims to grow more is damaged
+_PNG_GROWTH_MAX = 1032  # largest ratio of deflate: a PNG that claims to expand more is damaged
 _BARE_PNG_ORDER = {
     b"": (b"IHDR",),
     b"IHDR": (b"PLTE", b"IDAT"),
     b"PLTE": (b"IDAT",),
     b"IDAT": (b"IDAT", b"IEND"),
-}  # which chunk may follow which
+}  # the chunks that may follow each chunk
 _PNG_BITS = {
     "RGB": 24,
     "RGBA": 32,
     "LA": 16,
-}  # that a pixel takes before compression, by Pillow's mode; others: 1 or more
+}  # bits of a pixel before compression, by Pillow's mode; at least 1 in other modes
 
 
 class Picture(ABC):
-    """A picture whose size is known, to be decoded once."""
+    """A picture whose header was read and that can be decoded once.
+
+    Attributes:
+        size: Height and width in pixels, as stored.
+        shrinks: Whether ``pixels`` can decode to a smaller size.
+    """
 
     size: Size
-    shrinks = False  # whether `pixels` heeds `shrink`
+    shrinks = False
 
     @abstractmethod
     def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """All of it: uint8[H, W, 3] for ``"RGB"``, uint8[H, W] for ``"L"``.
+        """Decode the whole picture.
 
         Args:
-            mode: Which of the two.
-            shrink: 1, 2, 4 or 8: sides divided by it, rounded up. 1 where the codec cannot.
-            out: C-contiguous and of the result's shape: decoded into, where the codec can.
+            mode: ``"RGB"`` or ``"L"``.
+            shrink: 1, 2, 4 or 8: factor by which the sides are divided, rounded up. Ignored unless ``shrinks``.
+            out: C-contiguous array of the result's shape; a codec that can decodes into it.
+
+        Returns:
+            uint8[H, W, 3] for ``"RGB"``, uint8[H, W] for ``"L"``.
 
         Raises:
-            ValueError, OSError: The bytes are damaged.
+            ValueError, OSError: the picture is damaged.
         """
 
 
 def open_picture(data: memoryview) -> Picture:
-    """The picture that `data` holds.
+    """Open the picture in `data` without decoding its pixels.
 
     Raises:
-        ValueError, OSError: It holds none, or one with more than 8 bits per channel or too many pixels.
+        ValueError, OSError: `data` is not a picture, or the picture has more than 8 bits per channel or too many pixels.
     """
     head = bytes(data[:12])
     if head.startswith(_JPEG):
         try:
             return _Jpeg(data)
-        except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg has no name for
+        except (ValueError, KeyError):  # KeyError: a subsampling that simplejpeg does not know
             return _Other(data)
     if head.startswith(_PNG):
         size = _bare_png_size(data)
@@ -91,13 +100,13 @@ def open_picture(data: memoryview) -> Picture:
 
 
 def mask_pixels(data: memoryview) -> NDArray[np.uint8]:
-    """A mask as stored: the values of a grey picture, the indices of one with a palette, 0 and 1 of a bitmap.
+    """Decode a mask to its stored values: those of a grey picture, the indices into a palette, or 0 and 1 of a bitmap.
 
     Returns:
         uint8[H, W].
 
     Raises:
-        ValueError, OSError: It has several channels, more than 8 bits or too many pixels, or is damaged.
+        ValueError, OSError: the mask has several channels, more than 8 bits or too many pixels, or it is damaged.
     """
     return _Other(data).mask()
 
@@ -140,15 +149,15 @@ class _Other(Picture):
 
         webp = _webp_header(data)
         if webp is not None:
-            _checked(webp.size)  # Pillow makes room for two of its pictures when it opens one
+            _checked(webp.size)  # Pillow allocates two pictures of this size when it opens the file
         with _pillows_errors():
             try:
                 self._file: Any = Pillow.open(io.BytesIO(data))
-            except UnidentifiedImageError:  # whose text is an address in memory
-                raise ValueError("no picture of a format that Pillow knows") from None
+            except UnidentifiedImageError:  # its text is an address in memory
+                raise ValueError("not a picture in a format that Pillow knows") from None
             bits = _bits_per_channel(self._file, data)
         if bits > 8:
-            raise ValueError(f"a picture of {bits} bits per channel: more than 8 bits are not decoded")
+            raise ValueError(f"a picture with {bits} bits per channel: more than 8 bits are not supported")
         self.size = size = _checked(Size(self._file.height, self._file.width))
         if self._file.format == "PNG":
             grown_bits = size.height * size.width * _PNG_BITS.get(self._file.mode, 1)
@@ -160,10 +169,12 @@ class _Other(Picture):
             return np.array(picture if picture.mode == mode else picture.convert(mode), dtype=np.uint8)
 
     def mask(self) -> NDArray[np.uint8]:
-        """See ``mask_pixels``."""
+        """Decode a mask to its stored values, as ``mask_pixels``."""
         with _pillows_errors(), self._file as picture:
             if picture.mode not in _MASK_MODES:
-                raise ValueError(f"a mask has one channel of 8 bits or less, this picture is of mode {picture.mode!r}")
+                raise ValueError(
+                    f"a mask has one channel of at most 8 bits, but this picture has mode {picture.mode!r}"
+                )
             return np.asarray(picture).astype(np.uint8, copy=False)
 
 
@@ -173,13 +184,13 @@ class _Png(_Other):
         self._data = data
 
     def pixels(self, mode: Mode, *, shrink: int = 1, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        # OpenCV weighs the colours differently for grey
+        # OpenCV weights the colours of grey pictures differently
         pixels = _by_opencv(self._data, self.size) if mode == "RGB" and _is_plain_png(self._data) else None
         return super().pixels(mode) if pixels is None else pixels
 
 
 class _Still(Picture):
-    """A still PNG or WebP in which OpenCV notices all damage by itself."""
+    """A still PNG or WebP of a kind in which OpenCV itself detects all damage."""
 
     def __init__(self, data: memoryview, size: Size) -> None:
         self._data = data
@@ -192,11 +203,11 @@ class _Still(Picture):
 
 class _WebPHeader(NamedTuple):
     size: Size
-    is_plain: bool  # neither animated nor with chunks that do not fill the file exactly, which OpenCV passes over
+    is_plain: bool  # not animated, and its chunks fill the file exactly; OpenCV would ignore that they do not
 
 
 def _webp_header(data: memoryview) -> _WebPHeader | None:
-    """What a WebP says of itself, in any of its three shapes; None where `data` is none."""
+    """Parse the header of a WebP file in any of its three variants; None if `data` is not a WebP file."""
     head = bytes(data[:30])
     if not (head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8" and len(head) == 30):
         return None
@@ -212,7 +223,7 @@ def _webp_header(data: memoryview) -> _WebPHeader | None:
 
 
 def _bare_png_size(data: memoryview) -> Size | None:
-    """The size that a PNG states; None where it is not of 8 bits or fewer, or has other chunks than the necessary ones."""
+    """Return the size in the header of a PNG, or None if it has more than 8 bits or chunks that are not essential."""
     at, kind, before = len(_PNG), b"", b""
     while at + 12 <= len(data) and kind != b"IEND":
         length, before, kind = int.from_bytes(data[at : at + 4], "big"), kind, bytes(data[at + 4 : at + 8])
@@ -226,7 +237,7 @@ def _bare_png_size(data: memoryview) -> Size | None:
 
 
 def _is_plain_png(data: memoryview) -> bool:
-    """Whether it is no animation, and its chunks lie within it: OpenCV makes room for whatever length a chunk claims."""
+    """Whether a PNG is not animated and its chunks end within it: OpenCV would allocate whatever length a chunk claims."""
     at, kind = len(_PNG), b""
     while at < len(data) and kind not in {b"IEND", b"acTL"}:
         kind = bytes(data[at + 4 : at + 8])
@@ -235,7 +246,7 @@ def _is_plain_png(data: memoryview) -> bool:
 
 
 def _is_whole_riff(data: memoryview) -> bool:
-    """Whether the chunks of a RIFF file end where it says that it does."""
+    """Whether the chunks of a RIFF file end exactly where its header says."""
     at, end = 12, 8 + int.from_bytes(data[4:8], "little")
     while at < end <= len(data):
         length = int.from_bytes(data[at + 4 : at + 8], "little")
@@ -250,7 +261,7 @@ def _checked(size: Size) -> Size:
 
 
 def _bits_per_channel(file: Any, data: memoryview) -> int:
-    """Of a file that Pillow has opened, as stored, or 8 where it has fewer. Pillow's mode says it of grey pictures only."""
+    """Return the stored bits per channel of a file that Pillow has opened, at least 8. Its mode tells them for grey only."""
     if file.mode in _WIDE_MODES:
         return 16
     kind = file.format
@@ -264,16 +275,16 @@ def _bits_per_channel(file: Any, data: memoryview) -> int:
         bits += [(each & 127) + 1 for each in data[at + 2 : at + 2 + 3 * data[at + 1] : 3]]
     elif kind == "AVIF":
         bits.append(10 if data[bytes(data).index(b"av1C") + 6] & 64 else 8)
-    elif kind == "PPM":  # ("RGB", 65535): the largest value is the last of what the decoder of a tile is told
+    elif kind == "PPM":  # ("RGB", 65535): the last argument of the decoder of a tile is the largest value
         bits += [each.bit_length() for tile in file.tile for each in tile[3] if isinstance(each, int)]
-    elif kind in {"PNG", "DDS"}:  # "RGB;16B", or the codec of DDS that holds floats
+    elif kind in {"PNG", "DDS"}:  # "RGB;16B", or the DDS codec for floats
         bits.append(16 if re.search(";16|BC6", str([tile[3] for tile in file.tile])) else 8)
     return max(bits)
 
 
 @contextmanager
 def _pillows_errors() -> Iterator[None]:
-    """Pillow raises what comes to hand for damaged files: ``AssertionError``, ``SyntaxError``, ``struct.error``."""
+    """Turn the various errors that Pillow raises for damaged files (such as ``SyntaxError``) into ``ValueError``."""
     try:
         yield
     except (ValueError, OSError, MemoryError):
@@ -283,7 +294,7 @@ def _pillows_errors() -> Iterator[None]:
 
 
 def _by_opencv(data: memoryview, size: Size) -> NDArray[np.uint8] | None:
-    """uint8[H, W, 3]; None where OpenCV refuses it."""
+    """Decode to uint8[H, W, 3] by OpenCV; None if it rejects the picture."""
     import cv2
 
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION

@@ -1,4 +1,4 @@
-"""Which part of a picture is taken, and how much of it has to be decoded: integers in, integers out."""
+"""The region of a picture to use, and how much smaller it may be decoded: arithmetic on integers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-RANDOM_TRIES = 10  # as in torchvision's RandomResizedCrop; after them the centre
-SHRINK_FACTORS = (8, 4, 2)  # those for which libjpeg-turbo has vector code
-SHORT_MAX = 0.8  # one side may be decoded to 4/5 of what is wanted, if the other has more than enough
+RANDOM_TRIES = 10  # as in torchvision's RandomResizedCrop, which then takes the centre too
+SHRINK_FACTORS = (8, 4, 2)  # the factors for which libjpeg-turbo has vector code
+SHORT_MIN = 0.8  # one side may be decoded to 4/5 of the target, if the other side is longer than its target
 
 
 class Size(NamedTuple):
-    """Pixels."""
+    """Height and width in pixels."""
 
     height: int
     width: int
@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
 
 def centre_box(size: Size, target: Size, *, fraction: float = 1.0) -> Box:
-    """The largest centred region with the target's aspect ratio, its sides times `fraction`."""
+    """Return the largest centred region with the aspect ratio of `target`, with its sides multiplied by `fraction`."""
     scale = fraction * min(size.height / target.height, size.width / target.width)
     height = min(size.height, max(1, round(target.height * scale)))
     width = min(size.width, max(1, round(target.width * scale)))
@@ -38,18 +38,18 @@ def centre_box(size: Size, target: Size, *, fraction: float = 1.0) -> Box:
 
 
 def random_box(size: Size, rng: np.random.Generator, *, scale: tuple[float, float], aspect: tuple[float, float]) -> Box:
-    """A region of random area and aspect ratio at a random place.
+    """Return a region of random area and aspect ratio at a random place.
 
-    Draws three numbers per try, so that what follows in the stream depends on the tries alone.
+    Each try draws three numbers, so that later draws of the stream depend on the number of tries alone.
 
     Args:
-        size: Of the picture.
-        rng: Of the sample.
-        scale: Bounds of its share of the picture's area; uniform.
-        aspect: Bounds of width / height; uniform in the logarithm.
+        size: Size of the picture.
+        rng: The sample's random numbers.
+        scale: Bounds of the region's area as a share of the picture's; uniformly distributed.
+        aspect: Bounds of width / height; its logarithm is uniformly distributed.
 
     Returns:
-        The first of ten tries that fits, else the centred region with the nearest aspect ratio that is allowed.
+        The first of ten tries that fits, or else the centred region with the nearest allowed aspect ratio.
     """
     low, high = math.log(aspect[0]), math.log(aspect[1])
     for _ in range(RANDOM_TRIES):
@@ -68,13 +68,13 @@ def random_box(size: Size, rng: np.random.Generator, *, scale: tuple[float, floa
 
 
 def shrink_factor(box: Box, target: Size) -> int:
-    """How many times smaller than stored a picture may be decoded, so that `box` still fills `target`: 1, 2, 4 or 8.
+    """Return how many times smaller than stored a picture may be decoded so that `box` still fills `target`: 1, 2, 4 or 8.
 
-    The mean of both ratios decides; each alone may fall short by a fifth, which costs less sharpness than skipping
-    pixels costs in aliases.
+    The geometric mean of both ratios decides. One of them may fall short by a fifth: this loses less quality in sharpness
+    than skipping pixels would in aliasing.
     """
     down, across = box.height / target.height, box.width / target.width
     for factor in SHRINK_FACTORS:
-        if math.sqrt(down * across) >= factor and min(down, across) >= SHORT_MAX * factor:
+        if math.sqrt(down * across) >= factor and min(down, across) >= SHORT_MIN * factor:
             return factor
     return 1

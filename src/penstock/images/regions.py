@@ -1,4 +1,4 @@
-"""A region of a picture, decoded, resized and flipped into an array that is there already."""
+"""Decodes, resizes and flips a region of a picture into an existing array."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
     from penstock.images.codecs import Mode, Picture
 
-AREA_RATIO_MIN = 2.0  # pixels in per pixel out and side, from which reading four of them would alias
+AREA_RATIO_MIN = 2.0  # source pixels per result pixel and side from which interpolating between four would alias
 
 
 def write_region(
     picture: Picture, box: Box, out: NDArray[np.uint8], *, mode: Mode, flip: bool = False, antialias: bool = False
 ) -> None:
-    """Fill `out` with the region `box` of a picture.
+    """Decode the region `box` of a picture and resize it into `out`.
 
     Args:
-        picture: Not decoded before.
-        box: Inside it.
+        picture: A picture that was not decoded yet.
+        box: A region inside the picture.
         out: uint8[H, W, 3], or uint8[H, W] for mode ``"L"``; C-contiguous.
         mode: ``"RGB"`` or ``"L"``.
-        flip: Left to right.
-        antialias: Average over all pixels at any ratio. Otherwise linear between neighbours after the JPEG's own
-            scaling, and averaged from a ratio of 2 on.
+        flip: Whether to mirror it left to right.
+        antialias: Whether to average over all pixels at any ratio. Otherwise pixels are interpolated linearly after the
+            JPEG decoder's own scaling, and averaged from a ratio of 2 on.
 
     Raises:
-        ValueError, OSError: The bytes are damaged.
+        ValueError, OSError: the picture is damaged.
     """
     target = Size(*out.shape[:2])
     if box == (0, 0, *picture.size) and picture.size == target and not flip:
@@ -43,23 +43,23 @@ def write_region(
         return
     shrink = 1 if antialias or not picture.shrinks else shrink_factor(box, target)
     pixels = picture.pixels(mode, shrink=shrink)
-    if pixels.shape[0] >= picture.size.height:  # also where a decoder could not shrink it
+    if pixels.shape[0] >= picture.size.height:  # the decoder did not shrink the picture after all
         shrink = 1
     _resize(_cut(pixels, box, shrink), out, flip=flip, antialias=antialias)
 
 
 def write_mask(data: memoryview, size: Size, box: Box, out: NDArray[np.uint8], *, flip: bool = False) -> None:
-    """Fill `out`, uint8[H, W], with the region `box` of a mask: the nearest value, never a mean.
+    """Decode the region `box` of a mask and resize it into `out` by nearest values, never by averages.
 
     Args:
-        data: The mask, as stored.
-        size: Of the picture that it belongs to.
-        box: Inside it.
-        out: C-contiguous.
-        flip: Left to right.
+        data: The mask as stored.
+        size: Size of the picture that it belongs to.
+        box: A region inside the picture.
+        out: uint8[H, W]; C-contiguous.
+        flip: Whether to mirror it left to right.
 
     Raises:
-        ValueError: It has another size than its picture, several channels, or more than 8 bits.
+        ValueError: the mask differs in size from its picture, has several channels, or has more than 8 bits.
     """
     import cv2
 
@@ -73,7 +73,7 @@ def write_mask(data: memoryview, size: Size, box: Box, out: NDArray[np.uint8], *
 
 
 def _cut(pixels: NDArray[np.uint8], box: Box, shrink: int) -> NDArray[np.uint8]:
-    """The view of `box` in a picture that was decoded `shrink` times smaller; at least one pixel."""
+    """Return a view of `box` in a picture that was decoded `shrink` times smaller; at least one pixel."""
     top, left = box.top // shrink, box.left // shrink
     bottom = max(top + 1, (box.top + box.height) // shrink)
     right = max(left + 1, (box.left + box.width) // shrink)
@@ -86,11 +86,11 @@ def _resize(pixels: NDArray[np.uint8], out: NDArray[np.uint8], *, flip: bool, an
     height, width = out.shape[:2]
     if pixels.shape != out.shape:
         ratio = math.sqrt(pixels.shape[0] / height * pixels.shape[1] / width)
-        way = cv2.INTER_AREA if antialias or ratio >= AREA_RATIO_MIN else cv2.INTER_LINEAR
+        method = cv2.INTER_AREA if antialias or ratio >= AREA_RATIO_MIN else cv2.INTER_LINEAR
         if not flip:
-            cv2.resize(pixels, (width, height), dst=out, interpolation=way)
+            cv2.resize(pixels, (width, height), dst=out, interpolation=method)
             return
-        pixels = cv2.resize(pixels, (width, height), interpolation=way)  # type: ignore[assignment]
+        pixels = cv2.resize(pixels, (width, height), interpolation=method)  # type: ignore[assignment]
     if flip:
         cv2.flip(pixels, 1, dst=out)
     else:
