@@ -1,8 +1,8 @@
 """One byte budget for all reading in this process, and the buffers it pays for.
 
-A large part lands in an anonymous private ``mmap``: libcurl's pieces go to its C-level ``write``, fresh pages cost a
-fault each, so it is used again once nothing refers to it any more (``penstock.buffers``). Leases end anywhere, so that
-their homecoming only appends to a deque; the budget looks there when it is asked next.
+A large part lands in an anonymous private ``mmap``: libcurl's pieces go to its C-level ``write``. Each fresh page costs a
+fault, so a buffer is used again once nothing refers to it any more (``penstock.buffers``). A lease may end in any thread,
+inside any other code, so its end only appends to a deque, which the budget empties at its next use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.buffers import lease
 from penstock.config import MIB, check_whole, default_budget_bytes
 
 POOLED_BYTES_MIN = 1 * MIB
-"""Bodies from this size on land in a ``PartBuffer``; a mapping for less costs more than ``malloc``."""
+"""Bodies of at least this size land in a ``PartBuffer``; for smaller ones a mapping costs more than ``malloc``."""
 
 _GRAIN_BYTES = 256 * 1024
 
@@ -27,7 +27,7 @@ class PartBuffer:
 
     Attributes:
         view: Its memory, writable; the buffer is charged until every reference to it and to slices of it is gone.
-        owner: The mmap below.
+        owner: The mmap that holds the memory.
     """
 
     __slots__ = ("owner", "view")
@@ -42,14 +42,15 @@ class PartBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatistics:
-    """Where the byte budget is.
+    """How the byte budget is used.
 
     Attributes:
-        bytes_max: The budget.
-        used_bytes: Reserved, in flight, undelivered, or in parts still referred to, and free buffers kept.
-        free_bytes: Of those, in buffers kept for reuse; given up when something else needs the bytes.
-        refused_count: Requests that had to wait for bytes. Large, with a starving consumer: raise the budget.
-        overdrawn_count: Times that a waiting consumer's next item was let in beyond the budget.
+        bytes_max: The budget, in bytes.
+        used_bytes: Bytes that are reserved, in flight, undelivered or still referred to, and those in free buffers.
+        free_bytes: The part of `used_bytes` in free buffers; they are dropped when something else needs the bytes.
+        refused_count: How often a request had to wait for bytes. If it is large while the consumer starves, raise the
+            budget.
+        overdrawn_count: How often the next item of a waiting consumer was admitted beyond the budget.
     """
 
     bytes_max: int
@@ -63,7 +64,7 @@ class Budget:
     """Bytes that reading may hold. All methods may be called from any thread; none blocks.
 
     Args:
-        bytes_max: The budget.
+        bytes_max: The budget, in bytes.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -79,29 +80,32 @@ class Budget:
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """See ``forks``: what the parent holds is not the child's."""
+        """Forget what the parent holds; it is not charged to the child."""
         self._lock = threading.RLock()  # a finaliser may end other reading in the midst of it
         self._free.clear()
         self._used = 0
         self._owned_elsewhere = set()
         self._released = deque()
-        self._returned = deque()  # inherited leases still go to the old one, and with it
+        self._returned = deque()  # inherited leases still end in the old one, and are dropped with it
 
     def reserve(self, size_bytes: int, *, force: bool = False) -> bool:
-        """Take `size_bytes` out of the budget; False where they are not there, unless `force`."""
+        """Take `size_bytes` out of the budget; False if it lacks them and `force` is false."""
         with self._lock:
             return self._reserve(size_bytes, force=force)
 
     def release(self, size_bytes: int) -> None:
         """Put reserved bytes back."""
-        self._released.append(size_bytes)  # without the lock: finalisers release, inside any other code
+        self._released.append(size_bytes)  # without the lock, because finalisers release inside any other code
 
     def acquire(self, size_bytes: int, *, force: bool = False) -> PartBuffer | None:
-        """A buffer of at least `size_bytes`, charged until it is finalised; None where the budget lacks them."""
+        """Lease a buffer of at least `size_bytes`; None if the budget lacks them and `force` is false.
+
+        It is charged until nothing refers to its memory any more.
+        """
         with self._lock:
             self._collect()
             best = None
-            for index in range(len(self._free) - 1, -1, -1):  # last in, first out: its pages are warm
+            for index in range(len(self._free) - 1, -1, -1):  # last in, first out: the newest pages are in the cache
                 buffer = self._free[index]
                 if size_bytes <= len(buffer) <= 2 * size_bytes and (
                     best is None or len(buffer) < len(self._free[best])
@@ -120,13 +124,13 @@ class Budget:
         return PartBuffer(owner, lease(owner, self._returned.append))
 
     def disown(self, buffer: PartBuffer) -> None:
-        """A caller owns `buffer` from now on: it is charged no longer."""
+        """Charge `buffer` no longer: a caller owns it from now on."""
         with self._lock:
             self._used -= len(buffer)
             self._owned_elsewhere.add(id(buffer.owner))
 
     def statistics(self) -> BudgetStatistics:
-        """See ``BudgetStatistics``."""
+        """Return how the budget is used now."""
         with self._lock:
             self._collect()
             return BudgetStatistics(
@@ -150,7 +154,7 @@ class Budget:
         return True
 
     def _collect(self) -> None:
-        """Take back what was released and finalised since the last look."""
+        """Take back what was released and finalised since the last call."""
         while self._released:
             self._used -= self._released.popleft()
         while self._returned:
@@ -165,7 +169,7 @@ class Budget:
 
     def _drop(self, owner: mmap.mmap) -> None:
         size_bytes = len(owner)
-        self._used -= size_bytes  # its memory goes with the last reference, which is the caller's
+        self._used -= size_bytes  # the memory itself goes with the last reference, which is the caller's
 
 
 class _ProcessBudget:

@@ -1,4 +1,4 @@
-"""What to read: items in order, each a key and a span, with what is known of the object."""
+"""What to read: a sequence of items, each a key and a range, with what is known of the object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 class Cut(NamedTuple):
-    """A request inside a coalesced one."""
+    """One of the requests that a merged read serves.
+
+    Attributes:
+        request_index: Position of the request in the input, from 0.
+        span: The bytes that it asked for.
+    """
 
     request_index: int
     span: ByteRange
@@ -23,14 +28,13 @@ class PlanItem(NamedTuple):
     """One object, or one range of it, to read.
 
     Attributes:
-        key: Of the object.
-        span: None is the whole object.
-        etag: The version to read, where it is known.
-        size_bytes: Of the object, where it is known.
-        request_index: Position in the input.
-        cuts: Requests that share this read; empty where there is one.
-        last_modified_s: When the object was modified, in seconds since the epoch, as an earlier ``Get`` told it. It stands
-            for the version where the store gives no ETag.
+        key: Key of the object.
+        span: Bytes to read; None for the whole object.
+        etag: ETag of the version to read; None accepts any.
+        size_bytes: Size of the object in bytes; None if it is unknown.
+        request_index: Position of the request in the input, from 0.
+        cuts: The requests that this read serves, if it was merged from several; else empty.
+        last_modified_s: Modification time of the version to read, in seconds since the epoch, if the store has no ETags.
     """
 
     key: Key
@@ -46,10 +50,14 @@ Request: TypeAlias = Key | tuple[Key, ByteRange | None] | PlanItem
 
 
 def as_item(request: Request, index: int) -> PlanItem:
-    """A request in any of its spellings.
+    """Turn a request, in any of its spellings, into an item.
+
+    Args:
+        request: A key, a pair of key and range, or an item.
+        index: Position of the request in the input, from 0.
 
     Raises:
-        ConfigError: it is none of them, or its range is no range.
+        ConfigError: `request` is none of these, or its range is empty or negative.
     """
     if isinstance(request, str):
         return PlanItem(request, request_index=index)
@@ -65,11 +73,14 @@ def as_item(request: Request, index: int) -> PlanItem:
 
 
 def cut(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
-    """The requests for a span of known length: where each starts and its length, None for a span without a byte.
+    """Cut a span of known length into requests.
 
     Args:
         span: The bytes to read.
-        part_bytes: The length of a part; a span of up to one and a half parts is one request.
+        part_bytes: Length of a part in bytes; a span of up to one and a half parts is one request.
+
+    Returns:
+        Start and length of each request; the length is None for an empty span, which is read as a whole object.
     """
     if span.length_bytes == 0:
         return [(0, None)]
@@ -84,7 +95,7 @@ def is_one_request(span: ByteRange, part_bytes: int) -> bool:
 
 
 def parts(span: ByteRange, part_bytes: int) -> list[tuple[int, int | None]]:
-    """`span` in parts of `part_bytes`, the last of which may be shorter: where each starts and its length."""
+    """Cut `span` into parts of `part_bytes`: start and length of each. The last one may be shorter."""
     return [(start, min(part_bytes, span.end - start)) for start in range(span.start, span.end, part_bytes)]
 
 
@@ -92,9 +103,9 @@ def coalesce(items: Sequence[PlanItem], *, gap_bytes: int, length_bytes_max: int
     """Merge neighbouring ranges of one object into single reads.
 
     Args:
-        items: In the order of delivery; only consecutive ones, in ascending order, are merged.
-        gap_bytes: The widest gap to read through; see ``penstock.ranges``.
-        length_bytes_max: The longest merged read.
+        items: Items in the order of delivery; only consecutive ranges in ascending order are merged.
+        gap_bytes: The widest gap to read through, in bytes; ``penstock.ranges`` says which width pays.
+        length_bytes_max: Length of the longest merged read, in bytes.
     """
     merged: list[PlanItem] = []
     start, count = 0, len(items)
@@ -117,7 +128,7 @@ def coalesce(items: Sequence[PlanItem], *, gap_bytes: int, length_bytes_max: int
 
 
 def _merged(items: Sequence[PlanItem], gap_bytes: int, length_bytes_max: int) -> Iterator[PlanItem]:
-    """Ranges of one version of one object, merged."""
+    """Merge ranges of one version of one object."""
     spans = [item.span for item in items if item.span is not None]
     for first, stop in near_groups(spans, gap_bytes=gap_bytes, length_bytes_max=length_bytes_max):
         if stop == first + 1:

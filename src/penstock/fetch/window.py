@@ -1,11 +1,13 @@
-"""How many requests to keep in flight: few at first, more while that pays, fewer when the store complains.
+"""How many requests to keep in flight: few at first, more while that pays, fewer when the store throttles.
 
-A consumer that waits says that more is wanted; throughput that rises with the number says that more helps. Both must
-hold for the number to grow, and the thread that receives must have time to spare: requests that wait for a busy thread only
-spread the bytes over more memory. The first windows after a step still hold requests sent before it, on connections that had
-to be made, so a step is judged by its second window where the first does not convince; one that brought less than
-two fifths is taken back (on loopback 8 parts in flight move more bytes a second than 32: they stay in the processor's
-cache) and tried again later, each time after a longer while.
+The number grows only if three things hold. The consumer waits, so more is wanted. Throughput rose with the number, so more
+helps. And the thread that receives has time to spare, because requests that wait for a busy thread only spread the bytes
+over more memory.
+
+The first measurement after a step still contains requests that were sent before it, and connections that had to be opened,
+so a step that does not convince is judged by its second one. A step that brought less than two fifths is taken back (on
+loopback, 8 parts in flight move more bytes a second than 32, because they stay in the processor's cache), and tried again
+later, each time after a longer pause.
 """
 
 from __future__ import annotations
@@ -19,43 +21,43 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _GAIN_MIN = 1.4
-"""Where latency is the limit, a step brings its whole factor. Memory that warms up meanwhile, and noise, look like a
-gain too; and connections cost: libcurl takes 30 us more of CPU per small object at 256 than at 64."""
+"""If latency is the limit, a step brings its whole factor. Noise, and memory that warms up meanwhile, look like a gain too,
+and connections cost: libcurl takes 30 µs more of CPU per small object with 256 of them than with 64."""
 _LOOKS_MAX = 2
 _SETTLED_MAX = 1.2
 """A rate has settled when it is less than this many times the one before it at the same limit."""
 _WINDOW_S_MIN = 0.02
-"""A measurement lasts at least this long: completions come in bursts, and windows of 32 small objects on loopback, 5 ms long,
-read anything from 900 to 46 000 objects a second. Behind 20 ms and more of latency it changes nothing."""
+"""A measurement lasts at least this long, because completions come in bursts: measurements of 32 small objects on loopback,
+which take 5 ms, gave anything from 900 to 46 000 objects a second. With a latency of 20 ms or more it changes nothing."""
 _HOLD_WINDOWS_MIN = 4
 _HOLD_WINDOWS_MAX = 64
 _BACKOFF = 0.5
 _THROTTLED_HOLD_WINDOWS = 16
 _BUSY_MIN = 0.8
-"""Share of a window's time in which the receiving thread runs, from which on it is busy. Decrypting objects of 100 KB on
-loopback it runs 90% of the time and costs 213 us for each with 256 requests in flight, 159 us with 32; and the first 800 MB
-that a process reads touch 300 MB of fresh memory with 8 requests of 8 MiB, 600 MB with 32."""
+"""The receiving thread is busy if it runs for this share of a measurement. While it decrypts objects of 100 KB on loopback
+it runs 90% of the time, and takes 213 µs for each with 256 requests in flight but 159 µs with 32. The first 800 MB that a
+process reads touch 300 MB of fresh memory with 8 requests of 8 MiB, and 600 MB with 32."""
 _SMALL_BYTES = 512 * 1024
 _SMALL_LIMIT = 64
 _SMALL_LIMIT_MIN = 32
-"""Small objects keep at least this many requests in flight: on loopback 8 are slower than 32 by a third, a difference that is
-less than ``_GAIN_MIN``."""
+"""Small objects keep at least this many requests in flight: on loopback, 8 are slower than 32 by a third, which is less
+than ``_GAIN_MIN`` would notice."""
 _REQUEST_BYTES = 64 * 1024
-"""What a request counts for beside its bytes: objects of unequal size, of which small ones cost per request."""
+"""Bytes that each request counts for besides its body, because small objects cost by the request."""
 
 
 @dataclass(slots=True)
 class Window:
-    """The number of requests in flight, adapted once per window's worth of completions.
+    """The number of requests to have in flight, adapted once for as many completions as it allows.
 
     Attributes:
-        limit: The most to have in flight now.
-        limit_min: Never fewer.
-        limit_max: Never more.
-        settles: Large answers are measured again at the same limit until their rate no longer rises, and only then does the
-            limit grow. Objects that are delivered whole land in fresh memory at first, and a rate that rises because memory
-            warms up looks like the gain of more requests, which would need more fresh memory still.
-        cpu_s: Seconds that the calling thread has run.
+        limit: The most requests to have in flight now.
+        limit_min: Lower bound of `limit`.
+        limit_max: Upper bound of `limit`.
+        settles: Whether large answers are measured at the same limit until their rate no longer rises, before the limit
+            grows. Objects that are delivered whole land in fresh memory at first, and a rate that rises because memory warms
+            up looks like the gain of more requests, which would need even more fresh memory.
+        cpu_s: Function that returns the seconds that the calling thread has run.
     """
 
     limit: int
@@ -63,37 +65,43 @@ class Window:
     limit_max: int
     settles: bool = False
     cpu_s: Callable[[], float] = time.thread_time
-    _cpu_since: tuple[int, float] = (0, 0.0)  # the thread that began this window, and how long it had run by then
+    _cpu_since: tuple[int, float] = (0, 0.0)  # the thread that began this measurement, and how long it had run by then
     _completed: int = 0
     _bytes: int = 0
     _since_s: float = 0.0
     _starved: bool = False
     _rate: float = 0.0
-    _rate_here: float = 0.0  # the one before, if it was measured at this limit too
+    _rate_here: float = 0.0  # the rate before, if it was measured at this limit too
     _hold: int = 0
     _next_hold: int = _HOLD_WINDOWS_MIN
     _looks: int = 0
     _before: int = 0
-    _since_shrink: int = 1 << 62  # completions; the first complaint counts at once
+    _since_shrink: int = 1 << 62  # completions since the store throttled last; the first time counts at once
 
     def starving(self) -> None:
-        """The consumer had to wait."""
+        """Note that the consumer had to wait."""
         self._starved = True
 
     def begin_small(self) -> None:
-        """Answers are known to be small before the first: begin with what the second window would have."""
+        """Start with the limit of the second step, because the answers are known to be small."""
         self.limit = min(self.limit_max, 4 * self.limit)
 
     def started(self, now_s: float) -> None:
-        """The first request is on its way: the first window is measured from here, its round trip included."""
+        """Note that the first request was sent: the first measurement begins here, and includes its round trip."""
         if self._since_s == 0.0:
             self._since_s = now_s
 
     def completed(self, received_bytes: int, now_s: float, *, throttled: bool) -> None:
-        """A request ended."""
+        """Note that a request ended.
+
+        Args:
+            received_bytes: Bytes of its body.
+            now_s: Time now, in seconds of the monotonic clock.
+            throttled: Whether the store asked to slow down.
+        """
         self.started(now_s)
         if not self._completed and not self._cpu_since[0]:
-            self._cpu_since = threading.get_ident(), self.cpu_s()  # requests are sent by another thread than receives
+            self._cpu_since = threading.get_ident(), self.cpu_s()  # another thread sends than receives
         self._completed += 1
         self._since_shrink += 1
         self._bytes += received_bytes
@@ -103,7 +111,7 @@ class Window:
             self._adapt(now_s)
 
     def _shrink(self, now_s: float) -> None:
-        """The store asks to slow down: at most once per window, for the others were sent before it said so."""
+        """Slow down, at most once for the requests that were in flight when the store first said so."""
         if self._since_shrink > self.limit:
             self._since_shrink = 0
             self.limit = max(self.limit_min, int(self.limit * _BACKOFF))
@@ -139,7 +147,7 @@ class Window:
         self.limit = min(self.limit_max, self.limit * self._factor())
 
     def _is_busy(self, elapsed_s: float) -> bool:
-        """Whether the thread that receives has run nearly all the time; unknown, and so False, where there are several."""
+        """Whether the thread that receives has run nearly all the time; False if there are several, because that is unknown."""
         thread, before_s = self._cpu_since
         return thread == threading.get_ident() and self.cpu_s() - before_s > _BUSY_MIN * elapsed_s
 
@@ -152,7 +160,7 @@ class Window:
         self._next_hold = min(_HOLD_WINDOWS_MAX, 2 * self._next_hold)
 
     def _factor(self) -> int:
-        """Small answers: four times, for a round trip saved counts more than a few requests too many."""
+        """Four for small answers, because saving a round trip matters more than a few requests too many."""
         return 4 if self._is_small() and self.limit <= _SMALL_LIMIT else 2
 
     def _is_small(self) -> bool:
