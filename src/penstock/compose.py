@@ -1,8 +1,9 @@
-"""From a URL to a store: the scheme's core, and the default stack of wrappers around it.
+"""Makes a store from a URL: the core for its scheme, and the default stack of wrappers around it.
 
-``Traced(Hedged(Retrying(Limited(S3Store))))``: a request that backs off holds no permit, a hedge is retried like any
-other request, and what is traced is what the caller saw. Local files, memory and fsspec get ``Traced`` alone: their
-failures do not pass by waiting. With ``cache=``, ``Cached`` is around all of it: a block that is here is no request.
+For S3 and HTTP the stack is ``Traced(Hedged(Retrying(Limited(core))))``: a request that backs off holds no permit, a hedge
+is retried like any other request, and what is traced is what the caller saw. Local files, memory and fsspec get ``Traced``
+alone, because waiting does not mend their failures. With ``cache=``, ``Cached`` is around all of it, so that a cached block
+costs no request.
 """
 
 from __future__ import annotations
@@ -55,28 +56,31 @@ def connect(
     fetch: FetchConfig | None = None,
     cache: CacheConfig | str | os.PathLike[str] | None = None,
 ) -> Store:
-    """A store for the objects below `url`; nothing is asked of the network yet.
+    """Return a store for the objects below `url`; no request is sent yet.
 
     Args:
         url: ``s3://bucket[/prefix/]``, ``s3://ARN[/prefix/]`` of an access point, ``file:///dir`` or a plain path,
             ``http(s)://host/base/`` (read only), ``memory://name``, or any scheme that fsspec knows. Keys are relative to it.
-        endpoint_url: Of an S3-compatible store. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the config
-            file, else Amazon.
-        region: Default: ``AWS_REGION``, the config file, else us-east-1; a wrong one heals itself.
-        profile: Section of ``~/.aws/config``. Default: ``AWS_PROFILE``.
-        credentials: Fixed keys. Default: botocore's chain (environment, files, SSO, web identity, container, instance).
-        anonymous: Sign nothing, for public data.
+        endpoint_url: URL of an S3-compatible store. The default is ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the config
+            file, or else Amazon.
+        region: Region of the bucket. The default is ``AWS_REGION``, the config file, or else us-east-1; if it is wrong, the
+            store's answer corrects it.
+        profile: Section of ``~/.aws/config``. The default is ``AWS_PROFILE``.
+        credentials: Fixed access keys. The default is botocore's chain (environment, files, SSO, web identity, container,
+            instance).
+        anonymous: Whether to send unsigned requests, for public data.
         addressing: ``"virtual"`` is ``bucket.host``, ``"path"`` is ``host/bucket``; ``"auto"`` is virtual on Amazon only.
-        requester_pays: Agree to pay for requests and transfer.
-        sse_customer_key: 32 bytes: the key of objects encrypted with SSE-C.
-        expected_bucket_owner: Account that must own the bucket.
-        upload_checksums: Send a CRC32C with what is written.
-        requests_max: Requests of this store in flight at once.
-        transport: Deadlines, connections, TLS, proxy.
+        requester_pays: Whether to agree to pay for requests and transfer.
+        sse_customer_key: 32 bytes, the key of objects encrypted with SSE-C.
+        expected_bucket_owner: ID of the account that must own the bucket.
+        upload_checksums: Whether to send a CRC32C with everything that is written.
+        requests_max: The most requests of this store in flight at once; at least 1.
+        transport: Deadlines, connections, TLS and proxy.
         retry: Attempts and backoff.
         hedge: Second requests for late answers; ``HedgeConfig(ratio_max=0)`` turns them off.
-        fetch: Parts, read-ahead, gap, and the process's byte budget.
-        cache: Keep what is read on this node's disk: ``"/nvme/penstock:200GB"``, or a ``CacheConfig``.
+        fetch: Sizes of parts, read-ahead, the gap to read through, and the byte budget of this process: if several calls
+            name a ``budget_bytes_max``, the largest one counts.
+        cache: Where to keep what is read on this node's disk: ``"/nvme/penstock:200GB"``, or a ``CacheConfig``.
 
     Raises:
         ConfigError: The URL or an argument is not valid, or this system is not Linux.
@@ -158,13 +162,13 @@ def list_buckets(
     transport: TransportConfig | None = None,
     retry: RetryConfig | None = None,
 ) -> Iterator[ObjectInfo]:
-    """The buckets that the keys may list, in the store's order; arguments as of ``connect``.
+    """List the buckets that the credentials may list, in the store's order. The arguments are those of ``connect``.
 
     Returns:
         An iterator of prefixes: ``key`` is the name and a slash, ``last_modified_s`` the time of creation.
 
     Raises:
-        StoreError: by iterating; for example the keys may not list buckets.
+        StoreError: While iterating, for example if the credentials may not list buckets.
 
     Cost: one request per 1 000 buckets.
     """
@@ -184,7 +188,7 @@ def list_buckets(
 
 
 def endpoint_of(store: Store) -> str:
-    """The endpoint of an S3 store, which tells two buckets of one name apart; "" for Amazon's, and for other stores."""
+    """Return the endpoint of an S3 store, which tells two buckets of one name apart; "" for Amazon and for other stores."""
     inner: Any = store
     while (further := getattr(inner, "inner", None)) is not None:
         inner = further
@@ -234,10 +238,10 @@ def _local_or_foreign(url: str) -> Store:
 
 
 def local_path(url: str) -> Path:
-    """The path of a ``file://`` URL, or of a plain path, made absolute.
+    """Return the absolute path of a ``file://`` URL or of a plain path.
 
     Raises:
-        ConfigError: a ``file://`` URL that names another host; a URL that lacks a slash.
+        ConfigError: A ``file://`` URL names another host, or another URL lacks a slash.
     """
     if url.startswith(("s3:", "http:", "https:")):
         scheme, _, rest = url.partition(":")
@@ -252,10 +256,10 @@ def local_path(url: str) -> Path:
 
 
 def split_s3(url: str) -> tuple[str, str]:
-    """Bucket (or access point ARN) and key of an ``s3://`` URL.
+    """Return the bucket (or access point ARN) and the key of an ``s3://`` URL.
 
     Raises:
-        ConfigError: there is no bucket in it.
+        ConfigError: The URL has no bucket, or holds credentials.
     """
     rest = url.removeprefix("s3://")
     if rest.startswith(_ARN):
@@ -271,11 +275,11 @@ def split_s3(url: str) -> tuple[str, str]:
 
 
 def split(url: str | os.PathLike[str]) -> tuple[str, str]:
-    """The URL of a store, and the key in it, of one object's or prefix's URL.
+    """Split the URL of an object or prefix into the URL of a store and the key in it.
 
-    ``s3://b/a/x.tar`` is ``("s3://b", "a/x.tar")``; of a path the store is its directory: ``/data/x.tar`` is
-    ``("/data", "x.tar")``, and ``/data/`` is ``("/data", "")``. Of an ``http(s)://`` URL the key is the name, its
-    percent-encoding undone; with a query, which may be a signature of just these characters, it stays as it is.
+    ``s3://b/a/x.tar`` becomes ``("s3://b", "a/x.tar")``. The store of a path is its directory: ``/data/x.tar`` becomes
+    ``("/data", "x.tar")``, and ``/data/`` becomes ``("/data", "")``. The key of an ``http(s)://`` URL is its last segment
+    with percent-encoding undone; if the URL has a query, which may sign exactly these characters, the key stays encoded.
     """
     text = os.fspath(url)
     scheme = text.partition("://")[0] if "://" in text else ""
@@ -296,9 +300,13 @@ def split(url: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def key_below(root: str, url: str) -> str:
-    """Key of an object in the store of `root`, a URL or path that ends with a slash and that `url` begins with.
+    """Return the key that `url` has in the store of `root`.
 
-    Percent-encoding is undone as by ``split``: in ``file:`` URLs, and in ``http(s)://`` URLs without a query.
+    Percent-encoding is undone in ``file:`` URLs, and in ``http(s)://`` URLs without a query, as ``split`` does.
+
+    Args:
+        root: A URL or path that ends with a slash, with which `url` begins.
+        url: The URL of an object.
     """
     key = url[len(root) :]
     is_encoded = root.startswith("file:") or (root.startswith(("http://", "https://")) and "?" not in key)
@@ -306,7 +314,7 @@ def key_below(root: str, url: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """URL of the folder that an object lies in, with a slash at its end; slashes in the query of a signed URL are none."""
+    """Return the URL of the folder that an object lies in, with a slash at its end; slashes in a query do not count."""
     return split(url)[0] if url.startswith(("http://", "https://")) else url[: url.rfind("/") + 1]
 
 
@@ -316,18 +324,18 @@ def open(url: str | os.PathLike[str], mode: Literal["rb"] = "rb", **options: Any
 def open(url: str | os.PathLike[str], mode: Literal["wb", "xb"], **options: Any) -> Writer: ...  # noqa: A001
 @boundary
 def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IOBase:  # noqa: A001 - ps.open is its name
-    """One object as a file.
+    """Open one object as a file.
 
     Args:
-        url: Of the object, in any scheme that ``connect`` takes.
+        url: URL of the object, in any scheme that ``connect`` takes.
         mode: ``"rb"`` (seekable, read ahead in sequence, one version), ``"wb"`` (visible on a clean close) or ``"xb"``
             (the same, but it never replaces an object).
-        **options: As for ``connect``.
+        **options: Options of ``connect``.
 
     Raises:
-        ConfigError: the mode or an option cannot be.
-        ObjectMissingError: ``"rb"``, and there is none.
-        ObjectExistsError: ``"xb"``, by ``close()``: there is one by then.
+        ConfigError: The mode or an option is not valid.
+        ObjectMissingError: The mode is ``"rb"``, and there is no such object.
+        ObjectExistsError: The mode is ``"xb"``, and there is an object by the time of ``close()``.
     """
     if not isinstance(url, str) and not isinstance(url, os.PathLike):
         raise ConfigError(f"open({url!r}) must be given a URL or a path", hint="s3://bucket/key, /data/file")

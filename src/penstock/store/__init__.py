@@ -1,4 +1,4 @@
-"""Bytes by (key, range): see README.md in this folder."""
+"""Stores: bytes by (key, range). README.md in this folder says what is where."""
 
 from __future__ import annotations
 

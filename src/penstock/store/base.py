@@ -1,8 +1,10 @@
-"""``Store``: one abstract verb, and everything people ask of object storage built on it once.
+"""``Store``: one abstract verb, and everything else that object storage offers, built on it once.
 
 Cores (``S3Store``, ``LocalStore``, ``MemoryStore``, ...) and wrappers (``Retrying``, ``Limited``, ``Hedged``, ``Faulty``,
-``Traced``, later the cache) are all stores: they implement ``submit`` and inherit the rest. A wrapper adds one behaviour
-and passes everything else on; ``connect()`` composes the default stack.
+``Traced``, the cache) are all stores: they implement ``submit`` and inherit the rest. A wrapper adds one behaviour and passes
+everything else on; ``connect()`` composes the default stack.
+
+The methods import what they are built on at their first call, so that a program that only reads does not import writing.
 """
 
 from __future__ import annotations
@@ -30,26 +32,27 @@ if TYPE_CHECKING:
 class Store(ABC):
     """Bytes by (key, range). All methods are safe to call from any thread; all but ``submit`` block.
 
-    Use it as a context manager, or call ``close()``: connections and threads belong to the process and are shared, so
+    Use it as a context manager, or call ``close()``. Connections and threads belong to the process and are shared, so
     closing a store only ends its own use.
     """
 
     fetch_config: FetchConfig | None = None
+    """How the store is read; None means ``FetchConfig()``."""
     pages_anywhere: bool = True
-    """Whether a page that begins at any key costs no more than a request, so that a listing may guess where to begin."""
+    """Whether a page that begins at any key costs only one request, so that a listing may guess where to begin."""
     keeps_checksums: bool = False
     """Whether the store is asked to keep a checksum of every object that is written in parts."""
 
     @abstractmethod
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """Start `operation` and tell `sink` how it ends; never blocks. See ``penstock.types``."""
+        """Start `operation` and tell `sink` how it ends; never blocks. ``penstock.types`` has operations and sinks."""
 
     @abstractmethod
     def describe(self, key: Key) -> str:
-        """The URL of `key`, for people: no credentials, no query."""
+        """Return the URL of `key` for messages, without credentials and query."""
 
     def statistics(self) -> Any:
-        """An immutable record of what this layer did so far; its class documents each field."""
+        """Return an immutable record of what this layer did so far; its class documents each field."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing of their own
@@ -68,7 +71,7 @@ class Store(ABC):
         made = self.__reduce__()
         if self.fetch_config is None or len(made) != 2:
             return made
-        return (*made, {"fetch_config": self.fetch_config})  # how it reads is configuration too
+        return (*made, {"fetch_config": self.fetch_config})  # how the store is read is configuration too
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.fetch_config = state["fetch_config"]
@@ -81,43 +84,48 @@ class Store(ABC):
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read(self, key: Key, span: ByteRange | None = None) -> Blob:
-        """The bytes of an object, or of one range of it.
+        """Read an object, or one range of it.
 
-        Large reads are cut into parts fetched in parallel, all of one version.
+        Large reads are cut into parts that are fetched in parallel, all of one version.
+
+        Args:
+            key: Key of the object.
+            span: Bytes to read; None reads the whole object.
 
         Raises:
-            ObjectMissingError: no such key.
-            SpanError: the range starts past the end. A range that only ends past it is cut at the end, as HTTP does.
-            ObjectChangedError: the object was replaced while it was read.
-            ConfigError: the read is larger than half the process's byte budget; ``open()`` streams.
+            ObjectMissingError: There is no such object.
+            SpanError: The range starts past the object's end. A range that only ends past it is cut there, as in HTTP.
+            ObjectChangedError: The object was replaced while it was read.
+            ConfigError: The read is larger than half of the process's byte budget; ``open()`` streams instead.
 
-        Cost: one request up to ``part_bytes``, else one per part; holds the bytes read.
+        Cost: One request for up to about two parts (``part_bytes``), else one per part; holds the bytes read.
         """
         from penstock.store.reading import read
 
         return read(self, key, span)
 
     def read_many(self, requests: Iterable[Request], *, ordered: bool = True) -> Iterator[Blob]:
-        """Many objects or ranges, read ahead of the consumer, as many at a time as it and the store can take.
+        """Read many objects or ranges ahead of the consumer, as many at a time as it and the store can take.
 
         Args:
-            requests: Keys, or (key, ByteRange); consumed lazily, a little ahead of what is in flight.
-            ordered: Deliver in the order asked (default), or as they arrive.
+            requests: Keys, or pairs of key and ``ByteRange``; consumed lazily, a little ahead of what is in flight.
+            ordered: True delivers in the order of `requests`, False as the answers arrive.
 
         Returns:
-            An iterator of ``Blob``. A delivered blob is the caller's memory; what is in flight or waiting is charged to
-            the budget. The first error ends it and cancels the rest; so does dropping it.
+            An iterator of ``Blob``. A delivered blob is the caller's memory; what is in flight or waits is charged to the
+            budget. The first error ends the iterator and cancels the rest, and so does dropping it.
 
-        Cost: one request per object up to ``part_bytes``; at most ``requests_max`` in flight, within the budget.
+        Cost: One request per object of up to about two parts; at most ``requests_max`` in flight, within the budget.
         """
         from penstock.store.reading import read_many
 
         return read_many(self, requests, ordered=ordered, errors="raise")
 
     def try_read_many(self, requests: Iterable[Request], *, ordered: bool = True) -> Iterator[Blob | StoreError]:
-        """Like ``read_many``, but a request that cannot be served yields its ``StoreError`` and the others go on.
+        """Read many objects or ranges; a request that fails yields its ``StoreError``, and the others go on.
 
-        Each request has one answer. Its ``request_index``, of a ``Blob`` and of an error alike, is its position in the input.
+        Each request has one answer. The ``request_index`` of a ``Blob``, or of an error, is the request's position in the
+        input. The arguments are those of ``read_many``.
         """
         from penstock.store.reading import read_many
 
@@ -133,37 +141,37 @@ class Store(ABC):
         """Stream objects of any size, in order, part by part; parts are fetched in parallel ahead of the consumer.
 
         Args:
-            requests: Keys, or (key, ByteRange); consumed lazily.
-            part_bytes: Size of the parts (default ``FetchConfig.part_bytes``).
-            requests_max: The most in flight (default ``FetchConfig.requests_max``).
+            requests: Keys, or pairs of key and ``ByteRange``; consumed lazily.
+            part_bytes: Size of a part in bytes; None takes ``FetchConfig.part_bytes``.
+            requests_max: The most requests in flight; None takes ``FetchConfig.requests_max``.
 
         Returns:
-            An iterator of ``Chunk``: request_index, offset, data, last. A chunk's memory is charged to the budget
-            until nothing refers to it any more, then reused.
+            An iterator of ``Chunk``. A chunk's memory is charged to the budget until nothing refers to it any more, and is
+            then used again.
 
-        Cost: one request per part; memory within the budget, whatever the size of the objects.
+        Cost: One request per part; memory within the budget, whatever the size of the objects.
         """
         from penstock.store.reading import read_parts
 
         return read_parts(self, requests, part_bytes=part_bytes, requests_max=requests_max)
 
     def stat(self, key: Key) -> ObjectInfo:
-        """Size, ETag and modification time of an object. Cost: one request.
+        """Return size, ETag and modification time of an object. Cost: one request.
 
         Raises:
-            ObjectMissingError: no such key.
+            ObjectMissingError: There is no such object.
         """
         return stat(self, key)
 
     def list(self, prefix: str = "", *, recursive: bool = True) -> Iterator[ObjectInfo]:
-        """Objects whose key begins with `prefix`, in key order (of UTF-8 bytes).
+        """List the objects whose key begins with `prefix`, in the order of the keys' UTF-8 bytes.
 
         Args:
-            prefix: Any string; not only whole path segments.
+            prefix: Any string, not only whole path segments.
             recursive: False stops at the next ``/``: deeper keys appear once, as a prefix (``is_prefix``).
 
-        Cost: one request per 1 000 keys, in parallel over the prefixes it discovers, and over parts of a flat prefix,
-        where its keys are numbers; where they are not, up to as many requests more.
+        Cost: One request per 1 000 keys, in parallel over the prefixes that it discovers, and over parts of a flat prefix
+        whose keys are numbers. Other flat prefixes may cost up to twice as many requests.
         """
         from penstock.store.listing import list_objects
 
@@ -174,19 +182,19 @@ class Store(ABC):
     @overload
     def open(self, key: Key, mode: Literal["wb", "xb"]) -> Writer: ...
     def open(self, key: Key, mode: str = "rb") -> io.IOBase:
-        """A real file object.
+        """Open an object as a real file object.
 
         Args:
-            key: The object's.
-            mode: ``"rb"``: seekable, read ahead when used in sequence, one version. ``"wb"``: as ``writer``. ``"xb"``:
-                the same, but it never replaces an object.
+            key: Key of the object.
+            mode: ``"rb"`` is seekable, reads ahead when it is used in sequence, and reads one version. ``"wb"`` is
+                ``writer``. ``"xb"`` is the same, but never replaces an object.
 
         Raises:
-            ConfigError: another mode.
-            ObjectMissingError: ``"rb"``, and there is no such key.
-            ObjectExistsError: ``"xb"``, by ``close()``: there is an object of that key by then.
+            ConfigError: The mode is another one.
+            ObjectMissingError: The mode is ``"rb"``, and there is no such object.
+            ObjectExistsError: The mode is ``"xb"``, and there is an object by the time of ``close()``.
 
-        Cost: ``"rb"``: one request, of the first 64 KiB.
+        Cost: For ``"rb"``, one request for the first 64 KiB.
         """
         from penstock.store.file import open_file
 
@@ -195,33 +203,42 @@ class Store(ABC):
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, key: Key, data: Buffer, *, if_absent: bool = False) -> ObjectInfo:
-        """Store `data` as one object, visible at once and whole. Cost: one request, or a multipart upload when large.
+        """Store `data` as one object, visible at once and whole. Cost: one request, or a multipart upload if it is large.
+
+        Args:
+            key: Key of the object.
+            data: Any contiguous buffer of bytes.
+            if_absent: Whether to refuse to replace an object.
 
         Raises:
-            ObjectExistsError: `if_absent`, and there is an object of that key.
+            ObjectExistsError: `if_absent` is true, and there is an object of that key.
         """
         from penstock.store.writing import write
 
         return write(self, key, data, if_absent=if_absent)
 
     def writer(self, key: Key, *, part_bytes: int | None = None) -> Writer:
-        """A file object to write an object of any size to; parts go up in parallel.
+        """Return a file object that writes an object of any size; parts are uploaded in parallel.
 
-        It becomes visible when ``close()`` returns. An exception inside ``with``, ``abort()`` and garbage collection
-        never commit: they drop what was sent.
+        The object becomes visible when ``close()`` returns. An exception inside ``with``, ``abort()`` and garbage
+        collection never commit; they drop what was sent.
+
+        Args:
+            key: Key of the object.
+            part_bytes: Size of the first parts in bytes, at least 5 MiB on S3; None takes 8 MiB.
         """
         from penstock.store.writing import Writer
 
         return Writer(self, key, part_bytes=part_bytes)
 
     def delete(self, keys: Key | Iterable[Key]) -> None:
-        """Remove one or many objects; those that are not there are no error. Cost: one request per 1 000 keys."""
+        """Remove one or many objects; a missing object is no error. Cost: one request per 1 000 keys."""
         from penstock.store.writing import delete
 
         delete(self, keys)
 
     def copy(self, source: Key, target: Key) -> ObjectInfo:
-        """Copy inside the store, by the store: no bytes pass through here."""
+        """Let the store copy an object within itself; no bytes pass through this process."""
         from penstock.store.writing import copy
 
         return copy(self, source, target)
@@ -237,11 +254,11 @@ class Wrapper(Store):
         self.keeps_checksums = inner.keeps_checksums
 
     def describe(self, key: Key) -> str:
-        """As the store inside."""
+        """Return the URL of `key`, as the store inside does."""
         return self.inner.describe(key)
 
     def statistics(self) -> Any:
-        """As the store inside, where the wrapper keeps none."""
+        """Return the record of the store inside; wrappers that keep one override this."""
         return self.inner.statistics()
 
     def __repr__(self) -> str:

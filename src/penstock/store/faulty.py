@@ -1,4 +1,4 @@
-"""``Faulty``: a store that fails on purpose, the same way every time, to test what is built on one."""
+"""``Faulty``: a store that fails on purpose, the same way every time, to test what is built on a store."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Faulty(Wrapper):
 
     Args:
         inner: The store.
-        fail_at_call: Number of the one operation to fail, from 1.
-        ratio: Share of operations to fail, chosen by a hash of `seed` and the operation's number.
-        seed: See `ratio`.
-        error: What the failed ones end with; None means a ``ShortReadError`` after half the body for a ``Get``.
+        fail_at_call: Number of the one operation to fail, from 1; None chooses by `ratio` alone.
+        ratio: Share of operations to fail, from 0 to 1; a hash of `seed` and the operation's number chooses them.
+        seed: Any whole number; with the same one, the same operations fail.
+        error: Error of the failed operations; None means a ``ShortReadError`` after half of the body for a ``Get``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Faulty(Wrapper):
         return _rebuild, (self.inner, self.fail_at_call, self.ratio, self.seed, self.error)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``."""
+        """Start `operation`, and let it fail if it was chosen; see ``Store.submit``."""
         call = next(self._calls)
         if call != self.fail_at_call and not self._chosen(call):
             return self.inner.submit(operation, sink)
@@ -65,7 +65,7 @@ def _rebuild(inner: Store, call: int | None, ratio: float, seed: int, error: Sto
 
 
 class _Refused(Relay):
-    """The operation happens, but its answer is lost: the worst case for whoever retries."""
+    """Performs the operation but loses its answer, which is the worst case for whoever retries."""
 
     __slots__ = ("error",)
 
@@ -86,7 +86,7 @@ class _Refused(Relay):
 
 
 class _Half(Relay):
-    """Half the body arrives, then the connection breaks."""
+    """Delivers half of the body, then breaks the connection."""
 
     __slots__ = ("whole",)
 

@@ -1,12 +1,12 @@
-"""``Hedged``: when an answer is later than nearly all recent ones, ask again and take whichever answers first.
+"""``Hedged``: if an answer is later than nearly all recent ones, send a second request and take whichever answers first.
 
-Object stores have long tails: one request in a hundred waits many times the median on one slow server, and a batch
-waits for its slowest sample. A second request usually lands elsewhere. Only GET and HEAD are hedged, each at most once,
-and a token bucket holds the extra load to 5%. Source: Dean and Barroso, "The Tail at Scale", CACM 56 (2013).
+Object stores have long tails: one request in a hundred takes many times the median because one server is slow, and a batch
+waits for its slowest sample. A second request usually reaches another server. Only GET and HEAD are hedged, each at most
+once, and a token bucket bounds the extra load to 5%. Source: Dean and Barroso, "The Tail at Scale", CACM 56 (2013).
 
-Where the caller named the landing beforehand, the first request writes there and the second one has a buffer of its own.
-The first to answer is adopted; the other is cancelled, and the operation ends only when both have, so that no late byte is
-ever written into a buffer that has been passed on. If the second one was adopted, its body is then moved to the landing.
+If the caller named the landing beforehand, the first request writes there, and the second one has a buffer of its own. The
+first request to answer wins, and the other one is cancelled. The operation ends only when both have, so that no late byte is
+ever written into a buffer that was passed on. If the second request won, its body is then copied to the landing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _TOKENS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeStatistics:
-    """What a ``Hedged`` did.
+    """How often a second request was sent.
 
     Attributes:
-        hedged_count: Second requests sent.
-        won_count: Those that answered first: if few do, the lateness is the network's or ours, not one server's.
-        wait_s: How long an answer may take at present before a second request goes out; nan before it is known.
+        hedged_count: Second requests that were sent.
+        won_count: Second requests that answered first. If only few do, the network or this process is slow, and not one
+            server.
+        wait_s: Seconds that an answer may take at present before a second request is sent; nan before that is known.
         inner: Statistics of the store inside.
     """
 
@@ -53,7 +54,13 @@ class Hedged(Wrapper):
 
     Args:
         inner: The store.
-        config: See ``HedgeConfig``.
+        config: When a request counts as late, and how many may be hedged; None means ``HedgeConfig()``.
+
+    Attributes:
+        config: See above.
+        hedged_count: Second requests that were sent.
+        won_count: Second requests that answered first.
+        lock: Held while an operation decides which of its requests wins.
     """
 
     def __init__(self, inner: Store, *, config: HedgeConfig | None = None) -> None:
@@ -69,7 +76,7 @@ class Hedged(Wrapper):
         return _rebuild, (self.inner, self.config)
 
     def _reset(self) -> None:
-        self.lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
+        self.lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit in the midst of it
         self._outstanding: dict[HedgedOperation, float] = {}
         self._tokens = _TOKENS_MAX
         self._wait_s = float("inf")
@@ -77,11 +84,11 @@ class Hedged(Wrapper):
         self._ticking = False
 
     def after_fork_in_child(self) -> None:
-        """See ``forks``."""
+        """Forget the parent's requests."""
         self._reset()
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``."""
+        """Start `operation`, and watch it if it is a GET or HEAD; see ``Store.submit``."""
         if not isinstance(operation, (Get, Head)) or self.config.ratio_max == 0:
             return self.inner.submit(operation, sink)
         entry = HedgedOperation(self, operation, sink)
@@ -99,7 +106,7 @@ class Hedged(Wrapper):
         return entry
 
     def forget(self, entry: HedgedOperation, completion: Completion) -> None:
-        """An operation ended: learn from it."""
+        """Stop watching an operation that has ended, and learn from its times."""
         self._outstanding.pop(entry, None)
         for attempt in completion.attempts:
             if attempt.first_byte_s and not attempt.throttled:
@@ -107,7 +114,7 @@ class Hedged(Wrapper):
         self._learned += 1
         if self._learned >= _RELEARN_COUNT and len(self._recent_s) >= _SAMPLES_MIN:
             self._learned = 0
-            # twice the quantile: of requests that are merely the slowest percent, most answer within it
+            # Twice the quantile: most requests that are merely among the slowest percent answer within that time.
             self._wait_s = max(self.config.wait_s_min, 2 * self._recent_s.quantile(self.config.quantile))
 
     def _tick_later(self, delay_s: float) -> None:
@@ -116,13 +123,13 @@ class Hedged(Wrapper):
         engine.call_later(max(delay_s, 0.005), lambda: self._tick(closings))
 
     def _tick(self, closings: int) -> None:
-        """Hedge what is late; the dict is in order of submission, so the look stops at the first that is young."""
-        if closings != engine.closings:  # a closed engine is not started again by a look at the clock
+        """Hedge what is late; the dict is in order of submission, so the first young operation ends the search."""
+        if closings != engine.closings:  # an engine that was closed is not started again for this
             self._ticking = False
             return
         now_s = time.monotonic()
         next_s: float | None = None
-        # a copy of the dict, which nothing interrupts: a list of pairs may run finalisers, and other threads, on the way
+        # Nothing interrupts the copy of a dict; making a list of pairs could run finalisers and let other threads in.
         for entry, submitted_s in self._outstanding.copy().items():
             if now_s - submitted_s < self._wait_s:
                 next_s = self._wait_s - (now_s - submitted_s)
@@ -136,7 +143,7 @@ class Hedged(Wrapper):
             self._ticking = False
 
     def statistics(self) -> HedgeStatistics:
-        """See ``HedgeStatistics``."""
+        """Return how often a second request was sent so far."""
         return HedgeStatistics(
             hedged_count=self.hedged_count,
             won_count=self.won_count,
@@ -150,7 +157,7 @@ def _rebuild(inner: Store, config: HedgeConfig) -> Hedged:
 
 
 class HedgedOperation(Relay):
-    """An operation, and its second request once there is one. The first request's sink, and the caller's transfer."""
+    """An operation and its requests, of which there may be two: the first one's sink, and the caller's transfer."""
 
     __slots__ = (
         "answered",
@@ -179,10 +186,12 @@ class HedgedOperation(Relay):
         self.winner = 0
         self.cancelled = False
         self.ended = False
-        self.answered = False  # the first request's body has its landing, to which a resumed attempt goes on writing
+        self.answered = (
+            False  # whether the first request's body has its landing; a resumed attempt continues to write there
+        )
 
     def is_late(self, wait_s: float) -> bool:
-        """Whether its first request has been on the wire, unanswered, for so long."""
+        """Whether its first request was sent at least `wait_s` seconds ago and has no answer."""
         first = self.first
         if first is None or self.ended or self.cancelled or self.answered:
             return False
@@ -198,7 +207,7 @@ class HedgedOperation(Relay):
         self.owner.hedged_count += 1
         try:
             transfer = self.owner.inner.submit(self.operation, second)
-        except Exception:  # its error would be the first request's, who says it
+        except Exception:  # the first request fails with the same error, and reports it
             self.request_ended(2, Completion(self.operation, error=CancelledOperationError("cancelled")))
             return
         second.transfer = transfer
@@ -206,7 +215,7 @@ class HedgedOperation(Relay):
             transfer.cancel()
 
     def _needs_no_second(self) -> bool:
-        """Whether the operation was cancelled, ended or answered, perhaps by another thread."""
+        """Whether the operation was cancelled, ended or answered meanwhile, perhaps by another thread."""
         return self.cancelled or self.ended or self.winner == 1
 
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,7 +236,7 @@ class HedgedOperation(Relay):
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """Let the first request win if the second has not, and ask the caller's sink for the landing."""
-        if self.second is not None and not self._adopt(1):
+        if self.second is not None and not self._let_win(1):
             raise CancelledOperationError("the other request answered first")
         self.answered = True
         return self.sink.head(info, span)
@@ -238,42 +247,42 @@ class HedgedOperation(Relay):
             with self.owner.lock:
                 self.ended = self.second is None
             if self.ended:
-                self._tell(completion)
+                self._finish(completion)
                 return
         self.request_ended(1, completion)
 
     # ── both ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _adopt(self, leg: int) -> bool:
-        """Make `leg` the one whose answer counts, unless the other is already; cancels the other."""
+    def _let_win(self, request: int) -> bool:
+        """Let request 1 or 2 win and cancel the other one; False if the other one has won already."""
         with self.owner.lock:
             if self.winner == 0:
-                self.winner = leg
-            elif self.winner != leg:
+                self.winner = request
+            elif self.winner != request:
                 return False
-        other = self.second if leg == 1 else self.first
+        other = self.second if request == 1 else self.first
         if other is not None:
             other.cancel()
         return True
 
     def head_of_second(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """The second request answers: adopt it, if the first still has not."""
+        """Let the second request win, if the first one has still not answered."""
         first = self.first
         if self.winner == 0 and first is not None and first.unanswered_s() == 0.0 and self.first_done is None:
             raise CancelledOperationError("the other request answered first")
-        if not self._adopt(2):
+        if not self._let_win(2):
             raise CancelledOperationError("the other request answered first")
         if self.landing is None:
             return self.sink.head(info, span)
         length_bytes = min(span.length_bytes, self.landing.end - self.start)
-        return Landing(small_buffer(length_bytes), 0, length_bytes)  # the first request may still write to the other
+        return Landing(small_buffer(length_bytes), 0, length_bytes)  # the first request may still write to the landing
 
-    def request_ended(self, leg: int, completion: Completion) -> None:
-        """Deliver once the adopted request, and the other one, have both ended."""
+    def request_ended(self, request: int, completion: Completion) -> None:
+        """Note that request 1 or 2 has ended; the operation ends when both have."""
         if completion.error is None:
-            self._adopt(leg)
+            self._let_win(request)
         with self.owner.lock:
-            if leg == 1:
+            if request == 1:
                 self.first_done = completion
             else:
                 self.second_done = completion
@@ -288,9 +297,9 @@ class HedgedOperation(Relay):
             chosen = other
         if chosen is self.second_done and self.landing is not None:
             self._move(chosen, self.landing)
-        self._tell(chosen)
+        self._finish(chosen)
 
-    def _tell(self, completion: Completion) -> None:
+    def _finish(self, completion: Completion) -> None:
         self.first = self.second = self.first_done = self.second_done = None
         try:
             self.owner.forget(self, completion)
@@ -298,7 +307,7 @@ class HedgedOperation(Relay):
             self.sink.done(completion)
 
     def _move(self, completion: Completion, landing: Landing) -> None:
-        """Put the second request's body, as far as it came, where the caller wants it: nobody else writes there now."""
+        """Copy as much of the second request's body as arrived to the caller's landing, where nobody else writes any more."""
         body = completion.body[: landing.end - self.start]
         landing.position = self.start + len(body)
         memoryview(landing.buffer)[self.start : landing.position] = body
@@ -310,7 +319,7 @@ def _cancelled(completion: Completion) -> bool:
 
 
 class SecondRequest:
-    """The second request's sink, and its transfer from the moment it exists."""
+    """The second request: its sink, and its transfer as soon as there is one."""
 
     __slots__ = ("entry", "landing", "transfer")
 

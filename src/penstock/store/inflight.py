@@ -1,4 +1,4 @@
-"""Operations in flight together, and one thread that collects how they end: listing, writing, deleting, copying."""
+"""Operations in flight together, and one thread that collects how they end; for listing, writing, deleting and copying."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _QueueSink(Generic[Tag]):
         self.queue = queue
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """Bodies go to private buffers."""
+        """Let a body go to a private buffer."""
         return None
 
     def done(self, completion: Completion) -> None:
@@ -34,7 +34,11 @@ class _QueueSink(Generic[Tag]):
 
 
 class InFlight(Generic[Tag]):
-    """Operations submitted to one core. Used by one thread at a time."""
+    """Operations submitted to one core. For one thread at a time.
+
+    Args:
+        core: The store.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -45,7 +49,7 @@ class InFlight(Generic[Tag]):
         return len(self._transfers)
 
     def submit(self, operation: Operation, tag: Tag) -> None:
-        """Start `operation`; `tag` comes back with its completion."""
+        """Start `operation`; ``wait`` returns `tag` together with its completion."""
         sink = _QueueSink(tag, self._queue)
         self._transfers[sink] = None
         try:
@@ -55,14 +59,17 @@ class InFlight(Generic[Tag]):
             raise
 
     def wait(self, wait_s_max: float | None = None) -> tuple[Tag, Completion]:
-        """The next operation to end, well or not; there must be one in flight. Ctrl-C interrupts it.
+        """Wait for the next operation to end, well or not; there must be one in flight. Ctrl-C interrupts the wait.
+
+        Args:
+            wait_s_max: Longest wait in seconds; None waits without a bound.
 
         Raises:
-            queue.Empty: none ended within `wait_s_max` seconds.
+            queue.Empty: No operation ended within `wait_s_max`.
         """
         while True:
             sink, completion = self._queue.get(timeout=wait_s_max)
-            if sink in self._transfers:  # else `submit` raised, and nobody waits for it
+            if sink in self._transfers:  # otherwise `submit` raised, and nobody waits for it
                 del self._transfers[sink]
                 return sink.tag, completion
 
@@ -71,13 +78,13 @@ class InFlight(Generic[Tag]):
         return not self._queue.empty()
 
     def cancel(self) -> None:
-        """Give all of them up; they still end, and ``wait()`` still returns them."""
+        """Cancel all of them; they still end, and ``wait()`` still returns them."""
         for transfer in list(self._transfers.values()):
             if transfer is not None:
                 transfer.cancel()
 
     def drain(self) -> list[tuple[Tag, Completion]]:
-        """Wait until none is in flight."""
+        """Wait until none is in flight, and return how they ended."""
         ended = []
         while self._transfers:
             ended.append(self.wait())

@@ -1,4 +1,4 @@
-"""``Limited``: a bound on the requests in flight, first come, first served."""
+"""``Limited``: a bound on the operations in flight, first come, first served."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from penstock.types import Completion, Operation, Sink, Transfer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatistics:
-    """What a ``Limited`` saw.
+    """How often requests had to wait for a permit.
 
     Attributes:
         in_flight_count: Requests that hold a permit now.
-        waiting_count: Requests that wait for one now.
-        waited_count: Requests that ever had to wait: if most did, the limit is the bottleneck.
+        waiting_count: Requests that wait for a permit now.
+        waited_count: Requests that had to wait so far; if most of them did, the limit is the bottleneck.
         inner: Statistics of the store inside.
     """
 
@@ -33,11 +33,11 @@ class LimitStatistics:
 
 
 class Limited(Wrapper):
-    """At most `requests_max` operations of the store inside are under way; others wait, in order.
+    """Lets at most `requests_max` operations of the store inside be in flight; others wait, in order.
 
     Args:
         inner: The store.
-        requests_max: Permits. A request that backs off holds none, because ``Retrying`` is outside.
+        requests_max: Number of permits; at least 1. A request that backs off holds none, because ``Retrying`` is outside.
     """
 
     def __init__(self, inner: Store, *, requests_max: int = 1024) -> None:
@@ -52,17 +52,17 @@ class Limited(Wrapper):
         return _rebuild, (self.inner, self.requests_max)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
+        self._lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit in the midst of it
         self._in_flight = 0
         self._waited = 0
         self._waiting: deque[_LimitedOperation] = deque()
 
     def after_fork_in_child(self) -> None:
-        """See ``forks``: the parent's requests hold none of the child's permits."""
+        """Forget the parent's requests; they hold none of the child's permits."""
         self._reset()
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``."""
+        """Start `operation`, or let it wait for a permit; see ``Store.submit``."""
         permit = _LimitedOperation(self, operation, sink)
         with self._lock:
             if self._in_flight >= self.requests_max:
@@ -78,7 +78,7 @@ class Limited(Wrapper):
         return permit
 
     def release(self) -> None:
-        """Pass a permit on."""
+        """Pass a permit on to the first operation that waits."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -88,7 +88,7 @@ class Limited(Wrapper):
             try:
                 if permit.start():
                     return
-            except BaseException:  # of its sink, which was told; the others that wait must not pay for it
+            except BaseException:  # raised by its sink, which heard the end; the others must not wait for ever
                 self.release()
                 raise
 
@@ -102,7 +102,7 @@ class Limited(Wrapper):
         return True
 
     def statistics(self) -> LimitStatistics:
-        """See ``LimitStatistics``."""
+        """Return how often requests had to wait so far."""
         return LimitStatistics(
             in_flight_count=self._in_flight,
             waiting_count=len(self._waiting),
@@ -121,7 +121,7 @@ class _LimitedOperation(OperationRelay[Limited]):
     __slots__ = ()
 
     def start(self) -> bool:
-        """Use a permit; False where the operation needs none any more."""
+        """Use a permit; False if the operation needs none any more, because it was cancelled or failed."""
         if self.cancelled:
             self.sink.done(Completion(self.operation, error=CancelledOperationError("cancelled")))
             return False
@@ -130,12 +130,12 @@ class _LimitedOperation(OperationRelay[Limited]):
         except Exception as error:
             self.sink.done(Completion(self.operation, error=as_completion_error(error)))
             return False
-        if self._is_cancelled():  # by another thread, meanwhile
+        if self._is_cancelled():  # cancelled by another thread meanwhile
             self.transfer.cancel()
         return True
 
     def done(self, completion: Completion) -> None:
-        self.transfer = None  # no cycle is left behind: buffers go back at once, not when the collector comes
+        self.transfer = None  # without a cycle, buffers go back at once and not when the collector runs
         try:
             self.owner.release()
         finally:
@@ -146,7 +146,7 @@ class _LimitedOperation(OperationRelay[Limited]):
         if (transfer := self.transfer) is not None:
             transfer.cancel()
         else:
-            engine.call_later(0.0, self._leave)  # sinks are told on engine threads only
+            engine.call_later(0.0, self._leave)  # because sinks are called on engine threads only
 
     def _leave(self) -> None:
         """Give up waiting for a permit."""

@@ -1,4 +1,4 @@
-"""``Traced``: counts every operation of a store, and logs each where asked."""
+"""``Traced``: counts every operation of a store, and logs each one if the logger asks for it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.store")
 
 BODY_BYTES_MIN = 256 * KIB
-"""Of a body whose rate is worth noting: much of a smaller one lies in buffers when its head is read."""
+"""Size of the smallest body whose rate is measured: much of a smaller one lies in buffers when its head is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatistics:
-    """What was asked of a store and how it answered, since it was made.
+    """What a store was asked for and how it answered, since it was made.
 
     Attributes:
-        operations: Finished ones by kind: ``{"Get": 1200, "ListPage": 3}``.
-        errors: Failed ones by class of error.
-        received_bytes: Of bodies that arrived, retried pieces included.
-        resent_count: Requests sent again at once because the kept-alive connection had died: if many, something on the
-            way closes idle connections.
-        in_flight_count: Operations under way now.
-        first_byte_p50_s: Median time from sending to the first byte of an answer, of the last 512; nan without any.
-        first_byte_p99_s: The 99th percentile: far above the median means that hedging pays.
-        body_p50_bytes_per_s: Median rate of bodies of 256 KiB and more once they have begun, of one connection; nan
-            without any.
+        operations: Number of finished operations by kind: ``{"Get": 1200, "ListPage": 3}``.
+        errors: Number of failed operations by class of error.
+        received_bytes: Bytes of the bodies that arrived, including pieces that were retried.
+        resent_count: Requests that were sent again at once because the kept-alive connection had died. If there are many,
+            something on the way closes idle connections.
+        in_flight_count: Operations in flight now.
+        first_byte_p50_s: Median of the last 512 times from sending to the first byte of the answer, in seconds; nan if
+            there are none.
+        first_byte_p99_s: The 99th percentile of these times; if it is far above the median, hedging pays.
+        body_p50_bytes_per_s: Median rate of one connection for bodies of 256 KiB and more, once they have begun; nan if
+            there are none.
         inner: Statistics of the store inside.
     """
 
@@ -54,7 +55,7 @@ class StoreStatistics:
 
 
 class Traced(Wrapper):
-    """Keeps ``StoreStatistics``; with the logger ``penstock.store`` at DEBUG, one line per operation."""
+    """Counts operations; if the logger ``penstock.store`` is at DEBUG, it also logs one line for each."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -71,13 +72,13 @@ class Traced(Wrapper):
         return Traced, (self.inner,)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``."""
+        """Start `operation` and count it; see ``Store.submit``."""
         transfer = self.inner.submit(operation, _TracedOperation(self, sink))
         self._started_count += 1
         return transfer
 
     def note(self, completion: Completion) -> None:
-        """Count one finished operation. Engine threads call it; the counts are exact with one of them."""
+        """Count one finished operation. Engine threads call it; if there are several, a count may be lost."""
         self._operations[type(completion.operation)] += 1
         self._ended_count += 1
         for attempt in completion.attempts:
@@ -101,7 +102,7 @@ class Traced(Wrapper):
         log.debug("%s %s: %s in %.4f s", name, self.describe(key), outcome, time.monotonic() - first)
 
     def statistics(self) -> StoreStatistics:
-        """See ``StoreStatistics``. Cost: two percentiles of 512 numbers."""
+        """Return what was counted so far. Cost: three quantiles of 512 numbers."""
         return StoreStatistics(
             operations={kind.__name__: count for kind, count in self._operations.items()},
             errors=dict(self._errors),

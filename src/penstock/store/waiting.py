@@ -1,4 +1,4 @@
-"""One operation whose end a thread waits for."""
+"""One operation, and a thread that waits for its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 
 class WaitingSink:
-    """A sink that one thread waits for; a body goes to a new private buffer, or to the landing given."""
+    """A sink that one thread waits for.
+
+    Args:
+        landing: Where the body goes; None for a new private buffer.
+
+    Attributes:
+        completion: How the operation ended; None until then.
+    """
 
     __slots__ = ("_ended", "completion", "landing")
 
@@ -24,7 +31,7 @@ class WaitingSink:
         self._ended.acquire()
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """The landing given at construction."""
+        """Let the body go to the landing given at construction."""
         if self.landing is not None:
             self.landing.position = self.landing.start
         return self.landing
@@ -35,9 +42,9 @@ class WaitingSink:
         self._ended.release()
 
     def wait(self, transfer: Transfer) -> Completion:
-        """Block until done; Ctrl-C cancels the transfer and goes on up.
+        """Block until the operation has ended; Ctrl-C cancels `transfer` and goes on up.
 
-        Deadlines are the transport's and ``Retrying``'s: every submitted operation ends.
+        There is no deadline here: the transport and ``Retrying`` have theirs, so every submitted operation ends.
         """
         try:
             self._ended.acquire()
@@ -51,11 +58,11 @@ class WaitingSink:
 
 
 def perform(core: Core, operation: Operation) -> Completion:
-    """Submit `operation` and wait for it.
+    """Submit `operation` and wait for its end.
 
     Raises:
-        StoreError: the completion's error.
-        KeyboardInterrupt: at once; the transfer is cancelled.
+        StoreError: The operation failed.
+        KeyboardInterrupt: Ctrl-C; the transfer is cancelled.
     """
     sink = WaitingSink()
     completion = sink.wait(core.submit(operation, sink))
@@ -65,10 +72,10 @@ def perform(core: Core, operation: Operation) -> Completion:
 
 
 def stat(core: Core, key: Key) -> ObjectInfo:
-    """Size, ETag and modification time of an object.
+    """Return size, ETag and modification time of an object.
 
     Raises:
-        ObjectMissingError: no such key.
+        ObjectMissingError: There is no such object.
     """
     info = perform(core, Head(key)).info
     assert info is not None
