@@ -1,8 +1,8 @@
-"""Building an index: what is known already is kept, footers and other tools' indexes are read, the rest is parsed.
+"""Building an index: known shards are kept, footers and other tools' indexes are read, and the other shards are parsed.
 
-Shards are read one behind the other by one ``read_parts``: requests run ahead over their ends, so many shards are on
-their way while one is parsed, and memory stays within the byte budget. Each finished shard is written at once, under
-the version it had: a build that is killed goes on where it was.
+One ``read_parts`` reads all shards in sequence. Its requests run ahead into the next shards, so many shards are on their way
+while one is parsed, and memory stays within the byte budget. The index of each finished shard is written at once, for the
+version that was read, so a build that was killed continues where it stopped.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ if TYPE_CHECKING:
 
     from penstock.fetch import Chunk
     from penstock.formats import OnCorrupt, Parser
-    from penstock.index.place import Found, IndexPlace, ShardLike
+    from penstock.index.place import IndexPlace, ShardLike, VersionedShard
     from penstock.store import Store
     from penstock.types import Blob
 
 FOOTERS_IN_FLIGHT_MAX = 32
-"""Shards whose footers are read at the same time: each needs two or three requests, one after the other."""
+"""Shards whose footers are read at the same time; each needs two or three requests, one after the other."""
 
 
-How: TypeAlias = Literal["known", "footer", "idx", "read"]
+IndexMethod: TypeAlias = Literal["known", "footer", "idx", "read"]
 
 
-class Listener(Protocol):
-    """Hears how a build goes; from the thread that builds."""
+class BuildListener(Protocol):
+    """Receives the progress of a build, in the thread that builds."""
 
     def planned(self, shards_count: int, size_bytes: int) -> None:
-        """So many shards, of so many bytes, are to be read or asked."""
+        """This many shards, with this many bytes together, must be indexed."""
 
     def progressed(self, size_bytes: int) -> None:
-        """So many bytes more were read."""
+        """This many more bytes were read."""
 
-    def indexed(self, row: ShardRow, how: How) -> None:
-        """A shard is in the index: it was there, its footer said, another tool's index said, or it was read."""
+    def indexed(self, row: ShardRow, how: IndexMethod) -> None:
+        """A shard is in the index: already, by its footer, by another tool's index, or by reading it."""
 
     def failed(self, url: str, error: PenstockError) -> None:
-        """A shard could not be indexed; the others go on."""
+        """A shard could not be indexed; the build continues with the others."""
 
 
 class Built(NamedTuple):
-    """What a build made.
+    """The result of a build.
 
     Attributes:
-        dataset: The rows of exactly the shards that were given, those that failed left out.
-        url: Of the folder that holds the index.
+        dataset: Rows of exactly the given shards, without those that failed.
+        url: URL of the folder that holds the index.
         failed: URL and error of each shard that could not be indexed.
-        skipped: URL of each shard that was indexed without its corrupt samples, and how many those are.
+        skipped: URL of each shard that was indexed without its corrupt samples, and the number of those samples.
     """
 
     dataset: DatasetIndex
@@ -88,36 +88,36 @@ def build(
     again: bool = False,
     foreign_indexes: bool = True,
     on_corrupt: OnCorrupt = "raise",
-    listener: Listener | None = None,
+    listener: BuildListener | None = None,
 ) -> Built:
-    """Index what of `shards` is not indexed in this version.
+    """Index those of `shards` whose present version is not indexed.
 
     Args:
-        shards: As a listing gave them.
-        place: Where the index is kept.
-        again: Read everything, whatever is known.
-        foreign_indexes: Take the extents from other tools' indexes beside the shards, where they are.
-        on_corrupt: ``raise``: a corrupt shard is not indexed; else its good samples are, as in ``penstock.formats``: for
-            jobs that skip what is corrupt too.
-        listener: Told how it goes.
+        shards: Listed shards.
+        place: Place of the index.
+        again: Whether to read all shards, even those that are indexed.
+        foreign_indexes: Whether to take positions from other tools' indexes beside the shards.
+        on_corrupt: ``raise`` does not index corrupt shards; other values, see ``penstock.formats``, index their good samples,
+            for jobs that skip corrupt ones too.
+        listener: Receives progress; None if there is none.
 
     Raises:
-        StoreError: the index cannot be read or written; a shard that cannot be read is in ``Built.failed``.
-        ConfigError: the shards do not lie below the index's base URL.
+        StoreError: The index cannot be read or written. A shard that cannot be read is in ``Built.failed`` instead.
+        ConfigError: The shards do not lie below the index's base URL.
 
-    Cost: streams every shard that nothing is known of, one after the other, many requests ahead; a few small requests
-    for each that has a footer or another tool's index. Interrupted, what is finished is kept.
+    Cost: streams every unknown shard in sequence, many requests ahead; a few small requests for each shard that has a
+    footer or another tool's index. After an interruption, finished shards are kept.
     """
-    found = resolve(shards, place.base_url)
+    versioned = resolve(shards, place.base_url)
     with IndexBuilder(place, index=DatasetIndex(place.base_url) if again else None) as builder:
         work = _Build(builder, listener, on_corrupt)
-        todo = work.take_known(found, again=again)
+        todo = work.take_known(versioned, again=again)
         work.plan(todo)
         todo = work.take_footers(todo)
         if foreign_indexes and not again:
             todo = work.take_foreign(todo)
         work.read(todo)
-    rows = [builder.index.row_of(each.key, size_bytes=each.size_bytes, etag=each.etag) for each in found]
+    rows = [builder.index.row_of(each.key, size_bytes=each.size_bytes, etag=each.etag) for each in versioned]
     dataset = DatasetIndex(place.base_url, (row for row in rows if row is not None))
     return Built(dataset, place.url, tuple(work.failures), tuple(work.skipped))
 
@@ -125,53 +125,55 @@ def build(
 class _Build:
     """One build."""
 
-    def __init__(self, builder: IndexBuilder, listener: Listener | None, on_corrupt: OnCorrupt) -> None:
+    def __init__(self, builder: IndexBuilder, listener: BuildListener | None, on_corrupt: OnCorrupt) -> None:
         self._builder = builder
         self._listener = listener
         self._on_corrupt = on_corrupt
         self.skipped: list[tuple[str, int]] = []
-        self._late: list[tuple[Found, str]] = []  # whose names did not say that they have a footer
+        self._late: list[
+            tuple[VersionedShard, str]
+        ] = []  # shards that have a footer, although their names did not show it
         self.failures: list[tuple[str, PenstockError]] = []
 
-    def _done(self, index: ShardIndex, how: How) -> None:
+    def _done(self, index: ShardIndex, how: IndexMethod) -> None:
         self._builder.add(index)
         if self._listener is not None:
             self._listener.indexed(index.row, how)
 
-    def _fail(self, found: Found, error: PenstockError) -> None:
-        self.failures.append((found.shard.url, error))
+    def _fail(self, versioned: VersionedShard, error: PenstockError) -> None:
+        self.failures.append((versioned.shard.url, error))
         if self._listener is not None:
-            self._listener.failed(found.shard.url, error)
+            self._listener.failed(versioned.shard.url, error)
 
-    def plan(self, todo: list[Found]) -> None:
-        """Say what is to be done."""
+    def plan(self, todo: list[VersionedShard]) -> None:
+        """Report the work to the listener."""
         if self._listener is not None:
             self._listener.planned(len(todo), sum(each.size_bytes for each in todo))
 
-    def take_known(self, found: list[Found], *, again: bool) -> list[Found]:
-        """Keep what is in the index, or in a shard's own that a killed build left; give the rest."""
+    def take_known(self, versioned: list[VersionedShard], *, again: bool) -> list[VersionedShard]:
+        """Keep what is in the index, or in indexes of shards that a killed build left; return the other shards."""
         if again:
-            return found
+            return versioned
         builder = self._builder
-        todo = [each for each in found if not builder.has(each)]
+        todo = [each for each in versioned if not builder.has(each)]
         if todo:
             for row in builder.place.saved_rows({each.key for each in todo}):
-                builder.add_row(row)  # of whatever version: `has` compares it
+                builder.add_row(row)  # of any version, which `has` compares
             todo = [each for each in todo if not builder.has(each)]
         missing = {each.key for each in todo}
         if self._listener is not None:
-            for each in found:
+            for each in versioned:
                 if each.key not in missing:
                     self._listener.indexed(builder.index.rows[each.key], "known")
         return todo
 
     # ── footers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take_footers(self, todo: list[Found]) -> list[Found]:
-        """Index the shards whose format has a footer, by their names; give the others."""
+    def take_footers(self, todo: list[VersionedShard]) -> list[VersionedShard]:
+        """Index the shards whose names show a format with a footer; return the others."""
         rest, ranged = [], []
         for each in todo:
-            name = _said(each) or format_of_name(each.shard.url)
+            name = _given_format(each) or format_of_name(each.shard.url)
             if name is not None and FORMATS[name].ranged is not None and each.size_bytes:
                 ranged.append((each, name))
             else:
@@ -179,7 +181,7 @@ class _Build:
         self._take_footers(ranged)
         return rest
 
-    def _take_footers(self, ranged: list[tuple[Found, str]]) -> None:
+    def _take_footers(self, ranged: list[tuple[VersionedShard, str]]) -> None:
         if not ranged:
             return
         pool = ThreadPoolExecutor(FOOTERS_IN_FLIGHT_MAX, thread_name_prefix="penstock-footers")
@@ -197,9 +199,9 @@ class _Build:
 
     # ── other tools' indexes ───────────────────────────────────────────────────────────────────────────────────────
 
-    def take_foreign(self, todo: list[Found]) -> list[Found]:
-        """Index the shards beside which another tool left an index that fits; give the others."""
-        rest: list[Found] = []
+    def take_foreign(self, todo: list[VersionedShard]) -> list[VersionedShard]:
+        """Index the shards beside which another tool left an index that fits; return the others."""
+        rest: list[VersionedShard] = []
         for store, group in _by_store(todo):
             beside = _foreign_keys(store, group)
             have = [(each, beside[each.shard.key]) for each in group if each.shard.key in beside]
@@ -211,21 +213,21 @@ class _Build:
                     self._done(index, "idx")
         return rest
 
-    def _foreign(self, store: Store, have: list[tuple[Found, str]]) -> Iterator[ShardIndex | None]:
+    def _foreign(self, store: Store, have: list[tuple[VersionedShard, str]]) -> Iterator[ShardIndex | None]:
         head = ByteRange(0, HEAD_BYTES)
         requests = [request for each, key in have for request in ((key, None), (each.shard.key, head))]
         blobs = store.try_read_many(requests)
         for each, _ in have:
-            said, shard_head = next(blobs), next(blobs)
-            if isinstance(said, StoreError) or isinstance(shard_head, StoreError):
+            blob, shard_head = next(blobs), next(blobs)
+            if isinstance(blob, StoreError) or isinstance(shard_head, StoreError):
                 yield None
                 continue
-            yield _from_foreign(store, each, said, shard_head)
+            yield _from_foreign(store, each, blob, shard_head)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def read(self, todo: list[Found]) -> None:
-        """Index `todo` by reading it."""
+    def read(self, todo: list[VersionedShard]) -> None:
+        """Index the shards of `todo` by reading them."""
         for store, group in _by_store(todo):
             settled = 0
             while settled < len(group):
@@ -233,30 +235,30 @@ class _Build:
         late, self._late = self._late, []
         self._take_footers(late)
 
-    def _read_some(self, store: Store, group: list[Found]) -> int:
-        """Read shards until all are done, or one cannot be read; how many of them are settled."""
+    def _read_some(self, store: Store, group: list[VersionedShard]) -> int:
+        """Read shards until all are done, or one cannot be read; return the number of settled shards."""
         plan = [PlanItem(each.shard.key, etag=each.if_match, size_bytes=each.size_bytes) for each in group]
         chunks = store.read_parts(plan)
         settled = 0
         current: _Reading | None = None
         try:
             for chunk in chunks:
-                found = group[chunk.request_index]
+                versioned = group[chunk.request_index]
                 if current is None:
-                    current = _Reading(found, self._on_corrupt)
+                    current = _Reading(versioned, self._on_corrupt)
                 index = current.feed(chunk)
                 if self._listener is not None:
                     self._listener.progressed(len(chunk.data))
                 if chunk.last:
                     settled = chunk.request_index + 1
                     if current.ranged is not None:
-                        self._late.append((found, current.ranged))
+                        self._late.append((versioned, current.ranged))
                     elif index is not None:
                         self._done(index, "read")
                         if current.skipped_samples:
-                            self.skipped.append((found.shard.url, current.skipped_samples))
+                            self.skipped.append((versioned.shard.url, current.skipped_samples))
                     elif current.error is not None:
-                        self._fail(found, current.error)
+                        self._fail(versioned, current.error)
                     current = None
         except StoreError as error:
             self._fail(group[settled], error)
@@ -267,39 +269,39 @@ class _Build:
 
 
 class _Reading:
-    """One shard being read and parsed."""
+    """A shard that is being read and parsed."""
 
-    def __init__(self, found: Found, on_corrupt: OnCorrupt) -> None:
-        self._found = found
+    def __init__(self, versioned: VersionedShard, on_corrupt: OnCorrupt) -> None:
+        self._shard = versioned
         self._on_corrupt = on_corrupt
         self._parser: Parser | None = None
         self._recorder: ShardRecorder | None = None
         self.error: PenstockError | None = None
-        self.ranged: str | None = None  # the format, where its footer says it all
+        self.ranged: str | None = None  # name of the format if it has a footer
 
     @property
     def skipped_samples(self) -> int:
-        """Left out so far."""
+        """Number of corrupt samples left out so far."""
         return 0 if self._parser is None else self._parser.skipped_samples
 
     def feed(self, chunk: Chunk) -> ShardIndex | None:
-        """Take the next bytes; the shard's index when they were the last. A shard that is corrupt is passed over."""
+        """Take the next bytes; return the shard's index after the last ones. The rest of a corrupt shard is ignored."""
         if self.error is not None or self.ranged is not None:
             return None
         try:
             if self._recorder is None:
-                name = _format_of(self._found, bytes(chunk.data[:HEAD_BYTES]))
+                name = _format_of(self._shard, bytes(chunk.data[:HEAD_BYTES]))
                 if FORMATS[name].ranged is not None and chunk.data:
                     self.ranged = name
                     return None
-                name_of_parser, url = _cheapest(name), self._found.shard.url
+                name_of_parser, url = _cheapest(name), self._shard.shard.url
                 self._parser = parser_of(name_of_parser, shard=url, on_corrupt=self._on_corrupt)
-                self._recorder = ShardRecorder(self._found, name)
+                self._recorder = ShardRecorder(self._shard, name)
             assert self._parser is not None
             data = chunk.data
             for samples in feed_in_pieces(self._parser, chunk.data):
                 self._recorder.feed(data, samples)
-                data = data[:0]  # a compressed chunk grows in pieces, none of which is kept
+                data = data[:0]  # a compressed chunk gives several pieces, and its bytes count once
             if not chunk.last:
                 return None
             last = self._parser.finish()
@@ -309,55 +311,59 @@ class _Reading:
             return None
 
 
-def _said(found: Found) -> str | None:
-    """The format, where the job said it."""
-    said: str | None = getattr(found.shard, "format", None)
-    return said
+def _given_format(shard: VersionedShard) -> str | None:
+    """Return the format that the job gave; None if it gave none."""
+    given: str | None = getattr(shard.shard, "format", None)
+    return given
 
 
-def _format_of(found: Found, head: bytes) -> str:
-    """Without what a job may say about the content of records: the next job may say otherwise."""
-    return without_content(_said(found) or detect(found.shard.url, head))  # an empty shard goes by its name
+def _format_of(versioned: VersionedShard, head: bytes) -> str:
+    """Return the format without the content of its records, which another job may declare differently."""
+    return without_content(
+        _given_format(versioned) or detect(versioned.shard.url, head)
+    )  # the name decides for an empty shard
 
 
-def _by_footer(found: Found, format_name: str) -> ShardIndex:
-    """The index of a shard, by its footer: how many samples. Cost: two or three requests.
+def _by_footer(versioned: VersionedShard, format_name: str) -> ShardIndex:
+    """Return the index of a shard from its footer, which has the number of samples. Cost: two or three requests.
 
     Raises:
-        StoreError: it cannot be read, or is another version.
-        DataError: it is not of the format.
+        StoreError: The shard cannot be read, or is another version.
+        DataError: The shard is not of the format.
     """
-    reader = ranged_of(format_name, shard=found.shard.url, size_bytes=found.size_bytes)
+    reader = ranged_of(format_name, shard=versioned.shard.url, size_bytes=versioned.size_bytes)
     looking = reader.look()
     span = next(looking, None)
     while span is not None:
-        blob = found.shard.store.read(found.shard.key, span)
-        if found.if_match is not None and blob.etag != found.if_match:
-            raise ObjectChangedError(f"the shard is now {blob.etag}, not {found.if_match}", url=found.shard.url)
+        blob = versioned.shard.store.read(versioned.shard.key, span)
+        if versioned.if_match is not None and blob.etag != versioned.if_match:
+            raise ObjectChangedError(f"the shard is now {blob.etag}, not {versioned.if_match}", url=versioned.shard.url)
         try:
             span = looking.send(blob.data)
         except StopIteration:
             break
     counts = [unit.samples_count for unit in reader.units]
     if None in counts:
-        raise DataError("its footer does not say how many samples it has", shard=found.shard.url)
+        raise DataError("its footer does not have the number of samples", shard=versioned.shard.url)
     count = sum(count for count in counts if count is not None)
-    return ShardIndex(ShardRow(found.key, found.size_bytes, found.etag, count, format_name, has_offsets=False))
+    return ShardIndex(
+        ShardRow(versioned.key, versioned.size_bytes, versioned.etag, count, format_name, has_offsets=False)
+    )
 
 
 def _cheapest(format_name: str) -> str:
-    """The format that gives the same samples with the least work: nobody looks at their fields here."""
+    """Return the format that gives the same samples with the least work, because their fields are not needed here."""
     return f"{format_name}-raw" if f"{format_name}-raw" in FORMATS else format_name
 
 
-def _by_store(todo: list[Found]) -> Iterator[tuple[Store, list[Found]]]:
+def _by_store(todo: list[VersionedShard]) -> Iterator[tuple[Store, list[VersionedShard]]]:
     for _, group in groupby(todo, key=lambda each: id(each.shard.store)):
         members = list(group)
         yield members[0].shard.store, members
 
 
-def _foreign_keys(store: Store, group: list[Found]) -> dict[str, str]:
-    """Of each shard that has one no older than itself, the key of its index. Cost: a listing of the shards' folder."""
+def _foreign_keys(store: Store, group: list[VersionedShard]) -> dict[str, str]:
+    """Return the keys of indexes that are not older than their shards, by shard. Cost: a listing of the shards' folder."""
     folder = _common_folder([each.shard.key for each in group])
     try:
         written_s = {info.key: info.last_modified_s or 0.0 for info in store.list(folder)}
@@ -381,17 +387,17 @@ def _common_folder(keys: list[str]) -> str:
     return low[: low.rfind("/", 0, equal) + 1]
 
 
-def _from_foreign(store: Store, each: Found, said: Blob, head: Blob) -> ShardIndex | None:
-    """The index of a shard by what another tool's `said`; None where that does not fit it."""
+def _from_foreign(store: Store, each: VersionedShard, blob: Blob, head: Blob) -> ShardIndex | None:
+    """Return the index of a shard from another tool's index `blob`; None if that does not fit the shard."""
     try:
         name = _format_of(each, bytes(head.data))
-        bounds = foreign.parse(said.data, format_name=name, size_bytes=each.size_bytes, name=said.key)
+        bounds = foreign.parse(blob.data, format_name=name, size_bytes=each.size_bytes, name=blob.key)
         offsets = bounds.offsets
         if bounds.last_is_end is None and len(offsets):
             last = int(offsets[-1])
             block = bytes(store.read(each.shard.key, ByteRange(last, last + HEAD_BYTES)).data)
             if block.strip(b"\0"):
-                detect(each.shard.url, block)  # a sample begins there, or the index is of another shard
+                detect(each.shard.url, block)  # raises if no sample begins there, so that the index does not fit
                 offsets = np.append(offsets, each.size_bytes)
         count = max(0, len(offsets) - 1)
         offsets = offsets if len(offsets) else np.zeros(1, np.int64)

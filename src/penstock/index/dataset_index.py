@@ -1,4 +1,4 @@
-"""``DatasetIndex``: one file that says what every shard holds, so that a start costs one read and not one per shard."""
+"""``DatasetIndex``: one file that describes every shard, so that a job starts with one read, not one per shard."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VERSION = 1
 class DatasetIndex:
     """The rows of a data set's shards, by key.
 
-    It may hold more shards than a job reads: patterns that select some of a folder share the folder's index.
+    It may have more shards than a job reads, because all patterns that select shards of a folder share the folder's index.
 
     Args:
-        base_url: What the keys are relative to; ends with a slash.
-        rows: Of shards.
+        base_url: URL that the keys are relative to; ends with a slash.
+        rows: Rows of the shards.
 
     Cost: O(shards).
     """
@@ -40,20 +40,20 @@ class DatasetIndex:
 
     @property
     def samples_count(self) -> int:
-        """Of all shards in it."""
+        """Number of samples in all shards of the index."""
         return sum(row.samples_count for row in self.rows.values())
 
     def add(self, row: ShardRow) -> None:
-        """Take `row` in the place of an older one of its shard."""
+        """Add `row`; it replaces an older row of the same shard."""
         self.rows[row.key] = row
 
     def row_of(self, key: str, *, size_bytes: int | None, etag: str | None) -> ShardRow | None:
-        """The row of a shard; None where there is none, or it is of another version."""
+        """Return the row of a shard; None if there is none, or it describes another version."""
         row = self.rows.get(key)
         return row if row is not None and row.is_of(size_bytes, etag) else None
 
     def encode(self) -> bytes:
-        """JSON lines: a header, then one shard per line, in key order."""
+        """Return the index as JSON lines: a header, then one shard per line, in key order."""
         from penstock.crc import crc32c
 
         rows = [self.rows[key] for key in sorted(self.rows)]
@@ -63,20 +63,20 @@ class DatasetIndex:
             "base_url": self.base_url,
             "shards_count": len(rows),
             "samples_count": self.samples_count,
-            "crc32c": f"{crc32c(lines):08x}",  # of all bytes after this line
+            "crc32c": f"{crc32c(lines):08x}",  # covers all bytes after this line
         }
         return json.dumps(head).encode() + b"\n" + lines
 
 
 def decode(data: Buffer, name: str) -> DatasetIndex:
-    """What ``DatasetIndex.encode`` wrote.
+    """Return the index that ``DatasetIndex.encode`` stored.
 
     Args:
         data: uint8[n], the file.
-        name: For errors.
+        name: Name of the file, for errors.
 
     Raises:
-        DataError: it is no such file, or is damaged.
+        DataError: The file is not such an index, or is damaged.
     """
     from penstock.crc import crc32c
 
@@ -85,13 +85,17 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
         head = json.loads(first)
         version = head["penstock_index"]
         if version != VERSION:
-            raise DataError(f"its version is {version}, this penstock reads {VERSION}", hint="index anew", shard=name)
+            raise DataError(
+                f"it has version {version}, this penstock reads version {VERSION}",
+                hint="run penstock index",
+                shard=name,
+            )
         if f"{crc32c(lines):08x}" != head["crc32c"]:
-            raise DataError("it does not have its checksum", hint="index anew", shard=name)
+            raise DataError("its checksum is wrong", hint="run penstock index", shard=name)
         entries: list[dict[str, Any]] = json.loads(b"[" + b",".join(lines.splitlines()) + b"]")
         rows = [ShardRow(*(entry[field] for field in ShardRow._fields)) for entry in entries]
         return DatasetIndex(head["base_url"], rows)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"it is no index of a data set ({error})", hint="index anew", shard=name) from error
+        raise DataError(f"it is not an index of a data set ({error})", hint="run penstock index", shard=name) from error

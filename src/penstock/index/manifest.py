@@ -1,9 +1,9 @@
-"""Manifests: a listing that was kept, so that a job needs none.
+"""Manifests: stored listings, so that a job needs no listing.
 
-Written as JSON lines or Parquet: ``key``, ``size_bytes``, ``etag`` of each object; JSON lines begin with a header that
-says what the keys are relative to. Read as well: JSON lines and Parquet of others (``url`` or ``key`` or ``path``,
-``size`` or ``size_bytes``, ``etag``), SageMaker's manifests (``[{"prefix": ...}, "relative", ...]``) and its augmented
-ones (JSON lines whose ``NAME-ref`` attributes are URLs).
+A manifest is written as JSON lines or Parquet, with ``key``, ``size_bytes`` and ``etag`` of each object; JSON lines begin
+with a header that has the URL to which the keys are relative. Manifests of other tools can be read too: JSON lines and
+Parquet (``url``, ``key`` or ``path``; ``size`` or ``size_bytes``; ``etag``), SageMaker's manifests
+(``[{"prefix": ...}, "relative", ...]``), and its augmented manifests (JSON lines whose ``NAME-ref`` attributes are URLs).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _REF = "-ref"
 
 
 class ManifestEntry(NamedTuple):
-    """One object.
+    """One object of a manifest.
 
     Attributes:
-        url: Of the object.
-        size_bytes: None where the manifest does not say.
-        etag: None where the manifest does not say; with it, a job reads this version or fails.
-        attributes: Of a line of an augmented manifest, those that are no references.
+        url: URL of the object.
+        size_bytes: Size of the object in bytes; None if the manifest does not have it.
+        etag: ETag of the object, so that a job reads this version or fails; None if the manifest does not have it.
+        attributes: Attributes in a line of an augmented manifest that are not references; otherwise None.
     """
 
     url: str
@@ -51,15 +51,18 @@ class ManifestEntry(NamedTuple):
 
 
 class ManifestWriter:
-    """Writes JSON lines or Parquet, a row at a time.
+    """Writes a manifest row by row.
+
+    Attributes:
+        count: Number of objects written so far.
 
     Args:
-        file: Open for writing bytes; stays open.
-        base_url: What the keys are relative to; ends with a slash.
+        file: File open for writing bytes; it stays open.
+        base_url: URL that the keys are relative to; ends with a slash.
         format: ``"jsonl"`` or ``"parquet"``.
 
     Raises:
-        ConfigError: another format, or Parquet without pyarrow.
+        ConfigError: The format is unknown, or it is Parquet and pyarrow is not installed.
     """
 
     def __init__(self, file: BinaryIO, *, base_url: str, format: str) -> None:  # noqa: A002 - as elsewhere
@@ -72,7 +75,7 @@ class ManifestWriter:
             file.write(_line({"penstock_manifest": VERSION, "base_url": base_url}))
 
     def add(self, info: ObjectInfo) -> None:
-        """One object, its key relative to the base URL."""
+        """Write one object; its key is relative to the base URL."""
         self.count += 1
         if self._parquet is not None:
             self._parquet.add(info)
@@ -80,7 +83,7 @@ class ManifestWriter:
             self._file.write(_line({"key": info.key, "size_bytes": info.size_bytes, "etag": info.etag}))
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         if self._parquet is not None:
             self._parquet.finish()
 
@@ -123,16 +126,16 @@ def write_manifest(
     base_url: str,
     format: str = "jsonl",  # noqa: A002
 ) -> int:
-    """Write a manifest of `infos`, as a listing gives them; how many there were.
+    """Write a manifest of `infos`; return their number.
 
     Args:
-        infos: Keys relative to `base_url`, sizes in bytes, ETags.
-        file: Open for writing bytes; stays open.
-        base_url: What the keys are relative to; ends with a slash.
+        infos: Listed objects, with keys relative to `base_url`.
+        file: File open for writing bytes; it stays open.
+        base_url: URL that the keys are relative to; ends with a slash.
         format: ``"jsonl"`` or ``"parquet"`` (needs pyarrow).
 
     Raises:
-        ConfigError: another format, or Parquet without pyarrow.
+        ConfigError: The format is unknown, or it is Parquet and pyarrow is not installed.
     """
     writer = ManifestWriter(file, base_url=base_url, format=format)
     for info in infos:
@@ -142,17 +145,17 @@ def write_manifest(
 
 
 def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) -> list[ManifestEntry]:
-    """The objects of a manifest, in its order; its kind is found from its bytes.
+    """Return the objects of a manifest in its order; its bytes show which kind of manifest it is.
 
     Args:
         data: uint8[n], the manifest.
-        url: Of the manifest: for errors, and what relative keys are relative to where the manifest does not say.
-        refs: Of an augmented manifest, the attributes whose objects are wanted (``["image-ref"]``); default all, in
-            the order of each line.
+        url: URL of the manifest, for errors; keys are relative to its folder if the manifest names no URL.
+        refs: Attributes of an augmented manifest whose objects are wanted (``["image-ref"]``); None takes all, in the
+            order of each line.
 
     Raises:
-        DataError: it is none of the kinds in this module's description; names the line.
-        ConfigError: Parquet, and there is no pyarrow.
+        DataError: It is not one of the kinds in this module's description; the message names the line.
+        ConfigError: It is Parquet, and pyarrow is not installed.
     """
     raw = bytes(data)
     base = folder_of(url)
@@ -165,7 +168,7 @@ def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
 
 
 def is_manifest_name(name: str) -> bool:
-    """Whether an object of this name is a manifest and no shard: ``manifest`` is in it, before a known suffix."""
+    """Return whether an object of this name is a manifest, not a shard: ``manifest`` is in it, before a known suffix."""
     lowered = public_url(name).rpartition("/")[2].lower()
     return "manifest" in lowered and lowered.endswith((".jsonl", ".json", ".parquet", ".manifest"))
 
@@ -181,7 +184,7 @@ def _read_lines(raw: bytes, base: str, name: str, refs: tuple[str, ...] | None) 
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise DataError(f"line {number} of the manifest is no JSON ({error})", shard=name) from error
+            raise DataError(f"line {number} of the manifest is not JSON ({error})", shard=name) from error
         if not isinstance(row, dict):
             raise DataError(f"line {number} of the manifest is a {type(row).__name__}, not an object", shard=name)
         if "penstock_manifest" in row:
@@ -202,7 +205,7 @@ def _of_row(
         if size is not None and (not isinstance(size, int) or size < 0):
             raise DataError(f"{where} has the size {size!r}", shard=name)
         if etag is not None and not isinstance(etag, str):
-            raise DataError(f"{where} has the ETag {etag!r}, which is no text", shard=name)
+            raise DataError(f"{where} has the ETag {etag!r}, which is not text", shard=name)
         yield ManifestEntry(_joined(base, url), size, strong_etag(etag))
         return
     attributes = {field: value for field, value in row.items() if not field.endswith(_REF)}
@@ -223,7 +226,7 @@ def _read_sagemaker(text: bytes, name: str) -> Iterator[ManifestEntry]:
     try:
         entries = json.loads(text)
     except ValueError as error:
-        raise DataError(f"the manifest is no JSON ({error})", shard=name) from error
+        raise DataError(f"the manifest is not JSON ({error})", shard=name) from error
     prefix = entries[0].get("prefix") if entries and isinstance(entries[0], dict) else None
     if not isinstance(prefix, str) or not prefix:
         raise DataError('the manifest does not begin with {"prefix": "s3://..."}', shard=name)
@@ -243,7 +246,7 @@ def _read_parquet(raw: bytes, base: str, name: str) -> Iterator[ManifestEntry]:
         columns = [column for column in file.schema_arrow.names if column in wanted]
         rows = file.read(columns=columns).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"the manifest is no Parquet file ({error})", shard=name) from error
+        raise DataError(f"the manifest is not a Parquet file ({error})", shard=name) from error
     for number, row in enumerate(rows):
         yield from _of_row(row, base, f"row {number} of the manifest", name, None)
 

@@ -1,8 +1,8 @@
-"""``Members``: where the members of a tar's samples lie, so that those nobody wants need not be read.
+"""``Members``: where the members of a tar's samples lie, so that only the wanted ones need to be read.
 
-Kept for shards whose samples all have the same fields in the same order and the same bytes of headers before each, as
-every writer of data sets makes them; of others nothing is kept. Positions follow from the sizes: a member is its
-headers and its value, padded to a block, and the last one ends where its sample does.
+They are stored only for shards whose samples all have the same fields in the same order, with headers of the same length,
+as usual writers of data sets make them. The positions follow from the sizes: a member is its headers and its value, padded
+to a block, and the last one ends where its sample does.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 ITEM_BYTES = (1, 2, 4, 8)
 NAME_BYTES = 100
-_PREFIX = 345  # where in a header the first half of a long name begins
+_PREFIX = 345  # position of the first half of a long name in a header
 
 
 class Members(NamedTuple):
     """The members of one shard's samples.
 
     Attributes:
-        names: Of the fields, in stored order.
-        head_bytes: Of the headers before each value, long-name and PAX headers included.
-        sizes: int64[samples, fields], bytes of each value.
+        names: Names of the fields, in stored order.
+        head_bytes: Size in bytes of the headers before each value, with long-name and PAX headers.
+        sizes: int64[samples, fields], size of each value in bytes.
     """
 
     names: tuple[str, ...]
@@ -42,36 +42,39 @@ class Members(NamedTuple):
     sizes: NDArray[np.int64]
 
     def spans(self, ends: NDArray[np.int64], wanted: Sequence[str]) -> NDArray[np.int64]:
-        """The bytes of the wanted members, headers included: fed to a parser, they are samples of these fields alone.
+        """Return the ranges of the wanted members with their headers. A parser reads them as samples of these fields only.
 
         Args:
-            ends: int64[samples], where the samples end in the shard; the last ones of ``sizes`` may be left out.
+            ends: int64[samples], ends of the samples in the shard; may be shorter than ``sizes``.
             wanted: Names of fields.
 
         Returns:
-            int64[samples, wanted, 2]: start and end of each, in stored order.
+            int64[samples, wanted, 2], start and end of each member, in stored order.
 
         Raises:
-            ConfigError: a field that the samples do not have.
+            ConfigError: The samples do not have one of the fields.
         """
         if missing := [name for name in wanted if name not in self.names]:
             raise ConfigError(f"field {missing[0]!r} is not one of {', '.join(self.names)}")
         chosen = [at for at, name in enumerate(self.names) if name in wanted]
         blocks = self.head_bytes + _padded(self.sizes[: len(ends)])
-        behind = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]  # from the start of each member to the end of its sample
+        behind = np.cumsum(blocks[:, ::-1], axis=1)[
+            :, ::-1
+        ]  # bytes from the start of each member to the end of its sample
         starts = ends[:, None] - behind
         return np.stack([starts[:, chosen], (starts + blocks)[:, chosen]], axis=-1)
 
     def cut(self, number: int, extent: memoryview, *, offset_bytes: int) -> Sample | None:
-        """A sample, cut out of its extent without parsing it: a third of the time. Of bytes that have their checksum only.
+        """Return a sample cut out of its extent, which takes a third of the time of parsing. Check the checksum before.
 
         Args:
-            number: Of the sample, in the shard.
-            extent: uint8[n], as stored.
-            offset_bytes: Of the extent, in the shard.
+            number: Number of the sample in the shard.
+            extent: uint8[n], the stored bytes of the sample.
+            offset_bytes: Position of the extent in the shard, in bytes.
 
         Returns:
-            As the parser gives it; None where only that can: more than one header for a member, or bytes before them.
+            The sample, equal to the parser's. None if it must be parsed: a member has more than one header, or other bytes
+            come before the first one.
         """
         fields, at = {}, 0
         for name, size in zip(self.names, self.sizes[number].tolist(), strict=True):
@@ -83,7 +86,7 @@ class Members(NamedTuple):
         return Sample(split[0], fields, offset_bytes, at) if split is not None else None
 
     def encode(self) -> tuple[bytes, int]:
-        """As stored, and bytes per item: a line of JSON, then the sizes, field by field."""
+        """Return the stored form (a line of JSON, then the sizes, field by field), and the bytes per size."""
         most = int(self.sizes.max()) if self.sizes.size else 0
         item_bytes = next(size for size in ITEM_BYTES if most < 1 << (8 * size))
         head = json.dumps({"names": self.names, "head_bytes": self.head_bytes}).encode() + b"\n"
@@ -91,12 +94,12 @@ class Members(NamedTuple):
 
 
 def members_of(names: Sequence[str], values: Sequence[Sequence[int]], sample_sizes: Sequence[int]) -> Members | None:
-    """What is to be kept of samples of these fields; None where their layout is not the same throughout.
+    """Return the members of samples with these fields; None if the samples do not all have the same layout.
 
     Args:
-        names: Of the fields, in stored order.
-        values: Bytes of each sample's values.
-        sample_sizes: Bytes of each sample, from its first header to the end of its last block.
+        names: Names of the fields, in stored order.
+        values: Sizes in bytes of each sample's values.
+        sample_sizes: Size in bytes of each sample, from its first header to the end of its last block.
     """
     if not values or not names:
         return None
@@ -109,10 +112,16 @@ def members_of(names: Sequence[str], values: Sequence[Sequence[int]], sample_siz
 
 
 def decode(data: Buffer, *, count: int, item_bytes: int, name: str) -> Members:
-    """What ``Members.encode`` gave.
+    """Return the members that ``Members.encode`` stored.
+
+    Args:
+        data: uint8[n], the stored form.
+        count: Number of samples.
+        item_bytes: Bytes per size.
+        name: Name of the shard, for errors.
 
     Raises:
-        DataError: it is not that.
+        DataError: The data is not a stored form of members.
     """
     try:
         line, _, items = bytes(data).partition(b"\n")

@@ -1,11 +1,12 @@
-"""What a pass over the shards found out about them, in one file: a by-product must not cost a file for each.
+"""What a pass over the shards learned about them, in one file, because a by-product must not cost one file per shard.
 
-It has counts and extents, no checksums, keys and members: those cost a first pass a tenth of its time, and are what
-``penstock index`` is for. Such files lie in ``index_dir`` under ``passes/``, as many as there were ranks and processes,
-each written whole; a data set's index is what they and ``dataset.index`` say together.
+It has counts and extents, but no checksums, keys or members: those would cost a first pass a tenth of its time, and
+``penstock index`` collects them. These files lie in ``index_dir`` under ``passes/``, one for each rank or process, and each
+is written as a whole. A data set's index is what they and ``dataset.index`` say together.
 
-A line of JSON, with the length and the checksum of the table behind it; the table, a JSON list of rows, each with where
-its ``ShardIndex`` lies in what follows; the ``ShardIndex``es as they are stored elsewhere, which have checksums of their own.
+A file begins with a line of JSON, which has the length and the checksum of the table that follows. The table is a JSON list
+of rows, each with the position of its ``ShardIndex`` in the rest of the file. The rest are ``ShardIndex``es as they are
+stored elsewhere, which have checksums of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HEAD_BYTES_MAX = 256
 
 
 def encode(indexes: Sequence[ShardIndex]) -> tuple[str, bytes]:
-    """Name and content of a pass's file; of equal ones it is the same."""
+    """Return the name and the content of a pass's file; equal contents have equal names."""
     from penstock.crc import crc32c
 
     stored = [index.encode() for index in indexes]
@@ -45,17 +46,17 @@ def encode(indexes: Sequence[ShardIndex]) -> tuple[str, bytes]:
 
 
 def read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
-    """The rows of a pass's file, and where in it the index of each shard lies. Cost: a read of its table.
+    """Return the rows of a pass's file, and the range of each shard's index in it. Cost: one read of its table.
 
     Raises:
-        DataError: it is none, or damaged.
+        DataError: The file is not such a file, or is damaged.
     """
     try:
         return _read(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"it is no index of a pass ({error})", shard=path.name) from error
+        raise DataError(f"it is not an index of a pass ({error})", shard=path.name) from error
 
 
 def _read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
@@ -65,10 +66,12 @@ def _read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
         line = file.readline(HEAD_BYTES_MAX)
         head = json.loads(line)
         if head["penstock_pass"] != VERSION:
-            raise DataError(f"its version is {head['penstock_pass']}, this penstock reads {VERSION}", shard=path.name)
+            raise DataError(
+                f"it has version {head['penstock_pass']}, this penstock reads version {VERSION}", shard=path.name
+            )
         table = file.read(head["table_bytes"])
     if f"{crc32c(table):08x}" != head["crc32c"]:
-        raise DataError("its table does not have its checksum", shard=path.name)
+        raise DataError("the checksum of its table is wrong", shard=path.name)
     begin = len(line) + len(table)
     return [
         (ShardRow(*row), ByteRange(begin + at, begin + at + size_bytes)) for *row, at, size_bytes in json.loads(table)

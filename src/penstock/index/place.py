@@ -1,9 +1,9 @@
-"""Where an index is kept: beside the shards, or in a directory of this machine.
+"""Where an index is stored: beside the shards, or in a directory of this machine.
 
-Beside the shards it is found by every host, and needs the right to write; its objects lie under ``.penstock/``, which
-no listing of shards takes for one. Else it lies in ``index_dir``, in a folder named after the data set's URL and
-endpoint. Both have the same two kinds of files: ``dataset.index``, and ``shards/KEY.index`` for each shard. Files are
-replaced whole, so a reader sees the old one or the new one.
+Beside the shards, every host finds it, but writing it needs permission; its objects lie under ``.penstock/``, which no
+listing of shards includes. Otherwise it lies in ``index_dir``, in a folder named after the data set's URL and endpoint.
+Both places have the same two kinds of files: ``dataset.index``, and ``shards/KEY.index`` for each shard. Files are replaced
+as a whole, so a reader sees either the old file or the new one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from penstock.compose import endpoint_of
 from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreError
 from penstock.index import dataset_index, passes, shard_index
-from penstock.index.asking import heads, read_at_once
+from penstock.index.batched_gets import get_many, stat_many
 from penstock.index.dataset_index import DatasetIndex
 from penstock.private import check_private
 from penstock.store.inflight import InFlight
@@ -33,51 +33,51 @@ if TYPE_CHECKING:
     from penstock.types import Buffer, Key
 
 FOLDER = ".penstock/"
-"""Of an index beside its shards. Nothing under it is a shard."""
+"""Folder of an index beside its shards. Nothing under it is a shard."""
 
 SUFFIX = ".index"
 DATASET_KEY = f"dataset{SUFFIX}"
 SHARDS_PREFIX = "shards/"
 
 READS_BYTES_MAX = 32 << 20
-"""Shards' indexes of fewer bytes in all are asked for at once: a job's first batch waits for them."""
+"""If shards' indexes have fewer bytes than this together, all are requested at once: a job's first batch waits for them."""
 
-_SAMPLE_BYTES = 16  # of a shard's index, about: position, checksum, key, members
+_SAMPLE_BYTES = 16  # approximate size of a sample in a shard's index: position, checksum, key, members
 
 
 class ShardLike(Protocol):
-    """A shard as a listing gives it; ``penstock.sources.shards.Shard`` is one."""
+    """A shard as a listing gives it, for example ``penstock.sources.shards.Shard`` is one."""
 
     @property
     def store(self) -> Store:
-        """That it lies in."""
+        """Store of the shard."""
 
     @property
     def key(self) -> Key:
-        """In that store."""
+        """Key of the shard in that store."""
 
     @property
     def url(self) -> str:
-        """For people."""
+        """URL of the shard, for people."""
 
     @property
     def etag(self) -> str | None:
-        """Of its version; None where the listing did not say."""
+        """ETag of its version; None if the listing did not give it."""
 
     @property
     def size_bytes(self) -> int | None:
-        """None where the listing did not say."""
+        """Size of the shard in bytes; None if the listing did not give it."""
 
 
-class Found(NamedTuple):
-    """A shard of which the version is known.
+class VersionedShard(NamedTuple):
+    """A shard whose version is known.
 
     Attributes:
-        shard: As it was given.
-        key: Relative to the data set's base URL: its name in the index.
-        size_bytes: Of the shard.
-        etag: Or the store's own pin; where it has neither, size and modification time.
-        if_match: What to read the shard with: the ETag or pin; None where it has neither.
+        shard: The shard as it was listed.
+        key: Its name in the index: its URL relative to the data set's base URL.
+        size_bytes: Its size in bytes.
+        etag: Its ETag, or the store's own pin; its size and modification time if it has neither.
+        if_match: The ETag or pin with which to read it; None if it has neither.
     """
 
     shard: ShardLike
@@ -88,10 +88,10 @@ class Found(NamedTuple):
 
 
 def base_url(shards: Sequence[ShardLike]) -> str:
-    """The folder that holds all `shards`; for listed ones at least the folder that was listed. Ends with a slash.
+    """Return the folder that contains all `shards`, with a slash at its end; for a listing, at least the listed folder.
 
     Raises:
-        ConfigError: there is none: they lie in several buckets or hosts.
+        ConfigError: There is no such folder, because the shards lie in several buckets or hosts.
     """
     common: list[str] | None = None
     listed = {store: _listed_folder(store) for store in {shard.store for shard in shards}}
@@ -108,36 +108,43 @@ def base_url(shards: Sequence[ShardLike]) -> str:
     url = "/".join(common or [])
     if not url or (not urlsplit(url).netloc and not url.startswith("file:")):
         raise ConfigError(
-            "the shards have no folder in common, where one index could lie", hint="index each bucket by itself"
+            "the shards have no folder in common, in which their index could be stored",
+            hint="index each bucket by itself",
         )
     return url
 
 
 def _listed_folder(store: Store) -> str:
-    """What was listed; of a single file, its directory; "" for a whole bucket."""
+    """Return the folder that was listed; the directory of a single file; "" for a whole bucket."""
     root = store.describe("")
     return root if root.startswith("file:") or urlsplit(root).path.strip("/") else ""
 
 
-def resolve(shards: Iterable[ShardLike], base: str) -> list[Found]:
-    """`shards` with their versions. Cost: one request for each whose listing did not say it, 64 at a time.
+def resolve(shards: Iterable[ShardLike], base: str) -> list[VersionedShard]:
+    """Return `shards` with their versions.
+
+    Args:
+        shards: Listed shards.
+        base: URL that the keys are relative to; ends with a slash, or is "".
 
     Raises:
-        StoreError: a shard is missing, or its store cannot be asked.
-        ConfigError: a shard does not lie under `base`.
+        StoreError: A shard is missing, or its store cannot be reached.
+        ConfigError: A shard does not lie under `base`.
+
+    Cost: one request for each shard whose version the listing did not give, 64 at a time.
     """
     shards = list(shards)
-    found: list[Found] = []
+    found: list[VersionedShard] = []
     unknown: dict[int, tuple[Store, list[tuple[int, Key]]]] = {}
     for index, shard in enumerate(shards):
         if not shard.url.startswith(base):
             raise ConfigError(f"{shard.url} does not lie under {base}")
         key = shard.url[len(base) :]
-        found.append(Found(shard, key, shard.size_bytes or 0, shard.etag or "", shard.etag))
+        found.append(VersionedShard(shard, key, shard.size_bytes or 0, shard.etag or "", shard.etag))
         if shard.size_bytes is None or shard.etag is None:
             unknown.setdefault(id(shard.store), (shard.store, []))[1].append((index, shard.key))
     for store, keys in unknown.values():
-        for index, info in heads(store, keys):
+        for index, info in stat_many(store, keys):
             etag = info.etag or f"{info.size_bytes}-{info.last_modified_s}"
             found[index] = found[index]._replace(size_bytes=info.size_bytes, etag=etag, if_match=info.etag)
     return found
@@ -147,33 +154,33 @@ class IndexPlace:
     """The files of one data set's index.
 
     Args:
-        store: That holds them.
-        prefix: Of their keys in it; "" or ending with a slash.
-        base: URL of the data set, which its keys are relative to.
+        store: Store of the files.
+        prefix: Prefix of their keys; "" or ending with a slash.
+        base: URL of the data set, which the index's keys are relative to.
     """
 
     def __init__(self, store: Store, prefix: str, *, base: str) -> None:
         self.store = store
         self.base_url = base
         self._prefix = prefix
-        self._in_pass: dict[ShardRow, tuple[Key, ByteRange]] = {}  # where the index of a shard lies in a pass's file
+        self._in_pass: dict[ShardRow, tuple[Key, ByteRange]] = {}  # ranges of shards' indexes in files of passes
 
     @property
     def url(self) -> str:
-        """Of the folder that holds the files."""
+        """URL of the folder that holds the files."""
         return self.store.describe(self._prefix)
 
     def load(self) -> DatasetIndex:
-        """All that is known of the data set; an empty index where there is none, or it is damaged.
+        """Return everything that is known of the data set; an empty index if there is none, or it is damaged.
 
         Raises:
-            StoreError: the store cannot be asked.
+            StoreError: The store cannot be read.
 
-        Cost: one read, and in a directory of this machine one for each pass that left its own.
+        Cost: one read; in a directory of this machine, also one read for each file of a pass.
         """
         index = self.load_saved()
         if not isinstance(self.store, LocalStore) or self._prefix:
-            return index  # beside the shards nothing is left by a pass
+            return index  # passes leave nothing beside the shards
         root = self.store.root
         saved_s = _written_s(root / DATASET_KEY)
         self._in_pass.clear()
@@ -181,7 +188,7 @@ class IndexPlace:
             try:
                 found = passes.read(path)
             except DataError:
-                continue  # what it said is found out again
+                continue  # a later pass learns its content again
             for row, span in found:
                 if row.key not in index.rows or _written_s(path) > saved_s:
                     index.add(row)
@@ -189,16 +196,16 @@ class IndexPlace:
         return index
 
     def save_pass(self, indexes: Sequence[ShardIndex]) -> None:
-        """Keep what a pass over some shards found out, beside what is known already."""
+        """Store what a pass over some shards learned, in addition to what is stored already."""
         name, content = passes.encode(indexes)
         self._make_folder()
         self.store.write(self._prefix + passes.FOLDER + name, content)
 
     def load_saved(self) -> DatasetIndex:
-        """The data set's index, without what passes left; an empty one where there is none. Cost: one read.
+        """Return the data set's index without what passes left; an empty one if there is none. Cost: one read.
 
         Raises:
-            StoreError: the store cannot be asked.
+            StoreError: The store cannot be read.
         """
         key = self._prefix + DATASET_KEY
         try:
@@ -207,10 +214,10 @@ class IndexPlace:
             return DatasetIndex(self.base_url)
 
     def exists(self) -> bool:
-        """Whether the data set's index lies there, damaged or not. Cost: one request.
+        """Return whether a data set's index is stored here, damaged or not. Cost: one request.
 
         Raises:
-            StoreError: the store cannot be asked.
+            StoreError: The store cannot be read.
         """
         try:
             self.store.stat(self._prefix + DATASET_KEY)
@@ -219,18 +226,18 @@ class IndexPlace:
         return True
 
     def decoded(self, data: Buffer) -> DatasetIndex:
-        """The data set's index of its file; an empty one where that is damaged."""
+        """Return the data set's index from its file; an empty one if the file is damaged."""
         try:
             return dataset_index.decode(data, self.store.describe(self._prefix + DATASET_KEY))
         except DataError:
-            return DatasetIndex(self.base_url)  # sidecars say of themselves what they describe: nothing is lost
+            return DatasetIndex(self.base_url)  # nothing is lost: the shards' own indexes name what they describe
 
     def is_below(self, store: Store) -> bool:
-        """Whether it lies beside all that `store` has."""
+        """Return whether this is the place beside everything in `store`."""
         return self.store is store and self._prefix == FOLDER
 
     def save(self, index: DatasetIndex) -> None:
-        """Write the data set's index, with the rows of shards that another process added meanwhile."""
+        """Write the data set's index, together with rows that another process has added in the meantime."""
         merged = self.load_saved()
         merged.base_url = self.base_url
         for row in index.rows.values():
@@ -239,27 +246,27 @@ class IndexPlace:
         self.store.write(self._prefix + DATASET_KEY, merged.encode())
 
     def load_shard(self, row: ShardRow) -> ShardIndex:
-        """The index of one shard. Cost: one read.
+        """Return the index of one shard. Cost: one read.
 
         Raises:
-            ObjectMissingError: there is none.
-            DataError: it is damaged, or of another version than `row`.
+            ObjectMissingError: There is none.
+            DataError: It is damaged, or describes another version than `row`.
         """
         return next(self.load_shards([row]))
 
     def load_shards(self, rows: Iterable[ShardRow]) -> Iterator[ShardIndex]:
-        """The indexes of `rows`, in order, read ahead. Cost: one request each, many at a time.
+        """Yield the indexes of `rows`, in order, read ahead. Cost: one request each, many at a time.
 
         Raises:
-            ObjectMissingError: one is missing.
-            DataError: one is damaged, or of another version than its row.
+            ObjectMissingError: An index is missing.
+            DataError: An index is damaged, or describes another version than its row.
         """
         rows = list(rows)
         wanted: list[tuple[Key, ByteRange | None]] = [
             self._in_pass.get(row) or (self._shard_key(row.key), None) for row in rows
         ]
         if sum(_SAMPLE_BYTES * row.samples_count for row in rows) <= READS_BYTES_MAX:
-            return self._iter_shards(rows, read_at_once(self.store, wanted))
+            return self._iter_shards(rows, get_many(self.store, wanted))
         return self._iter_shards(rows, ((blob.key, blob.data) for blob in self.store.read_many(wanted)))
 
     def _iter_shards(self, rows: list[ShardRow], found: Iterator[tuple[Key, Buffer]]) -> Iterator[ShardIndex]:
@@ -268,7 +275,7 @@ class IndexPlace:
             if index.row != row:
                 raise DataError(
                     f"the index of the shard describes {index.row}, the data set's index {row}",
-                    hint="run penstock index: what does not agree is made anew",
+                    hint="run penstock index, which replaces an index that does not agree",
                     shard=row.key,
                 )
             yield index
@@ -279,9 +286,9 @@ class IndexPlace:
         self.store.write(self._shard_key(index.row.key), index.encode())
 
     def saved_rows(self, keys: set[str]) -> list[ShardRow]:
-        """What the shards' indexes that lie there say of `keys`; damaged ones are left out.
+        """Return the rows in the stored indexes of the shards `keys`; damaged ones are left out.
 
-        For a build that was killed before it wrote the data set's index. Cost: a listing, and a read of 4 KiB for each.
+        A build that was killed before it wrote the data set's index leaves them. Cost: a listing, and a read of 4 KiB each.
         """
         prefix = self._prefix + SHARDS_PREFIX
         rows = []
@@ -295,7 +302,7 @@ class IndexPlace:
                     rows.append(shard_index.read_head(blob.data, blob.key))
                 except DataError:
                     continue
-        except ObjectMissingError:  # not even the folder
+        except ObjectMissingError:  # the folder does not exist
             return []
         return [row for row in rows if row.key in keys]
 
@@ -308,16 +315,16 @@ class IndexPlace:
                 self.store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(
-                    f"an index cannot be kept in {self.store.root}: {error.strerror}",
-                    hint="say where: index_dir=, --index-dir or XDG_CACHE_HOME; or keep it beside the shards",
+                    f"an index cannot be stored in {self.store.root}: {error.strerror}",
+                    hint="choose another place with index_dir=, --index-dir or XDG_CACHE_HOME, or beside the shards",
                 ) from error
 
 
 class EarlyIndex:
-    """The index beside all that a store has, asked for while that is being listed.
+    """The index beside everything in a store, which is requested while the store is being listed.
 
     Args:
-        store: What is listed.
+        store: Store that is being listed.
     """
 
     def __init__(self, store: Store) -> None:
@@ -326,7 +333,7 @@ class EarlyIndex:
         self._in_flight.submit(Get(FOLDER + DATASET_KEY), None)
 
     def of(self, place: IndexPlace) -> DatasetIndex | None:
-        """The index at `place`, if that is this; None: it is another, or could not be read. Asked once."""
+        """Return the index at `place`; None if that is another place, or the index could not be read. Call it once."""
         if not place.is_below(self._store):
             return None
         _, completion = self._in_flight.wait()
@@ -335,29 +342,27 @@ class EarlyIndex:
         return None if completion.error is not None else place.decoded(completion.body)
 
     def close(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the request."""
         self._in_flight.cancel()
 
 
 def beside(shards: Iterable[ShardLike]) -> IndexPlace:
-    """The place beside `shards`.
+    """Return the place beside `shards`.
 
     Raises:
-        ConfigError: they have no folder in common.
+        ConfigError: They have no folder in common.
     """
     shards = list(shards)
     base = base_url(shards)
     store = shards[0].store
     root = store.describe("")
     if not base.startswith(root):
-        raise ConfigError(
-            f"the shards' folder {base} is above {root}, which is what was listed", hint="name the folder itself"
-        )
+        raise ConfigError(f"the shards' folder {base} is above the listed folder {root}", hint="name the folder itself")
     return IndexPlace(store, base[len(root) :] + FOLDER, base=base)
 
 
 def found_beside(shards: Iterable[ShardLike]) -> IndexPlace | None:
-    """The place beside `shards` if their index lies there; None also where nobody may look. Cost: one request."""
+    """Return the place beside `shards`; None if no index is stored there, or it may not be read. Cost: one request."""
     try:
         place = beside(shards)
         return place if place.exists() else None
@@ -366,10 +371,14 @@ def found_beside(shards: Iterable[ShardLike]) -> IndexPlace | None:
 
 
 def in_directory(shards: Iterable[ShardLike], index_dir: str | os.PathLike[str] | None = None) -> IndexPlace:
-    """The place of `shards`'s index in `index_dir`; default ``$XDG_CACHE_HOME/penstock/index``.
+    """Return the place of the shards' index in a directory of this machine.
+
+    Args:
+        shards: Listed shards.
+        index_dir: Directory of indexes; None means ``$XDG_CACHE_HOME/penstock/index``.
 
     Raises:
-        ConfigError: they have no folder in common, or other users could have put an index there.
+        ConfigError: The shards have no folder in common, or other users could have written an index there.
     """
     shards = list(shards)
     base = base_url(shards)
@@ -383,7 +392,7 @@ def in_directory(shards: Iterable[ShardLike], index_dir: str | os.PathLike[str] 
 
 
 def default_directory() -> Path:
-    """``$XDG_CACHE_HOME/penstock/index``, or ``~/.cache/penstock/index``."""
+    """Return ``$XDG_CACHE_HOME/penstock/index``, or ``~/.cache/penstock/index``."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if cache.startswith("/") else Path.home() / ".cache") / "penstock" / "index"
 

@@ -1,9 +1,9 @@
-"""Recording: the index as a by-product of a pass over a shard, and the builder that keeps what is finished.
+"""Recording an index as a by-product of a pass over a shard, and storing the indexes of finished shards.
 
-A checksum covers an extent, whose end is known only once its sample is complete, perhaps in a later chunk: a tar's
-sample ends where another key begins. So the last bytes of each chunk are kept (copied: no chunk is pinned), and what
-lies before them is summed up already. A sample whose end is said later than ``TAIL_BYTES`` after it (a large member
-that belongs to no sample follows it) costs its shard the checksums, not the offsets.
+A checksum covers an extent, whose end is known only when its sample is complete, perhaps in a later chunk: a sample of a
+tar ends where another key begins. Therefore the last bytes of each chunk are copied and kept, so that no chunk stays in
+memory, and the checksum already covers the bytes before them. If the end of a sample is known only more than
+``TAIL_BYTES`` after it (because a large member that belongs to no sample follows), its shard gets offsets, but no checksums.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.index.dataset_index import DatasetIndex
-    from penstock.index.place import Found, IndexPlace
+    from penstock.index.place import IndexPlace, VersionedShard
     from penstock.types import Buffer
 
 TAIL_BYTES = 64 * 1024
-"""Kept of each chunk: more than the headers that a parser may read before it knows that a sample is complete."""
+"""Bytes kept of each chunk: more than the headers that a parser may read before it knows that a sample is complete."""
 
 WRITERS_MAX = 4
-"""Threads that write shards' indexes: 30 ms each in a store, so some 130 shards a second."""
+"""Threads that write shards' indexes: about 130 shards per second if a write takes 30 ms."""
 
 WRITES_MAX = 16
-"""Shards' indexes waiting to be written, some 100 KB each: what a killed build has to do again."""
+"""Indexes of shards, of about 100 KB each, that may wait to be written; a killed build has to make them again."""
 
 
 class ShardRecorder:
-    """Hears of one shard's bytes and samples, from its first byte to its last, and makes its ``ShardIndex``.
+    """Takes one shard's bytes and samples, from its first byte to its last, and makes its ``ShardIndex``.
 
     Args:
-        found: The shard, and its version.
-        format_name: As found from its first bytes.
+        shard: The shard and its version.
+        format_name: Name of its format, as detected from its first bytes.
 
     Cost: 64 KiB, and 16 bytes and the key of each sample; about 1 µs per sample and 55 µs per MB.
     """
 
-    def __init__(self, found: Found, format_name: str) -> None:
-        self._found = found
+    def __init__(self, shard: VersionedShard, format_name: str) -> None:
+        self._shard = shard
         self._format = format_name
         self._has_offsets = FORMATS[format_name].unit == "sample"
-        self._in_head = FORMATS[format_name].head is not None  # no sample came yet, and the head belongs to none
-        self._position = 0  # in the shard, of the byte after the last chunk
-        self._tail = b""  # bytes before it that are not summed up yet
-        self._first = 0  # where the first extent begins
-        self._crc = 0  # of the current extent, as far as it is summed up
+        self._in_head = FORMATS[format_name].head is not None  # no sample has come yet, and the head belongs to none
+        self._position = 0  # position in the shard of the byte after the last chunk
+        self._tail = b""  # bytes before it that the checksum does not cover yet
+        self._first = 0  # start of the first extent
+        self._crc = 0  # checksum of the current extent so far
         self._has_crc = self._has_offsets
-        self._ends: list[int] = []  # of the extents, behind the start of the first
+        self._ends: list[int] = []  # ends of the extents
         self._crcs: list[int] = []
         self._keys: list[str] = []
-        self._fields: tuple[str, ...] | None = None  # of every sample so far; () where they differ
-        self._values: list[list[int]] = []  # bytes of each of them
-        self._sizes: list[int] = []  # bytes of each sample
+        self._fields: tuple[str, ...] | None = None  # field names that all samples so far share; () if they differ
+        self._values: list[list[int]] = []  # sizes of each sample's values
+        self._sizes: list[int] = []  # size of each sample
 
     def feed(self, data: Buffer, samples: Sequence[Sample]) -> None:
-        """The next bytes of the shard, and the samples that they completed."""
+        """Take the next bytes of the shard, and the samples that they completed."""
         self._keys += [sample.key for sample in samples]
         if not self._has_offsets:
             return
         if self._format == "tar" and samples:
             self._note_members(samples)
         view = memoryview(data)
-        at = 0  # in the view, of the first byte that is not summed up
+        at = 0  # position in the view of the first byte that no checksum covers
         position, ends, crcs = self._position, self._ends, self._crcs
         for sample in samples:
             if sample.size_bytes is None:
@@ -96,24 +96,24 @@ class ShardRecorder:
         self._position += len(view)
 
     def finish(self, samples: Sequence[Sample] = (), *, decided: str | None = None) -> ShardIndex:
-        """The shard ended, and these were its last samples.
+        """Return the index of the shard after its last byte.
 
         Args:
-            samples: Those that its end completed.
+            samples: Samples that its end completed.
             decided: The parser's ``decided_format``.
 
         Raises:
-            ConfigError: it was not heard of from end to end.
+            ConfigError: Not all bytes of the shard were fed.
         """
         self.feed(b"", samples)
-        if self._has_offsets and self._position != self._found.size_bytes:
+        if self._has_offsets and self._position != self._shard.size_bytes:
             raise ConfigError(
-                f"{self._position} of {self._found.size_bytes} bytes of {self._found.key} were recorded",
-                hint="a recorder hears of a whole shard, or is dropped",
+                f"{self._position} of {self._shard.size_bytes} bytes of {self._shard.key} were recorded",
+                hint="feed a recorder the whole shard, or drop it",
             )
-        found = self._found
+        shard = self._shard
         name = decided or self._format
-        row = ShardRow(found.key, found.size_bytes, found.etag, len(self._keys), name, self._has_offsets)
+        row = ShardRow(shard.key, shard.size_bytes, shard.etag, len(self._keys), name, self._has_offsets)
         offsets = np.array([self._first, *self._ends], np.int64) if self._has_offsets else None
         crcs = np.array(self._crcs, np.uint32) if self._has_crc else None
         members = members_of(self._fields, self._values, self._sizes) if self._fields else None
@@ -131,7 +131,7 @@ class ShardRecorder:
             self._sizes.append(sample.size_bytes or 0)
 
     def _drop_head(self, first: int) -> int:
-        """The first extent begins at `first`; where in the chunk that is, if it is there."""
+        """Start the first extent at `first`; return its position in the chunk, or 0 if it lies before."""
         self._in_head = False
         self._first = first
         tail_start = self._position - len(self._tail)
@@ -139,7 +139,7 @@ class ShardRecorder:
         return max(0, first - self._position)
 
     def _cut_tail(self, length: int) -> int:
-        """The sum of the extent that ends after `length` bytes of the tail; the rest begins the next one."""
+        """Return the checksum of the extent that ends after `length` bytes of the tail; the rest begins the next extent."""
         if length < 0:
             self._has_crc = False
             return 0
@@ -149,7 +149,7 @@ class ShardRecorder:
 
     def _keep_tail(self, rest: memoryview) -> None:
         if self._in_head:
-            self._tail += bytes(rest)  # until the first sample says where it ends
+            self._tail += bytes(rest)  # until the first sample shows where the head ends
             return
         if len(rest) >= TAIL_BYTES:
             self._crc = crc32c(self._tail, self._crc)
@@ -163,12 +163,12 @@ class ShardRecorder:
 
 
 class Verifier:
-    """Holds bytes read by range against a shard's index; for one range, fed in order.
+    """Compares one range of a shard, which is fed in order, with the checksums in the shard's index.
 
     Args:
-        index: Of the shard; without checksums nothing is held against anything.
-        first_sample: With whose extent the range begins.
-        url: For errors.
+        index: Index of the shard; without checksums, nothing is compared.
+        first_sample: Number of the sample with whose extent the range begins.
+        url: URL of the shard, for errors.
     """
 
     def __init__(self, index: ShardIndex, *, first_sample: int, url: str) -> None:
@@ -181,10 +181,10 @@ class Verifier:
         self._left_bytes = int(self._sizes[first_sample]) if self._sizes is not None and len(index) else 0
 
     def feed(self, data: Buffer) -> None:
-        """The next bytes of the range.
+        """Take the next bytes of the range.
 
         Raises:
-            ChecksumError: an extent that ends in them is not what was indexed.
+            ChecksumError: An extent that ends in them differs from what was indexed.
         """
         if self._sizes is None or self._crcs is None:
             return
@@ -202,8 +202,8 @@ class Verifier:
         if self._crc != expected:
             span = (int(self._offsets[self._sample]), int(self._offsets[self._sample + 1]))
             raise ChecksumError(
-                f"sample {self._sample} of the shard has CRC32C {self._crc:08x}, its index {expected:08x}",
-                hint="the same version gave other bytes than when it was indexed; penstock index --again checks",
+                f"sample {self._sample} of the shard has CRC32C {self._crc:08x}, its index says {expected:08x}",
+                hint="the same version has other bytes than when it was indexed; penstock index --again reads it again",
                 operation="GET",
                 url=self._url,
                 span=span,
@@ -215,26 +215,26 @@ class Verifier:
 
 
 class IndexBuilder:
-    """Collects the indexes of shards as they are finished, and writes them in the background.
+    """Collects the indexes of finished shards and writes them in the background.
 
-    A context manager; a by-product of a first pass is made like this::
+    A context manager. It makes an index as a by-product of a first pass like this::
 
         with IndexBuilder(place) as builder:
             ...
-            recorder = builder.recorder(found, "tar")
+            recorder = builder.recorder(shard, "tar")
             ...                                    # for each chunk: recorder.feed(chunk.data, parser.feed(chunk.data))
             builder.add(recorder.finish(parser.finish()))
 
     Args:
-        place: Where they are kept.
-        index: The data set's index so far; default: as it lies there.
+        place: Place of the index.
+        index: The data set's index so far; None loads the one that is stored.
 
     Cost: up to four threads while it is open; one write per shard, and one of the data set's index at the end.
     """
 
     def __init__(self, place: IndexPlace, *, index: DatasetIndex | None = None) -> None:
         self.place = place
-        self.index = index if index is not None else place.load_saved()  # a pass's has no keys and checksums
+        self.index = index if index is not None else place.load_saved()  # rows of passes have no keys and checksums
         self._pool = ThreadPoolExecutor(WRITERS_MAX, thread_name_prefix="penstock-index")
         self._writes: list[Future[None]] = []
         self._changed = False
@@ -246,19 +246,19 @@ class IndexBuilder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def has(self, found: Found) -> bool:
-        """Whether this version of the shard is indexed."""
-        return self.index.row_of(found.key, size_bytes=found.size_bytes, etag=found.etag) is not None
+    def has(self, shard: VersionedShard) -> bool:
+        """Return whether this version of the shard is indexed."""
+        return self.index.row_of(shard.key, size_bytes=shard.size_bytes, etag=shard.etag) is not None
 
-    def recorder(self, found: Found, format_name: str) -> ShardRecorder:
-        """To hear of one shard."""
-        return ShardRecorder(found, format_name)
+    def recorder(self, shard: VersionedShard, format_name: str) -> ShardRecorder:
+        """Return a recorder for one shard."""
+        return ShardRecorder(shard, format_name)
 
     def add(self, index: ShardIndex) -> None:
-        """A shard is finished: write its index, soon.
+        """Add the index of a finished shard, which is written in the background.
 
         Raises:
-            StoreError: an earlier one could not be written.
+            StoreError: An earlier index could not be written.
         """
         while len(self._writes) >= WRITES_MAX or (self._writes and self._writes[0].done()):
             self._writes.pop(0).result()
@@ -266,15 +266,15 @@ class IndexBuilder:
         self.add_row(index.row)
 
     def add_row(self, row: ShardRow) -> None:
-        """A shard whose index lies there already."""
+        """Add the row of a shard whose index is stored already."""
         self.index.add(row)
         self._changed = True
 
     def close(self) -> None:
-        """Write what is left, and the data set's index; idempotent.
+        """Write the remaining indexes and the data set's index; idempotent.
 
         Raises:
-            StoreError: something could not be written.
+            StoreError: Something could not be written.
         """
         if self._closed:
             return

@@ -1,4 +1,4 @@
-"""``SampleMap``: a data set's samples by number, for random access."""
+"""``SampleMap``: random access to a data set's samples by number and by key."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class SampleExtent(NamedTuple):
-    """Where a sample lies.
+    """The position of a sample.
 
     Attributes:
         shard: Number of its shard.
         sample: Number of the sample in the shard.
-        span: Its bytes.
-        known: The index of the shard.
+        span: Byte range of the sample in the shard.
+        known: Index of the shard.
     """
 
     shard: int
@@ -38,34 +38,35 @@ class SampleExtent(NamedTuple):
 
 
 class SampleMap:
-    """Where each sample of a data set lies, by its number over all shards; and how its bytes become a sample.
+    """Finds samples by number, counted over all shards in the order of the lookup, and parses them.
 
     Args:
-        known: A complete lookup, of formats that can be entered at any sample.
-        indexes_max: Number of shards' indexes to keep; one call keeps those that it needs. None: all that were needed.
+        known: A complete lookup, of shards in formats that can be read from any sample.
+        indexes_max: Number of shards' indexes to keep; a call that needs more keeps them until the next one. None keeps
+            all that were needed.
 
     Raises:
-        ConfigError: a shard is not indexed, or cannot be entered at a sample.
+        ConfigError: A shard is not indexed, or cannot be read from any sample.
 
     Cost: O(shards), and 12 bytes for each sample of the shards whose indexes are kept.
     """
 
     def __init__(self, known: Lookup, *, indexes_max: int | None = None) -> None:
         rows: list[ShardRow] = []
-        for found, row in zip(known.found, known.rows, strict=True):
+        for versioned, row in zip(known.shards, known.rows, strict=True):
             if row is None:
-                raise ConfigError(f"{found.shard.url} is not indexed in this version", hint="run penstock index")
+                raise ConfigError(f"this version of {versioned.shard.url} is not indexed", hint="run penstock index")
             if not row.has_offsets:
                 raise ConfigError(
-                    f"{found.shard.url} is {row.format}, which cannot be entered at a sample",
-                    hint="unpack it, or read it in order",
+                    f"{versioned.shard.url} is {row.format}, which cannot be read from any sample",
+                    hint="decompress it, or read it in order",
                 )
             rows.append(row)
         self._known = known
         self._rows = rows
-        said = (getattr(found.shard, "format", None) for found in known.found)
-        self._formats = [narrowed(each, row.format) for each, row in zip(said, rows, strict=True)]
-        # a list: NumPy's search lets go of the interpreter for one number, and gets it back 60 µs later
+        given = (getattr(each.shard, "format", None) for each in known.shards)
+        self._formats = [narrowed(each, row.format) for each, row in zip(given, rows, strict=True)]
+        # a list: NumPy's search for one number releases the interpreter's lock, and gets it back 60 µs later
         self._starts = [0, *accumulate(row.samples_count for row in rows)]
         self._indexes: dict[int, ShardIndex] = {}
         self._indexes_max = indexes_max
@@ -77,18 +78,18 @@ class SampleMap:
 
     @property
     def starts(self) -> Sequence[int]:
-        """The number of the first sample of each shard, and behind them the number of samples."""
+        """Number of the first sample of each shard, followed by the number of all samples."""
         return self._starts
 
     def extents(self, numbers: Iterable[int]) -> list[SampleExtent]:
-        """Where some samples lie; the bytes of neighbours adjoin.
+        """Return the positions of samples. The ranges of neighbours are adjacent.
 
         Args:
             numbers: Numbers of the samples; negative ones count from the end.
 
         Raises:
-            IndexError: there is no such sample.
-            DataError: a shard's index is damaged, or of another version.
+            IndexError: There is no such sample.
+            DataError: A shard's index is damaged, or describes another version.
 
         Cost: one read for each shard whose index is not kept, many at a time.
         """
@@ -97,38 +98,38 @@ class SampleMap:
         return [self._extent(shard, sample) for shard, sample in located]
 
     def head_span(self, shard: int) -> ByteRange | None:
-        """What of the shard has to be read, once, before its samples can be parsed; None for most formats."""
+        """Return the range that must be read once before the shard's samples can be parsed; None for most formats."""
         form = FORMATS[self._formats[shard]]
         if (not form.head and not form.decide) or shard in self._heads:
             return None
         self.load([shard])
         offsets = self._indexes[shard].offsets
         assert offsets is not None
-        return ByteRange(0, int(offsets[0 if form.head else 1]))  # to decide takes the first record
+        return ByteRange(0, int(offsets[0 if form.head else 1]))  # the first record decides the format
 
     def set_head(self, shard: int, data: Buffer) -> None:
-        """What was read of ``head_span``."""
+        """Set the bytes of ``head_span``."""
         if FORMATS[self._formats[shard]].head:
             self._heads[shard] = data
         else:
             self._formats[shard] = decided_format(self._formats[shard], data, is_all=True) or self._formats[shard]
 
     def parse(self, extent: SampleExtent, data: Buffer) -> Sample:
-        """The sample whose bytes were read.
+        """Parse a sample.
 
         Args:
-            extent: Where it lies.
-            data: uint8[n], the bytes of its span; held against its checksum.
+            extent: Position of the sample.
+            data: uint8[n], the bytes of its span, which are compared with its checksum.
 
         Raises:
-            ChecksumError: they are not what was indexed.
-            CorruptShardError: they are not one sample.
+            ChecksumError: The bytes differ from what was indexed.
+            CorruptShardError: The bytes are not one sample.
         """
         shard, number, (start, _), known = extent
-        url = self._known.found[shard].shard.url
+        url = self._known.shards[shard].shard.url
         if known.crc32c is not None:
             if sample_crc(data) != known.crc32c[number]:
-                Verifier(known, first_sample=number, url=url).feed(data)  # says what is wrong
+                Verifier(known, first_sample=number, url=url).feed(data)  # raises the error
             members = known.members
             if (
                 members is not None
@@ -138,23 +139,23 @@ class SampleMap:
         name = self._formats[shard]
         parser = parser_of(name, shard=url, start_offset_bytes=start, head=self._heads.get(shard))
         samples = parser.feed(data)
-        if not FORMATS[name].head:  # whose parsers know how many there should be
+        if not FORMATS[name].head:  # parsers of formats with a head know the number of samples
             samples += parser.finish()
         if len(samples) != 1:
             raise CorruptShardError(f"its bytes hold {len(samples)} samples, not 1", shard=url, offset_bytes=start)
         return samples[0]
 
     def parse_some(self, extent: SampleExtent, pieces: Sequence[Buffer]) -> Sample:
-        """A sample of a tar of which some members were read; there is no checksum to hold them against.
+        """Parse a tar's sample from some of its members, for which there is no checksum.
 
         Args:
-            extent: Where it lies.
+            extent: Position of the sample.
             pieces: uint8[n] each, its members in stored order, with their headers.
 
         Raises:
-            CorruptShardError: they are not members of one sample.
+            CorruptShardError: They are not members of one sample.
         """
-        url, start = self._known.found[extent.shard].shard.url, extent.span.start
+        url, start = self._known.shards[extent.shard].shard.url, extent.span.start
         parser = parser_of(self._formats[extent.shard], shard=url, start_offset_bytes=start)
         samples = [sample for piece in pieces for sample in parser.feed(piece)] + parser.finish()
         if len(samples) != 1:
@@ -162,24 +163,24 @@ class SampleMap:
         return samples[0]
 
     def iter_keys(self) -> Iterator[str]:
-        """The key of each sample, in order.
+        """Yield the key of each sample, in order.
 
         Raises:
-            ConfigError: the index has no keys, because another tool made it.
+            ConfigError: The index has no keys, for example because it came from another tool.
 
         Cost: reads the keys of all shards.
         """
         for shard, index in enumerate(self._known.place.load_shards(self._rows)):
             if index.keys is None:
                 hint = "penstock index --again reads the shards"
-                raise ConfigError(f"the index of {self._known.found[shard].shard.url} has no keys", hint=hint)
+                raise ConfigError(f"the index of {self._known.shards[shard].shard.url} has no keys", hint=hint)
             yield from index.keys
 
     def find(self, key: str) -> int | None:
-        """Number of the first sample with this key; None: there is none. Cost: all keys are read and kept, once.
+        """Return the number of the first sample with this key; None if there is none. Cost: reads and keeps all keys once.
 
         Raises:
-            ConfigError: the index has no keys, as those of other tools.
+            ConfigError: The index has no keys, for example because it came from another tool.
         """
         if self._by_key is None:
             by_key: dict[str, int] = {}
@@ -189,7 +190,7 @@ class SampleMap:
         return self._by_key.get(key)
 
     def load(self, shards: Collection[int]) -> None:
-        """Have the indexes of some shards. Cost: one read for each that is not kept, many at a time."""
+        """Load the indexes of some shards. Cost: one read for each that is not kept, many at a time."""
         indexes = self._indexes
         missing = sorted({shard for shard in shards if shard not in indexes})
         if not missing:
@@ -201,7 +202,7 @@ class SampleMap:
                 del indexes[shard]
 
     def _locate(self, number: int) -> tuple[int, int]:
-        """Number of the shard, and of the sample in it. Cost: O(log shards)."""
+        """Return the number of the shard, and of the sample in it. Cost: O(log shards)."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         number %= len(self)

@@ -1,12 +1,12 @@
-"""``ShardIndex``: where each sample of one shard lies, and what its bytes sum up to.
+"""``ShardIndex``: the position and checksum of each sample of one shard.
 
-The *extents* of a shard's samples tile it: sample i is the bytes ``[offsets[i], offsets[i + 1])``, and a parser that
-starts at its first byte gives that sample. What belongs to no sample (a tar's directories, blank lines) is at the head
-of the extent behind it, so that a run of samples is always one range, and reading one never needs another.
+The *extents* of the samples tile the shard: sample i is the bytes ``[offsets[i], offsets[i + 1])``, and a parser that starts
+at its first byte yields that sample. Bytes that belong to no sample (a tar's directories, blank lines) are at the head of
+the extent that follows, so any run of samples is one range, and no sample needs bytes of another.
 
-The file is small on purpose: a data set's indexes are read at every start that needs more than counts. Extents are
-stored as differences in the largest common unit (512 bytes in a tar, so 2 bytes per sample up to 32 MiB), checksums as
-4 bytes, keys compressed: about 9 bytes per sample in all. Layout, byte for byte: docs/development/index-files.md.
+The file is small because a data set's indexes are read at every start that needs more than counts. Extents are stored as
+differences in the largest common unit (512 bytes in a tar, so 2 bytes per sample up to 32 MiB), checksums as 4 bytes, keys
+compressed: about 9 bytes per sample in total. Layout, byte for byte: docs/development/index-files.md.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from penstock.types import Buffer
 
 MAGIC = b"\x89PSX\r\n\x1a\n"
-"""Of every shard index; as PNG's, it shows a transfer that changed line ends or the eighth bit."""
+"""First bytes of every shard index. Like PNG's, they show if a transfer changed line ends or the eighth bit."""
 
 VERSION = 1
 
 HEAD_BYTES_MAX = 4096
-"""Bytes from which ``read_head`` can always read: a key has at most 1 024 of them."""
+"""Bytes that always suffice for ``read_head``: a key has at most 1 024 bytes."""
 
 _FIXED = struct.Struct("<8sHHIQQQHHHH")
 _COLUMN = struct.Struct("<8sHHIQQQII")
@@ -48,12 +48,12 @@ class ShardRow(NamedTuple):
     """What a data set's index says of one shard.
 
     Attributes:
-        key: Relative to the data set's base URL.
-        size_bytes: Of the shard.
-        etag: Of the version that was indexed, or the store's own pin where it has none.
-        samples_count: Samples in it.
-        format: A key of ``penstock.formats.FORMATS``; says what records hold, where the shard's first record decided that.
-        has_offsets: Whether its ``ShardIndex`` says where the samples lie; formats with a footer say so themselves.
+        key: Key of the shard, relative to the data set's base URL.
+        size_bytes: Size of the shard in bytes.
+        etag: ETag of the version that was indexed, or the store's own pin if it has none.
+        samples_count: Number of samples in the shard.
+        format: A key of ``penstock.formats.FORMATS``, with the content of the records if the first record decided it.
+        has_offsets: Whether its ``ShardIndex`` has the positions of samples; formats with a footer have them themselves.
     """
 
     key: str
@@ -64,7 +64,7 @@ class ShardRow(NamedTuple):
     has_offsets: bool
 
     def is_of(self, size_bytes: int | None, etag: str | None) -> bool:
-        """Whether it describes this version; older indexes hold ETags as the store wrote them, perhaps unquoted."""
+        """Return whether the row describes this version; older indexes have ETags as the store wrote them, perhaps unquoted."""
         return self.size_bytes == size_bytes and strong_etag(self.etag) == strong_etag(etag)
 
 
@@ -72,13 +72,13 @@ class ShardIndex:
     """Extents, checksums and keys of one shard's samples; immutable.
 
     Attributes:
-        row: Of the shard.
-        offsets: int64[samples_count + 1], ascending, the extents' bounds in bytes; None where only the count is known.
-        crc32c: uint32[samples_count], of each extent's bytes; None where nobody read them.
+        row: Row of the shard in the data set's index.
+        offsets: int64[samples_count + 1], ascending, bounds of the extents in bytes; None if only the count is known.
+        crc32c: uint32[samples_count], checksum of each extent's bytes; None if they were not read.
 
-    ``keys`` and ``members`` say what each sample is called, and where its fields lie; both expand when asked for.
+    ``keys`` and ``members`` have the key of each sample, and the positions of its fields; both are decoded at first use.
 
-    Cost: 12 bytes per sample in memory; keys are decoded when asked for.
+    Cost: 12 bytes per sample in memory, and the keys after their first use.
     """
 
     __slots__ = ("_keys", "_members", "_stored_keys", "_stored_members", "crc32c", "offsets", "row")
@@ -125,15 +125,15 @@ class ShardIndex:
 
     @property
     def sizes(self) -> NDArray[np.int64] | None:
-        """int64[samples_count]: bytes of each extent."""
+        """int64[samples_count]: size of each extent in bytes; None if only the count is known."""
         return None if self.offsets is None else np.diff(self.offsets)
 
     @property
     def keys(self) -> list[str] | None:
-        """``__key__`` of each sample, in stored order; None where they are not known.
+        """``__key__`` of each sample, in stored order; None if they are not known.
 
         Raises:
-            DataError: what is stored, though it has its checksum, are no keys.
+            DataError: The stored bytes are not keys, although their checksum is right.
         """
         if self._keys is None and self._stored_keys is not None:
             self._keys = _split_keys(_expanded(*self._stored_keys, self.row.key), len(self), self.row.key)
@@ -141,10 +141,10 @@ class ShardIndex:
 
     @property
     def members(self) -> Members | None:
-        """Where the fields of each sample lie; None where they are not laid out alike, or it is no tar.
+        """Positions of each sample's fields; None if the samples have different layouts, or the shard is not a tar.
 
         Raises:
-            DataError: what is stored, though it has its checksum, are no members.
+            DataError: The stored bytes are not members, although their checksum is right.
         """
         if self._members is None and self._stored_members is not None:
             data, entry = self._stored_members
@@ -153,13 +153,18 @@ class ShardIndex:
         return self._members
 
     def member_spans(self, first: int, count: int, fields: Sequence[str]) -> NDArray[np.int64] | None:
-        """The bytes of some fields of samples ``[first, first + count)``; fed to a parser, they are samples of these alone.
+        """Return the ranges of some fields of samples ``[first, first + count)``, which a parser reads as smaller samples.
+
+        Args:
+            first: Number of the first sample.
+            count: Number of samples.
+            fields: Names of the fields.
 
         Returns:
-            int64[count, fields, 2]: start and end of each, ascending; None where ``members`` is None.
+            int64[count, fields, 2], start and end of each range, ascending; None if ``members`` is None.
 
         Raises:
-            ConfigError: a field that the samples do not have.
+            ConfigError: The samples do not have one of the fields.
         """
         members = self.members
         if members is None or self.offsets is None:
@@ -168,12 +173,12 @@ class ShardIndex:
         return some.spans(self.offsets[first + 1 : first + count + 1], fields)
 
     def find(self, key: str) -> int | None:
-        """Which sample has this key, the first if several; None: no sample, or the keys are not known. Cost: O(n)."""
+        """Return the number of the first sample with this key; None if there is none, or keys are not known. Cost: O(n)."""
         keys = self.keys
         return keys.index(key) if keys is not None and key in keys else None
 
     def encode(self) -> bytes:
-        """As stored: see README.md."""
+        """Return the index as it is stored."""
         columns = []
         if self.offsets is not None:
             columns.append(_offsets_column(self.offsets))
@@ -201,7 +206,7 @@ class _Column(NamedTuple):
 
 
 def _offsets_column(offsets: NDArray[np.int64]) -> _Column:
-    """First bound, then differences in their common unit."""
+    """Return the first bound, then the differences in their largest common unit."""
     steps = np.diff(offsets)
     unit = int(np.gcd.reduce(steps)) if len(steps) else 1
     unit = unit if 0 < unit <= _UNIT_MAX else 1
@@ -269,7 +274,7 @@ class _Entry(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """The header, taken apart."""
+    """A parsed header."""
 
     row: ShardRow
     file_bytes: int
@@ -281,15 +286,17 @@ def _read_head(data: Buffer, name: str) -> _Head:
 
     view = memoryview(data)
     if len(view) < _FIXED.size or bytes(view[:8]) != MAGIC:
-        raise DataError("it is no shard index", shard=name)
+        raise DataError("it is not a shard index", shard=name)
     _, version, columns_count, head_bytes, samples_count, size_bytes, file_bytes, *lengths, _ = _FIXED.unpack_from(view)
     if version != VERSION:
-        raise DataError(f"its version is {version}, this penstock reads {VERSION}", hint="index anew", shard=name)
+        raise DataError(
+            f"it has version {version}, this penstock reads version {VERSION}", hint="run penstock index", shard=name
+        )
     if not _FIXED.size + sum(lengths) + _COLUMN.size * columns_count + 4 <= head_bytes <= len(view):
-        raise DataError(f"its header of {head_bytes} bytes is cut at {len(view)}", shard=name)
+        raise DataError(f"its header of {head_bytes} bytes is cut off at {len(view)}", shard=name)
     (checksum,) = struct.unpack_from("<I", view, head_bytes - 4)
     if checksum != crc32c(view[: head_bytes - 4]):
-        raise DataError("its header does not have its checksum", shard=name)
+        raise DataError("the checksum of its header is wrong", shard=name)
     at, strings = _FIXED.size, []
     for length in lengths:
         strings.append(bytes(view[at : at + length]).decode("utf-8", "surrogateescape"))
@@ -304,27 +311,27 @@ def _read_head(data: Buffer, name: str) -> _Head:
 
 
 def read_head(data: Buffer, name: str) -> ShardRow:
-    """The row of a stored index, from its first bytes.
+    """Return the row of a stored index from its first bytes.
 
     Args:
         data: uint8[up to HEAD_BYTES_MAX], the file's first bytes.
-        name: For errors.
+        name: Name of the file, for errors.
 
     Raises:
-        DataError: it is no shard index, or is damaged.
+        DataError: The file is not a shard index, or is damaged.
     """
     return _read_head(data, name).row
 
 
 def decode(data: Buffer, name: str) -> ShardIndex:
-    """A stored index. Columns that this version does not know are passed over.
+    """Return a stored index. Columns that this version does not know are ignored.
 
     Args:
         data: uint8[n], the file.
-        name: For errors.
+        name: Name of the file, for errors.
 
     Raises:
-        DataError: it is no shard index, or is damaged: every byte is under a checksum.
+        DataError: The file is not a shard index, or is damaged; checksums cover every byte.
     """
     view = memoryview(data)
     head = _read_head(view, name)
@@ -343,14 +350,18 @@ def decode(data: Buffer, name: str) -> ShardIndex:
         checksums = np.frombuffer(data, "<u4").astype(np.uint32, copy=False)
     index = ShardIndex(head.row, offsets=offsets, crc32c=checksums)
     if (entry := head.columns.get(b"keys")) is not None:
-        index._stored_keys = stored[b"keys"], entry  # expanded when asked for: they are most of what is held
+        index._stored_keys = stored[b"keys"], entry  # decompressed at first use, because keys are most of an index
     if (entry := head.columns.get(b"members")) is not None:
         index._stored_members = stored[b"members"], entry
     return index
 
 
 def _checked(view: memoryview, entry: _Entry, name: str) -> memoryview:
-    """A column's bytes as stored."""
+    """Return the stored bytes of a column.
+
+    Raises:
+        DataError: Their checksum is wrong.
+    """
     from penstock.crc import crc32c
 
     end = entry.start + entry.stored_bytes
@@ -358,7 +369,7 @@ def _checked(view: memoryview, entry: _Entry, name: str) -> memoryview:
         raise DataError(f"a column ends at byte {end} of {len(view)}", shard=name)
     data = view[entry.start : end]
     if crc32c(data) != entry.checksum:
-        what = f"the column at byte {entry.start} does not have its checksum"
+        what = f"the checksum of the column at byte {entry.start} is wrong"
         raise DataError(what, shard=name, offset_bytes=entry.start)
     return data
 
@@ -371,7 +382,7 @@ def _expanded(data: memoryview, entry: _Entry, name: str) -> Buffer:
     try:
         return zlib.decompressobj().decompress(data, entry.decoded_bytes)
     except zlib.error as error:
-        raise DataError(f"the column at byte {entry.start} does not expand ({error})", shard=name) from error
+        raise DataError(f"the column at byte {entry.start} cannot be decompressed ({error})", shard=name) from error
 
 
 def _decode_offsets(data: Buffer, count: int, item_bytes: int, unit: int, name: str) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from penstock.errors import (
 )
 from penstock.fetch.plan import PlanItem
 from penstock.formats import FORMATS, checksummed, feed_in_pieces, parser_of, ranged_of, samples_of
-from penstock.index import Found, ShardRecorder, lookup
+from penstock.index import ShardRecorder, VersionedShard, lookup
 from penstock.pack.sample_conversion import raw_format
 from penstock.patterns import is_pattern
 from penstock.pipeline import Shards, shards
@@ -123,7 +123,7 @@ def check_shard(
             raise CorruptShardError(f"it has {count} samples, its index says {row.samples_count}", shard=url)
         _refuse_unchecked(here, row, stored)
         return
-    recorder = ShardRecorder(Found(here, row.key, row.size_bytes, row.etag, etag), row.format)
+    recorder = ShardRecorder(VersionedShard(here, row.key, row.size_bytes, row.etag, etag), row.format)
     parser = parser_of(name, shard=url)
     if row.size_bytes:
         for chunk in store.read_parts([PlanItem(key, etag=etag, size_bytes=row.size_bytes)]):
@@ -266,7 +266,7 @@ def verify_shards(
             problems.append(ShardProblem(url, error))
         on_shard(url, row, error)
 
-    for shard, found, row in zip(shards, known.found, known.rows, strict=True):
+    for shard, found, row in zip(shards, known.shards, known.rows, strict=True):
         if row is None:
             older = known.place.load().rows.get(found.key)
             error: PenstockError = (
@@ -292,7 +292,7 @@ def verify_shards(
 
 def missing_shards(known: Lookup, *, below: str) -> list[ShardProblem]:
     """Return a problem for each shard below the URL `below` that the index names and the listing lacks."""
-    listed = {found.key for found in known.found}
+    listed = {found.key for found in known.shards}
     return [
         ShardProblem(
             known.place.base_url + row.key,

@@ -45,12 +45,12 @@ class IndexedReader(StoredReader):
         indexes_max: int | None = None,
     ) -> None:
         stores: dict[Store, int] = {}
-        for each in known.found:
+        for each in known.shards:
             stores.setdefault(each.shard.store, len(stores))
         super().__init__(list(stores), gap_bytes=gap_bytes)
         self._keys = [
             each.shard.key if len(stores) == 1 else f"{stores[each.shard.store]}/{each.shard.key}"
-            for each in known.found
+            for each in known.shards
         ]
         self._known = known
         self._fields = fields
@@ -94,7 +94,7 @@ class IndexedReader(StoredReader):
         extents = self._map.extents(numbers)
         for shard in {extent.shard for extent in extents}:
             self._need_head(shard)
-        found = self._known.found
+        found = self._known.shards
         located = []
         for number, extent in zip(numbers, extents, strict=True):
             shard = extent.shard
@@ -111,12 +111,12 @@ class IndexedReader(StoredReader):
         sample = self._map.parse(extent, data[0]) if is_all else self._map.parse_some(extent, data)
         if sample.size_bytes is None:
             sample.size_bytes = sum(map(len, data))
-        return located.number, sample, self._known.found[extent.shard].shard.url
+        return located.number, sample, self._known.shards[extent.shard].shard.url
 
     def _wanted(self, extent: SampleExtent) -> list[ByteRange] | None:
         """What to read of a sample if leaving out members pays; None: all of it."""
         row = self._known.rows[extent.shard]
-        shard = cast("Shard", self._known.found[extent.shard].shard)
+        shard = cast("Shard", self._known.shards[extent.shard].shard)
         if self._fields is None or row is None or not may_pay(shard, row, self._fields):
             return None
         return wanted_spans(extent.known, extent.sample, 1, fields=self._fields, gap_bytes=gap_bytes_of(shard))
@@ -125,6 +125,6 @@ class IndexedReader(StoredReader):
         """Read once what the parser of every sample of a shard needs; nothing for most formats."""
         head = self._map.head_span(shard)
         if head is not None:
-            found, _, size_bytes, _, if_match = self._known.found[shard]
+            found, _, size_bytes, _, if_match = self._known.shards[shard]
             blobs = found.store.read_many([PlanItem(found.key, head, if_match, size_bytes)])
             self._map.set_head(shard, next(blobs).data)

@@ -26,7 +26,7 @@ def build_index(
     index_dir: str | os.PathLike[str] | None = None,
     again: bool = False,
     foreign_indexes: bool = True,
-    listener: index.Listener | None = None,
+    listener: index.BuildListener | None = None,
 ) -> index.Built:
     """Index the shards of `source`. Shards whose present version is already indexed are not read again.
 
@@ -38,7 +38,7 @@ def build_index(
         index_dir: Directory for the index otherwise; default ``$XDG_CACHE_HOME/penstock/index``.
         again: Read every shard, even if its present version is indexed.
         foreign_indexes: Take the extents of samples from the ``.idx`` files of other tools that lie beside the shards.
-        listener: Receives the progress; see ``penstock.index.Listener``.
+        listener: Receives the progress; see ``penstock.index.BuildListener``.
 
     Raises:
         ObjectMissingError: there are no shards.

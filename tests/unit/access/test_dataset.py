@@ -225,7 +225,7 @@ def test_every_format_with_samples_to_enter(tmp_path: Path, format_name: str) ->
 def test_compressed_shards_are_refused(tmp_path: Path) -> None:
     """A shard that cannot be entered at a sample says so, and what to do."""
     write_formatted(tmp_path / "data", "tar.gz", (3,))
-    with pytest.raises(ConfigError, match="cannot be entered at a sample"):
+    with pytest.raises(ConfigError, match="cannot be read from any sample"):
         ps.shards(f"{tmp_path}/data/").open(index_dir=tmp_path / "index")
 
 

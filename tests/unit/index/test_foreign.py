@@ -36,7 +36,7 @@ def test_tfrecord2idx() -> None:
         b"a b\n",
         b"\xff",
     ):
-        with pytest.raises(DataError, match=r"no index of a tfrecord shard"):
+        with pytest.raises(DataError, match=r"not an index of a tfrecord shard"):
             bounds(wrong, "tfrecord", 50)
 
 
@@ -49,7 +49,7 @@ def test_energon() -> None:
     for wrong in ((0, 1000), (512, 1024), (0, 1024, 1024), (0, 2048, 1024), (0, 20_480)):
         with pytest.raises(DataError):
             bounds(struct.pack(f"<{len(wrong)}Q", *wrong), "tar", 10_240)
-    with pytest.raises(DataError, match="no table of uint64"):
+    with pytest.raises(DataError, match="not a table of uint64"):
         bounds(b"\0" * 9, "tar", 10_240)
 
 

@@ -22,7 +22,7 @@ from penstock.formats import (
     feed_in_pieces,
     parser_of,
 )
-from penstock.index import Found, SampleMap, ShardIndex, ShardLike, ShardRecorder, beside, build, lookup
+from penstock.index import SampleMap, ShardIndex, ShardLike, ShardRecorder, VersionedShard, beside, build, lookup
 from penstock.store.memory import MemoryStore
 from penstock.types import ByteRange
 
@@ -70,7 +70,7 @@ def parsed(name: str, data: bytes) -> list[Sample]:
 
 
 def record(name: str, data: bytes, cuts: list[int]) -> ShardIndex:
-    found = Found(None, "x", len(data), "e", "e")  # type: ignore[arg-type]
+    found = VersionedShard(None, "x", len(data), "e", "e")  # type: ignore[arg-type]
     recorder, parser = ShardRecorder(found, name), parser_of(name, shard="x")
     for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         piece = data[start:end]
@@ -150,5 +150,5 @@ def test_what_cannot_be_mapped_is_refused(memory: MemoryStore, listed: Callable[
     memory.write("1.tar.gz", SHARDS["tar.gz"])
     found = listed(memory)
     build(found, beside(found))
-    with pytest.raises(ConfigError, match=r"tar\.gz, which cannot be entered at a sample"):
+    with pytest.raises(ConfigError, match=r"tar\.gz, which cannot be read from any sample"):
         SampleMap(lookup(found))

@@ -96,7 +96,7 @@ def test_wrong_lines_are_named() -> None:
     """The error says which line and what is wrong with it."""
     good = b'{"key": "a"}\n'
     for wrong, what in (
-        (b"{", "line 2 of the manifest is no JSON"),
+        (b"{", "line 2 of the manifest is not JSON"),
         (b"3", "line 2 of the manifest is a int"),
         (b'{"size": 3}', "line 2 of the manifest names no object"),
         (b'{"key": "a", "size": -1}', "line 2 of the manifest has the size -1"),
@@ -105,7 +105,7 @@ def test_wrong_lines_are_named() -> None:
         with pytest.raises(DataError, match=what):
             read_manifest(good + wrong, url=URL)
     pytest.importorskip("pyarrow")
-    with pytest.raises(DataError, match="no Parquet file"):
+    with pytest.raises(DataError, match="not a Parquet file"):
         read_manifest(b"PAR1 and nothing else", url=URL)
 
 

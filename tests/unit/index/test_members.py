@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import ConfigError, DataError
 from penstock.formats import TarParser
-from penstock.index import Found, ShardIndex, ShardRecorder
+from penstock.index import ShardIndex, ShardRecorder, VersionedShard
 from penstock.index.members import decode, members_of
 from penstock.index.shard_index import decode as decode_index
 
@@ -32,7 +32,7 @@ def packed(*, fraction: bool | None, count: int = 25) -> bytes:
 
 
 def indexed(data: bytes) -> ShardIndex:
-    found = Found(None, "x", len(data), "e", "e")  # type: ignore[arg-type]
+    found = VersionedShard(None, "x", len(data), "e", "e")  # type: ignore[arg-type]
     recorder, parser = ShardRecorder(found, "tar"), TarParser("x")
     for start in range(0, len(data), 4000):
         piece = data[start : start + 4000]

@@ -14,15 +14,15 @@ from crc32c import crc32c
 
 from penstock.errors import ChecksumError, ConfigError, StoreError
 from penstock.formats import TarParser
-from penstock.index import Found, IndexBuilder, IndexPlace, ShardIndex, ShardRecorder, Verifier
+from penstock.index import IndexBuilder, IndexPlace, ShardIndex, ShardRecorder, Verifier, VersionedShard
 from penstock.index import recorder as recorder_module
 from penstock.store.faulty import Faulty
 from penstock.store.local import LocalStore
 from penstock.store.memory import MemoryStore
 
 
-def found(data: bytes, key: str = "a.tar") -> Found:
-    return Found(None, key, len(data), '"e"', '"e"')  # type: ignore[arg-type]
+def found(data: bytes, key: str = "a.tar") -> VersionedShard:
+    return VersionedShard(None, key, len(data), '"e"', '"e"')  # type: ignore[arg-type]
 
 
 def record(data: bytes, cuts: list[int]) -> ShardIndex:

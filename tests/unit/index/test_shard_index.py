@@ -100,7 +100,7 @@ def test_another_version_is_named() -> None:
     """A file of a later layout says so, and what to do."""
     data = bytearray(example().encode())
     data[8] = 9
-    with pytest.raises(DataError, match=r"version is 9.*index anew"):
+    with pytest.raises(DataError, match=r"version 9.*run penstock index"):
         decode(data, "x")
 
 

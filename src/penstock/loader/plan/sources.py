@@ -175,7 +175,7 @@ class SourceFinder:
             if needed:
                 raise
             return nothing
-        for shard, each in zip(shards, found.found, strict=True):
+        for shard, each in zip(shards, found.shards, strict=True):
             if shard.etag is None or shard.size_bytes is None:
                 shard.versions.learn(shard, etag=each.if_match, size_bytes=each.size_bytes)
         return DataSource(shards, found.rows, found.place, outdated_count=found.outdated_count)

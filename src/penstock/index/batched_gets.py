@@ -1,4 +1,4 @@
-"""Asking a store for many small things at once."""
+"""Sending many small requests at once."""
 
 from __future__ import annotations
 
@@ -17,35 +17,43 @@ HEADS_IN_FLIGHT_MAX = 64
 READS_IN_FLIGHT_MAX = 128
 
 
-def read_at_once(store: Store, wanted: Sequence[tuple[Key, ByteRange | None]]) -> Iterator[tuple[Key, Buffer]]:
-    """Small objects, or ranges, in order, without a window that has to grow first.
+def get_many(store: Store, requests: Sequence[tuple[Key, ByteRange | None]]) -> Iterator[tuple[Key, Buffer]]:
+    """Yield the key and bytes of small objects or ranges in order, without a window that has to grow first.
+
+    Args:
+        store: Store of the objects.
+        requests: Pairs of a key and a range; a range of None reads the whole object.
 
     Raises:
-        StoreError: one is missing, or cannot be read.
+        StoreError: An object is missing, or cannot be read.
     """
     in_flight: InFlight[int] = InFlight(store)
-    here: dict[int, Buffer] = {}
+    arrived: dict[int, Buffer] = {}
     sent = 0
     try:
-        for number, (key, _) in enumerate(wanted):
-            while number not in here:
-                while sent < len(wanted) and len(in_flight) < READS_IN_FLIGHT_MAX:
-                    in_flight.submit(Get(*wanted[sent]), sent)
+        for number, (key, _) in enumerate(requests):
+            while number not in arrived:
+                while sent < len(requests) and len(in_flight) < READS_IN_FLIGHT_MAX:
+                    in_flight.submit(Get(*requests[sent]), sent)
                     sent += 1
                 ended, completion = in_flight.wait()
                 if completion.error is not None:
                     raise completion.error
-                here[ended] = completion.body
-            yield key, here.pop(number)
+                arrived[ended] = completion.body
+            yield key, arrived.pop(number)
     finally:
         in_flight.cancel()
 
 
-def heads(store: Store, keys: list[tuple[int, Key]]) -> Iterator[tuple[int, ObjectInfo]]:
-    """What a store says of each, as it answers.
+def stat_many(store: Store, keys: list[tuple[int, Key]]) -> Iterator[tuple[int, ObjectInfo]]:
+    """Yield what a store says of each object, in the order of the answers.
+
+    Args:
+        store: Store of the objects.
+        keys: Pairs of a number, which is yielded with the answer, and a key.
 
     Raises:
-        StoreError: one is missing, or cannot be asked for.
+        StoreError: An object is missing, or the store cannot be reached.
     """
     in_flight: InFlight[int] = InFlight(store)
     waiting = iter(keys)
