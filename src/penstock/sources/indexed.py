@@ -33,7 +33,7 @@ class IndexedReader(StoredReader):
         indexes_max: Number of shards' indexes to keep; None: all that were needed.
 
     Raises:
-        ConfigError: a shard is not indexed, or its format cannot be entered at a sample.
+        ConfigError: a shard is not indexed, or its format cannot be read from any sample.
     """
 
     def __init__(

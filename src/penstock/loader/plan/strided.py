@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.config import FetchConfig
-from penstock.index import Found, Lookup
+from penstock.index import Lookup, VersionedShard
 from penstock.loader.lanes.feed import EpochFeed, SampleBlock
 from penstock.loader.lanes.first_batch import is_enterable
 from penstock.loader.lanes.lane import copied
@@ -238,7 +238,7 @@ class StridedFeed:
 def _lookup_of(source: IndexedSource) -> Lookup:
     assert source.place is not None
     pairs = zip(source.shards, source.rows, strict=True)
-    found = [Found(shard, row.key, row.size_bytes, row.etag, shard.etag) for shard, row in pairs]
+    found = [VersionedShard(shard, row.key, row.size_bytes, row.etag, shard.etag) for shard, row in pairs]
     return Lookup(source.place, found, list(source.rows))
 
 
