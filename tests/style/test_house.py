@@ -187,6 +187,30 @@ def test_no_two_classes_have_the_same_name() -> None:
     assert DUPLICATES_LEFT - set(repeated) == set(), "no longer repeated: remove from DUPLICATES_LEFT"
 
 
+PRIVATE_ALLOWED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_threads_count"}
+"""Attributes of the standard library, and one that the loader's plan still takes from another class."""
+
+
+def test_private_attributes_stay_in_their_module() -> None:
+    """A module reads, of other modules' objects, only attributes without a leading underscore."""
+    found = []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        nodes = [
+            node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        ]
+        own = {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
+        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for node in ast.walk(tree):
+            is_private = isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr)
+            if is_private and node.attr not in own | PRIVATE_ALLOWED:
+                found.append(f"{shown(path)}:{node.lineno}: {ast.unparse(node)}")
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+                names = [name.name for name in node.names if re.match(r"_[^_]", name.name)]
+                found += [f"{shown(path)}:{node.lineno}: import {name}" for name in names]
+    assert found == []
+
+
 CALLS_WITH_IO = [
     ps.Store.read, ps.Store.read_many, ps.Store.read_parts, ps.Store.stat, ps.Store.list, ps.Store.write,
     ps.Store.delete, ps.Loader,
