@@ -20,7 +20,7 @@ from fuzzing.case import EPOCHS, KEPT, Case
 from fuzzing.model import Batch, Kept, NothingToPadError, batches_count, rest_of_job, weight, whole_job
 from loading import formatted, index, number_of
 from penstock.errors import ConfigError, DataError
-from penstock.loader.plan import indexed
+from penstock.loader.lanes import first_batch
 from penstock.pipeline import mix, objects
 from resuming import children, together
 
@@ -156,11 +156,11 @@ def _kill_one() -> None:
 
 @contextmanager
 def _leading(always: bool) -> Iterator[None]:
-    before, indexed.RUNS_BYTES_MIN = indexed.RUNS_BYTES_MIN, 0 if always else indexed.RUNS_BYTES_MIN
+    before, first_batch.RUNS_BYTES_MIN = first_batch.RUNS_BYTES_MIN, 0 if always else first_batch.RUNS_BYTES_MIN
     try:
         yield
     finally:
-        indexed.RUNS_BYTES_MIN = before
+        first_batch.RUNS_BYTES_MIN = before
 
 
 # ── the data, and the pipeline ─────────────────────────────────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ from penstock.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.loader.plan.indexed import IndexedSource
+    from penstock.loader.lanes.lane_parts import IndexedSource
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate

@@ -98,7 +98,7 @@ class LanesFeed(Generic[AnyLane]):
         round_count: Rounds that are over.
         turn: Lanes that had their turn in this round.
         count: Samples to give; None: all.
-        led_count: Of the first ones, those that lanes have without waiting for their runs.
+        prefetched_count: Number of the first samples, which the lanes have without waiting for their runs.
         window_bytes: Asked once, when the first runs are here: what all runs hold; may refuse to go on. It is charged to the
             process's budget until the feed is closed, so that reading ahead has the rest.
 
@@ -114,7 +114,7 @@ class LanesFeed(Generic[AnyLane]):
         round_count: int = 0,
         turn: int = 0,
         count: int | None = None,
-        led_count: int = 0,
+        prefetched_count: int = 0,
         window_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.lanes = list(lanes)
@@ -124,19 +124,19 @@ class LanesFeed(Generic[AnyLane]):
         self._round_count = round_count
         self._turn = turn
         self._left_count = count
-        self._led_count = led_count
+        self._prefetched_count = prefetched_count
         self._window_bytes = window_bytes
         self._charged: deque[int] = deque()  # taken out by whoever gives it back: close may come from anywhere
         self._filled = False
 
     def take(self, count: int) -> SampleBlock | None:
         """See ``Feed``."""
-        if not self._filled and count > self._led_count:
+        if not self._filled and count > self._prefetched_count:
             self._filled = True
             self._fill_together()
             if self._window_bytes is not None:
                 self._charged.append(charge(self._window_bytes()))
-        self._led_count -= count
+        self._prefetched_count -= count
         if self._left_count is not None:
             count = min(count, self._left_count)
             self._left_count -= count

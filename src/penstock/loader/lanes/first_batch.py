@@ -1,19 +1,21 @@
-"""Leading: the samples of the first batch, each read by itself, so that it does not wait until the first runs are complete.
+"""``FirstBatchPrefetch``: the samples of the first batch, read by themselves, so that it does not wait for complete runs.
 
-An index says which samples of a run leave first, and where they lie. They are asked for all at once, before the runs they
-belong to, which then fill behind them: the order is the same, the first batch is there after a round trip, and its bytes
-are read twice. The same where an epoch goes on inside its runs.
+An index says which samples of a run leave first, and where they lie. They are all requested at once, before the runs that
+they belong to, which are filled behind them. The order is the same and the first batch is there after a round trip; its
+bytes are read twice. An epoch that is resumed within its runs begins in the same way.
 """
 
 from __future__ import annotations
 
 import threading
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from penstock.config import MIB
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, DataError
 from penstock.formats import FORMATS, joined, narrowed, parser_of
 from penstock.loader.lanes.segments import ShardSegment
 from penstock.ranges import REQUEST_COST_BYTES, near_groups
@@ -21,26 +23,28 @@ from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.formats import Sample
     from penstock.index import ShardIndex
     from penstock.loader.lanes.lane import Lane
-    from penstock.loader.lanes.segments import SampleSource, SourcedSamples
+    from penstock.loader.lanes.lane_parts import IndexedSource, LanePart, ShardIndexes
+    from penstock.loader.lanes.segments import ReadOptions, SampleSource, SourcedSamples
+    from penstock.order import IndexedOrder, MixOrder
     from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
 RUNS_BYTES_MIN = 8 * MIB
-"""Runs of fewer bytes than this are here as soon as single samples of them are."""
+"""Runs of fewer bytes arrive as soon as single samples of them would."""
 
-RUNS_PER_LED_MIN = 4
-"""So many times as long as what would lead them: else little is gained, and much read twice."""
+RUNS_PER_PREFETCH_MIN = 4
+"""Runs have to be at least this many times as long as the first batch: else little is gained, and much is read twice."""
 
 REQUESTS_MAX = 256
 
 
 class SampleAddress(NamedTuple):
-    """A stored sample: number of its source, of the shard there, and of the sample in it."""
+    """A stored sample: the number of its source, of the shard in the source, and of the sample in the shard."""
 
     source: int
     shard: int
@@ -48,15 +52,15 @@ class SampleAddress(NamedTuple):
 
 
 class SampleRange(NamedTuple):
-    """Consecutive samples of one shard, to be read at once.
+    """Consecutive samples of one shard, read by one request.
 
     Attributes:
         source: Number of the source.
-        number: Of the shard in it.
-        shard: The same.
-        known: Where its samples lie.
-        first: The first sample.
-        samples_count: How many.
+        number: Number of the shard in the source.
+        shard: The shard.
+        known: The index of the shard.
+        first: Number of the first sample.
+        samples_count: Number of samples.
     """
 
     source: int
@@ -68,24 +72,129 @@ class SampleRange(NamedTuple):
 
     @property
     def format(self) -> str:
-        """As the pipeline says it, else the index."""
+        """The format of the shard: as the pipeline says it, else as the index does."""
         return narrowed(self.shard.format, self.known.row.format)
 
     @property
     def span(self) -> ByteRange:
-        """Their bytes."""
+        """The bytes of the samples."""
         offsets = self.known.offsets
         assert offsets is not None
         return ByteRange(int(offsets[self.first]), int(offsets[self.first + self.samples_count]))
 
 
+class PrefetchedSamples(NamedTuple):
+    """The samples that leave a lane first, in this order, and where they came from."""
+
+    samples: list[Sample]
+    origins: list[SampleSource]
+
+
 def is_enterable(format_name: str) -> bool:
-    """Whether a sample of this format is read from its own bytes alone."""
+    """Whether a sample of this format can be read from its own bytes alone."""
     form = FORMATS[format_name]
     return form.unit == "sample" and not form.head and not form.decide
 
 
-def near_ranges(
+class FirstBatchPrefetch:
+    """Chooses and reads the samples of the first batch.
+
+    Args:
+        sources: The sources.
+        indexes: Says where samples lie.
+        reading: How lanes read.
+        positions_count: Number of positions of the first batch, of all ranks.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[IndexedSource],
+        *,
+        indexes: ShardIndexes,
+        reading: ReadOptions,
+        positions_count: int,
+    ) -> None:
+        self._sources = sources
+        self._indexes = indexes
+        self._reading = reading
+        self._positions_count = positions_count
+        self._sample_bytes = [source.sample_bytes for source in sources]
+
+    def rows_count(self, order: IndexedOrder | MixOrder) -> int:
+        """Number of samples that each lane gives to the first batch."""
+        return -(-self._positions_count // order.lanes_count)
+
+    def choose(
+        self, order: IndexedOrder | MixOrder, rows: Mapping[int, int], parts: Sequence[tuple[int, LanePart]]
+    ) -> dict[tuple[int, int], list[SampleAddress]]:
+        """The samples to read, by lane and source; none if it does not pay.
+
+        Args:
+            order: The order of the epoch.
+            rows: By lane, the number of samples that have left it.
+            parts: Numbers of lanes, and what they have left of each source.
+        """
+        sources = self._sources
+        parts = [(number, part) for number, part in parts if sources[part.source].objects is None]
+        index_rows = chain.from_iterable(sources[source].rows for source in {part.source for _, part in parts})
+        if not all(is_enterable(name) and has for name, has in {(row.format, row.has_offsets) for row in index_rows}):
+            return {}
+        count = self.rows_count(order)
+        chosen: dict[tuple[int, int], list[SampleAddress]] = {}
+        runs_bytes = chosen_bytes = 0.0
+        for number, part in parts:
+            turns = order.sources_of(number, rows[number], count)
+            addresses = _next_to_leave(part, int(np.count_nonzero(turns == part.source)))
+            sample_bytes = self._sample_bytes[part.source]
+            runs_bytes += part.run_count * sample_bytes
+            chosen_bytes += len(addresses) * sample_bytes
+            if addresses:
+                chosen[number, part.source] = addresses
+        pays = runs_bytes >= max(RUNS_BYTES_MIN, RUNS_PER_PREFETCH_MIN * chosen_bytes)
+        return chosen if pays and chosen_bytes <= self._reading.pinned_bytes_max else {}
+
+    def read(
+        self, chosen: Mapping[tuple[int, int], Sequence[SampleAddress]]
+    ) -> dict[tuple[int, int], PrefetchedSamples]:
+        """Read the samples that were chosen. If one is corrupt, none are given: its lane reports it when its turn comes.
+
+        Raises:
+            StoreError: one cannot be read.
+        """
+        arrived: dict[SampleAddress, tuple[Sample, SampleSource]] = {}
+        try:
+            for samples, data in _bytes_of(self.ranges(chosen)):
+                self._reading.meter.bytes += len(data)
+                arrived.update(_parsed(samples, data))
+            return {
+                key: PrefetchedSamples(
+                    [arrived[each][0] for each in addresses], [arrived[each][1] for each in addresses]
+                )
+                for key, addresses in chosen.items()
+            }
+        except (DataError, KeyError):
+            return {}
+
+    def ranges(self, chosen: Mapping[tuple[int, int], Sequence[SampleAddress]]) -> Iterator[SampleRange]:
+        """What to request for the samples that were chosen, shard by shard, as the indexes of the shards arrive."""
+        by_source: dict[int, dict[int, list[int]]] = {}
+        for address in chain.from_iterable(chosen.values()):
+            by_source.setdefault(address.source, {}).setdefault(address.shard, []).append(address.sample)
+        for source, wanted in by_source.items():
+            shards = self._sources[source].shards
+            arriving = self._indexes.load(source, [number % len(shards) for number in wanted])
+            for number, known in zip(wanted, arriving, strict=True):
+                shard = shards[number % len(shards)]
+                yield from _near_ranges(shard, known, sorted(wanted[number]), source=source, number=number)
+
+
+def _next_to_leave(part: LanePart, count: int) -> list[SampleAddress]:
+    locations = part.order.locations(part.lane, part.taken_count, count)
+    pairs = zip(locations.shards.tolist(), locations.samples.tolist(), strict=True)
+    return [SampleAddress(part.source, shard, sample) for shard, sample in pairs]
+
+
+def _near_ranges(
     shard: Shard, index: ShardIndex, samples: Sequence[int], *, source: int, number: int
 ) -> list[SampleRange]:
     """What to read of a shard for some of its samples, given ascending: near ones together."""
@@ -98,98 +207,93 @@ def near_ranges(
     ]
 
 
-def read(wanted: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buffer]]:
-    """The bytes of each stretch, as they arrive; each is asked for as soon as `wanted` gives it.
+def _bytes_of(ranges: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buffer]]:
+    """The bytes of each range, as they arrive; each is requested as soon as `ranges` gives it.
 
     Raises:
-        StoreError: one cannot be read, or is not what was indexed.
+        StoreError: one cannot be read.
+        ChecksumError: one is not what was indexed.
     """
-    for store, group in groupby(wanted, key=attrgetter("shard.store")):
-        from penstock.index import Verifier  # here: most runs enter no shard inside
+    for store, group in groupby(ranges, key=attrgetter("shard.store")):
+        from penstock.index import Verifier  # imported here, because most epochs prefetch nothing
 
         in_flight: InFlight[SampleRange] = InFlight(store)
         try:
             while True:
-                while len(in_flight) < REQUESTS_MAX and (stretch := next(group, None)) is not None:
-                    in_flight.submit(Get(stretch.shard.key, stretch.span, stretch.shard.etag), stretch)
+                while len(in_flight) < REQUESTS_MAX and (samples := next(group, None)) is not None:
+                    in_flight.submit(Get(samples.shard.key, samples.span, samples.shard.etag), samples)
                 if not in_flight:
                     break
-                stretch, completion = in_flight.wait()
+                samples, completion = in_flight.wait()
                 if completion.error is not None:
                     raise completion.error
-                Verifier(stretch.known, first_sample=stretch.first, url=stretch.shard.url).feed(completion.body)
-                yield stretch, completion.body
+                Verifier(samples.known, first_sample=samples.first, url=samples.shard.url).feed(completion.body)
+                yield samples, completion.body
         finally:
             in_flight.cancel()
 
 
-def parsed(stretch: SampleRange, data: Buffer) -> dict[SampleAddress, tuple[Sample, SampleSource]]:
-    """The samples of a stretch.
+def _parsed(samples: SampleRange, data: Buffer) -> dict[SampleAddress, tuple[Sample, SampleSource]]:
+    """The samples of a range, and the segment that stands for where they came from.
 
     Raises:
         DataError: they are corrupt.
     """
-    shard = stretch.shard
-    where = ShardSegment(shard, -1, format_name=stretch.format, source=stretch.source)
-    parser = parser_of(stretch.format, shard=shard.url, start_offset_bytes=stretch.span.start)
-    samples = [*parser.feed(data), *parser.finish()]
+    shard = samples.shard
+    origin = ShardSegment(shard, -1, format_name=samples.format, source=samples.source)
+    parser = parser_of(samples.format, shard=shard.url, start_offset_bytes=samples.span.start)
+    parsed = [*parser.feed(data), *parser.finish()]
     return {
-        SampleAddress(stretch.source, stretch.number, stretch.first + at): (sample, where)
-        for at, sample in enumerate(samples)
+        SampleAddress(samples.source, samples.number, number): (sample, origin)
+        for number, sample in enumerate(parsed, samples.first)
     }
 
 
-class PrefetchedSamples(NamedTuple):
-    """Samples of a lane that are here before its runs, in the order in which they leave, and where they came from."""
-
-    samples: list[Sample]
-    segments: list[SampleSource]
-
-
 class PrefetchedLane:
-    """A lane whose next samples are here already.
+    """A lane whose next samples are here already; a ``SampleLane``.
 
-    The rest of it is opened when it is asked for: the first batch shares neither the network nor the interpreter with it.
+    The rest of it is opened when it is needed: until then, it takes neither the network nor the interpreter from the
+    first batch.
 
     Args:
-        number: Of the lane.
-        led: What leaves first.
-        open_rest: Opens the lane behind that.
+        number: Number of the lane.
+        prefetched: The samples that leave it first.
+        open_rest: Opens the lane behind them.
     """
 
-    def __init__(self, number: int, led: PrefetchedSamples, open_rest: Callable[[], Lane]) -> None:
+    def __init__(self, number: int, prefetched: PrefetchedSamples, open_rest: Callable[[], Lane]) -> None:
         self.number = number
-        self._samples, self._segments = led
+        self._samples, self._origins = prefetched
         self._open_rest = open_rest
         self._lane: Lane | None = None
         self._opening = threading.Lock()
         self._closed = False
 
     def prepare(self, count: int) -> int:
-        """As ``Lane.prepare``."""
+        """Have `count` samples ready to be taken; how many are, fewer only at the lane's end."""
         here = len(self._samples)
         return here if count <= here else here + self._rest().prepare(count - here)
 
     def take(self, count: int) -> SourcedSamples:
-        """As ``Lane.take``."""
+        """The next `count` samples, which ``prepare`` has made ready."""
         samples, self._samples = self._samples[:count], self._samples[count:]
-        segments, self._segments = self._segments[:count], self._segments[count:]
+        origins, self._origins = self._origins[:count], self._origins[count:]
         if len(samples) < count:
-            more, more_from = self._rest().take(count - len(samples))
-            return joined(samples, more), segments + more_from
-        return samples, segments
+            more, more_origins = self._rest().take(count - len(samples))
+            return joined(samples, more), origins + more_origins
+        return samples, origins
 
     @property
     def is_waiting(self) -> bool:
-        """As ``Lane.is_waiting``, of the samples behind those that are here."""
+        """Whether no sample behind those that are here can leave before more bytes have arrived."""
         return self._rest().is_waiting
 
     def read_more(self) -> None:
-        """As ``Lane.read_more``."""
+        """Take in one more part behind the samples that are here."""
         self._rest().read_more()
 
     def close(self) -> None:
-        """As ``Lane.close``."""
+        """Cancel what is being read; from any thread, idempotent."""
         with self._opening:
             self._closed = True
         if self._lane is not None:

@@ -1,4 +1,8 @@
-"""Parts of lanes: where in its samples, and in which run, a lane goes on from a position of the order."""
+"""Where a lane goes on from a position of an indexed order, and what of the shards it reads from there.
+
+An index describes a data set: which shards it has, how many samples they hold and, for each shard, where its samples lie.
+The last is loaded only for shards that a lane does not read from end to end.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +10,58 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.formats import FORMATS, without_content
-from penstock.loader.lanes.first_batch import SampleAddress
 from penstock.loader.lanes.segments import ShardSegment
 from penstock.loader.position import RunStart
 from penstock.sources.selecting import gap_bytes_of, may_pay, wanted_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.index import IndexPlace, ShardIndex, ShardRow
     from penstock.order import IndexedOrder, MixOrder
     from penstock.order import Segment as Stored
+    from penstock.sources.readers import SampleReader
     from penstock.sources.shards import Shard
 
 
+class IndexedSource(NamedTuple):
+    """One source, and what its index says.
+
+    Attributes:
+        shards: The shards, as listed.
+        rows: The row of each shard in the index.
+        place: Where the indexes of the shards lie; None for objects.
+        objects: Reads the samples, if each can be read by itself without an index; there are no rows then.
+    """
+
+    shards: Sequence[Shard]
+    rows: Sequence[ShardRow]
+    place: IndexPlace | None
+    objects: SampleReader | None
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Number of samples in each shard; each object is a shard of one sample."""
+        return [1] * len(self.objects) if self.objects is not None else [row.samples_count for row in self.rows]
+
+    @property
+    def sample_bytes(self) -> float:
+        """Mean size of a stored sample; 0 for objects."""
+        return sum(row.size_bytes for row in self.rows) / max(1, sum(self.counts)) if self.objects is None else 0.0
+
+
 class LanePart(NamedTuple):
-    """Of a lane: one source's samples, from the run on in which the next one lies.
+    """What a lane has left of one source, from the run on that holds its next sample.
 
     Attributes:
         source: Number of the source.
-        order: Of its current pass.
-        lane: In that order.
-        start: The run, or where nothing is permuted the sample itself.
-        skip_count: Samples of the run that left already.
-        left_count: Samples from there to the end of the pass.
-        run_count: Samples of the run; 0 where nothing is permuted.
-        stored: What to read.
+        order: The order of its current pass.
+        lane: Number of the lane in that order.
+        start: The run; if nothing is permuted, the sample itself.
+        skip_count: Number of samples of the run that have left already.
+        left_count: Number of samples from there to the end of the pass.
+        run_count: Number of samples in the run; 0 if nothing is permuted.
+        stored: The samples to read, as runs of samples in shards.
     """
 
     source: int
@@ -43,18 +73,14 @@ class LanePart(NamedTuple):
     run_count: int
     stored: list[Stored]
 
-    def leading(self, count: int) -> list[SampleAddress]:
-        """The next `count` samples that leave."""
-        taken = self.start.before_count + self.skip_count
-        locations = self.order.locations(self.lane, taken, count)
-        return [
-            SampleAddress(self.source, *each)
-            for each in zip(locations.shards.tolist(), locations.samples.tolist(), strict=True)
-        ]
+    @property
+    def taken_count(self) -> int:
+        """Number of samples of the lane that have left in this pass."""
+        return self.start.before_count + self.skip_count
 
 
 def parts_of(order: IndexedOrder | MixOrder, number: int, row: int) -> Iterator[LanePart]:
-    """Of a lane from a row on, all sources that have something left."""
+    """What a lane has left behind its first `row` samples, of each source that has something left."""
     for source, taken in enumerate(order.taken(number, row)):
         part = part_of(order, number, source, taken)
         if part.left_count:
@@ -62,7 +88,7 @@ def parts_of(order: IndexedOrder | MixOrder, number: int, row: int) -> Iterator[
 
 
 def part_of(order: IndexedOrder | MixOrder, number: int, source: int, taken: int) -> LanePart:
-    """A lane's samples of one source, `taken` of which have left."""
+    """What a lane has left of one source, of which `taken` samples have left."""
     place = order.source_at(source, number, taken)
     lane, left_count = place.lane, place.order.lane_length(place.lane) - place.taken
     if place.order.shuffled and left_count > 0:
@@ -75,19 +101,93 @@ def part_of(order: IndexedOrder | MixOrder, number: int, source: int, taken: int
     return LanePart(source, place.order, lane, start, skip_count, left_count, run_count, stored)
 
 
-def led_rows(led_count: int, order: IndexedOrder | MixOrder) -> int:
-    """Samples of each lane that lead, for so many positions."""
-    return -(-led_count // order.lanes_count)
+def passes_of(order: IndexedOrder | MixOrder, number: int, source: int, needed: int) -> Iterator[tuple[LanePart, int]]:
+    """The parts of a source that a lane opens for its first `needed` samples, and how many of them each may give."""
+    taken = 0
+    while (part := part_of(order, number, source, taken)).left_count:
+        yield part, needed - taken
+        taken += part.left_count
+        if taken >= needed:
+            return
 
 
 def positions_between(order: IndexedOrder | MixOrder, position: int, stop: int) -> range:
-    """The rank's, of those in [position, stop)."""
+    """The rank's positions in [position, stop)."""
     return range(position + (order.rank - position) % order.world_size, stop, order.world_size)
 
 
 def row_of(lane: int, position: int, order: IndexedOrder | MixOrder) -> int:
-    """Samples of a lane that have positions below `position`."""
+    """Number of samples of a lane that have positions below `position`."""
     return max(0, -((lane - position) // order.lanes_count))
+
+
+class ShardIndexes:
+    """The indexes of shards that say where their samples lie; each is loaded once, when it is first needed.
+
+    Args:
+        sources: The sources.
+
+    Cost: one small read, and 12 bytes for each sample, for each shard that is loaded.
+    """
+
+    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+        self._sources = sources
+        self._loaded: dict[tuple[int, int], ShardIndex] = {}
+
+    def load(self, source: int, shards: Sequence[int]) -> Iterator[ShardIndex]:
+        """The indexes of some shards of a source, in order, as they arrive; all missing ones are requested at once."""
+        loaded, (_, rows, place, _) = self._loaded, self._sources[source]
+        missing = [shard for shard in dict.fromkeys(shards) if (source, shard) not in loaded]
+        assert place is not None
+        arriving = zip(missing, place.load_shards([rows[shard] for shard in missing]), strict=True)
+        for shard in shards:
+            while (source, shard) not in loaded:
+                arrived, index = next(arriving)
+                loaded[source, arrived] = index
+            yield loaded[source, shard]
+
+    def load_for(self, parts: Iterable[LanePart], fields: Sequence[frozenset[str] | None]) -> None:
+        """Load the indexes of the shards of which `parts` read only some samples, or only some fields.
+
+        Args:
+            parts: What lanes are going to read.
+            fields: Fields to read, by source; None: all.
+        """
+        needed: dict[int, set[int]] = {}
+        for part in parts:
+            source = self._sources[part.source]
+            for stored in part.stored if source.place is not None else ():
+                shard = stored.shard % len(source.shards)
+                row = source.rows[shard]
+                is_part = row.has_offsets and stored.samples_count < row.samples_count
+                if is_part or may_pay(source.shards[shard], row, fields[part.source]):
+                    needed.setdefault(part.source, set()).add(shard)
+        for number, shards in needed.items():
+            for _ in self.load(number, sorted(shards)):
+                pass
+
+    def segments(self, part: LanePart, fields: frozenset[str] | None) -> list[ShardSegment]:
+        """What to read of shards for a part, by the indexes that were loaded.
+
+        Args:
+            part: What a lane is going to read.
+            fields: Fields to read; None: all.
+        """
+        return [self._segment(part.source, stored, number, fields) for number, stored in enumerate(part.stored)]
+
+    def _segment(self, source: int, stored: Stored, number: int, fields: frozenset[str] | None) -> ShardSegment:
+        shards, rows, place, _ = self._sources[source]
+        shard = stored.shard % len(shards)
+        return segment_of(
+            stored,
+            number,
+            shard=shards[shard],
+            row=rows[shard],
+            place=place,
+            known=self._loaded.get((source, shard)),
+            fields=fields,
+            source=source,
+        )
 
 
 def segment_of(
@@ -101,23 +201,23 @@ def segment_of(
     fields: frozenset[str] | None,
     source: int,
 ) -> ShardSegment:
-    """Where in its shard to read, in bytes where they are known, else from its head, as its format allows.
+    """What to read of a shard for some of its samples: a range of bytes if the index says it, else from the shard's head.
 
     Args:
         stored: The samples.
-        number: Of the segment in its lane.
-        shard: In which they lie.
-        row: What the index of the data set says of it.
-        place: Where that lies.
-        known: The shard's own index, where somebody needed it.
-        fields: That the pipeline looks at; None: all.
+        number: Number of the segment in its lane.
+        shard: The shard that holds them.
+        row: The row of the shard in the index.
+        place: Where the index of the shard lies.
+        known: That index, if it was loaded.
+        fields: Fields to read; None: all.
         source: Number of the source.
     """
     first, count = stored.first, stored.samples_count
-    # the index knows where samples of its own format lie; what a job says of their content changes nothing in that
+    # the offsets in an index hold for its own format; a job that says more about the content of records changes none
     is_of_index = shard.format is None or without_content(shard.format) == without_content(row.format)
     has_bounds = is_of_index and row.has_offsets and FORMATS[row.format].unit == "sample"
-    made = ShardSegment(
+    segment = ShardSegment(
         shard,
         number,
         count=count,
@@ -126,14 +226,14 @@ def segment_of(
         source=source,
     )
     if not has_bounds or known is None or known.offsets is None:
-        made.skip_count = first
-        return made
-    made.first_sample = first
-    made.offset_bytes = int(known.offsets[first]) if first else 0
-    made.end_bytes = int(known.offsets[first + count]) if first + count < row.samples_count else None
+        segment.skip_count = first
+        return segment
+    segment.first_sample = first
+    segment.offset_bytes = int(known.offsets[first]) if first else 0
+    segment.end_bytes = int(known.offsets[first + count]) if first + count < row.samples_count else None
     if fields is not None and may_pay(shard, row, fields):
-        made.spans = wanted_spans(known, first, count, fields=fields, gap_bytes=gap_bytes_of(shard))
-    return made
+        segment.spans = wanted_spans(known, first, count, fields=fields, gap_bytes=gap_bytes_of(shard))
+    return segment
 
 
 def _bounds(place: IndexPlace, row: ShardRow) -> Any:

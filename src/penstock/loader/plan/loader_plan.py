@@ -12,9 +12,10 @@ from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
 from penstock.loader.lanes.feed import Batching
+from penstock.loader.lanes.lane_parts import IndexedSource
 from penstock.loader.lanes.recording import IndexRecorder
 from penstock.loader.lanes.segments import ReadOptions, read_ahead
-from penstock.loader.plan.indexed import IndexedReadPlan, IndexedSource
+from penstock.loader.plan.indexed import IndexedReadPlan
 from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.sources import data_digest
@@ -399,7 +400,7 @@ def _indexed(
         order=order,
         reading=_reading(pipeline, sizes, options, meter, ranged_count=ranged_count),
         threads_count=threads_count(options),
-        led_count=batching.global_size,
+        prefetched_count=batching.global_size,
         memory=memory,
     )
 

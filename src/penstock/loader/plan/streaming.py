@@ -9,9 +9,9 @@ from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
 from penstock.loader.lanes.feed import EpochFeed, StreamLanesFeed
 from penstock.loader.lanes.lane import Lane, PinnedBytes
+from penstock.loader.lanes.lane_parts import IndexedSource
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, ShardSegment
-from penstock.loader.plan.indexed import IndexedSource
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.loader.position import LANE_BEGIN, IndexPosition
 from penstock.types import strong_etag

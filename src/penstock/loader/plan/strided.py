@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.lanes.feed import Batching, Feed
-    from penstock.loader.plan.indexed import IndexedSource
+    from penstock.loader.lanes.lane_parts import IndexedSource
     from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
@@ -273,7 +273,7 @@ def begin_strided(
     positions: Any = strides
     if source.objects is not None:
         feed = ObjectsFeed(
-            source.objects, order=order, positions=positions, meter=meter, threads_count=job._threads_count
+            source.objects, order=order, positions=positions, meter=meter, threads_count=job.threads_count
         )
     elif can_stride(source) and job.reading.on_corrupt[0] == "raise" and _pays(source, order, batches, stride[1]):
         feed = StridedFeed(source, order=order, strides=strides, copies_max=job.reading.pinned_bytes_max, meter=meter)

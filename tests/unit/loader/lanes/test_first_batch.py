@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from loading import index, numbers, pipeline, write_counted
 from penstock.errors import ChecksumError
-from penstock.loader.plan import indexed
+from penstock.loader.lanes import first_batch
 
 SIZES = [40] * 12
 
@@ -19,7 +19,7 @@ SIZES = [40] * 12
 @pytest.fixture
 def always_led(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of any length are led."""
-    monkeypatch.setattr(indexed, "RUNS_BYTES_MIN", 0)
+    monkeypatch.setattr(first_batch, "RUNS_BYTES_MIN", 0)
 
 
 def opened(tmp_path: Path, **options: Any) -> ps.Loader:
