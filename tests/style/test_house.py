@@ -25,6 +25,8 @@ UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|Not" + r"Impleme
 MACHINE = re.compile(
     r"(?<![\w.])/(?:home/\w+/|Users/\w+/|work/main|work/shared|tmp/x/)|\b(?:10|192\.168)(?:\.\d{1,3}){2,3}:\d+"
 )
+NAMED_FILE = re.compile(r"`([\w.-]+/[\w./-]*\.py)(?:::\w+)*`")
+NAMES_WHAT_IS_NOT = {"0005-compose-module.md"}
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -116,6 +118,17 @@ def anchors_of(page: Path) -> set[str]:
     """Anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_files_that_pages_name_exist() -> None:
+    """A Python file that a page of the documentation names is there, relative to the repository or to the package."""
+    roots = [ROOT, ROOT / "src/penstock", ROOT / "bench", ROOT / "examples", ROOT / "tests", ROOT / "src"]
+    missing = []
+    for page in tracked("docs/*.md", "CONTRIBUTING.md", "bench/*.md", "tests/README.md"):
+        for name in NAMED_FILE.findall(page.read_text()):
+            if not any((root / name).exists() for root in (*roots, page.parent)) and page.name not in NAMES_WHAT_IS_NOT:
+                missing.append(f"{shown(page)}: {name}")
+    assert missing == []
 
 
 def test_no_path_of_a_machine() -> None:
