@@ -62,7 +62,7 @@ class RawBatchBuilder:
             batch = OpenBatch(self.columns(kept) if kept.samples else {}, None)
             batch.rows = len(kept.samples)
             batch.sealed = True
-            batch.mark = feed.mark()
+            batch.position = feed.mark()
             run.append(batch)
 
     def work(self, task: Any) -> None:
@@ -213,11 +213,11 @@ class RowBatchBuilder:
                 batch = self._open()
             filled = batch.rows + len(block.samples) == size
             if filled:
-                batch.mark = feed.mark()
+                batch.position = feed.mark()
             self._hand_out(batch, block, known, seal=filled)
             batch = None if filled else batch
         if batch is not None and not run.plan.drop_last and not run.stopping:
-            batch.mark = feed.mark()
+            batch.position = feed.mark()
             with run.changed:
                 batch.sealed = True
                 run.changed.notify_all()

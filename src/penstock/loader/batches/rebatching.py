@@ -56,11 +56,11 @@ class TransformOutput(NamedTuple):
 class _Task:
     """Samples for one decode thread, and the outputs that it made of them."""
 
-    __slots__ = ("block", "done", "error", "found", "mark")
+    __slots__ = ("base", "block", "done", "error", "found")
 
-    def __init__(self, block: SampleBlock, mark: FeedPosition) -> None:
+    def __init__(self, block: SampleBlock, base: FeedPosition) -> None:
         self.block = block
-        self.mark = mark
+        self.base = base
         # values of each output, and the index in the block of the sample that they were made of
         self.found: list[tuple[Mapping[str, Any], int]] = []
         self.error: BaseException | None = None
@@ -126,7 +126,7 @@ class Rebatcher(ABC):
                 raise failed(self._by_size.size, error, **where) from error
             raise DecodeError(f"no batch can take it: {type(error).__name__}: {error}", **where) from error
 
-    def _close(self, held: list[TransformOutput], mark: RebatchedPosition) -> None:
+    def _close(self, held: list[TransformOutput], position: RebatchedPosition) -> None:
         """Make a batch of these outputs and append it to the queue of the run."""
         if self._layout is None:
             self._layout = Layout(held[0].values, self._run.plan.batch)
@@ -140,7 +140,7 @@ class Rebatcher(ABC):
         batch = OpenBatch(values, self._layout)
         batch.rows = rows_count
         batch.sealed = True
-        batch.mark = mark
+        batch.position = position
         self._run.append(batch)
 
 
@@ -190,12 +190,12 @@ class LocalRebatcher(Rebatcher):
         goes_on = True
         while not run.stopping:
             while goes_on and len(tasks) < tasks_max:
-                mark = feed.mark()
+                base = feed.mark()
                 block = feed.take(TASK_SAMPLES_MAX)
                 if block is None:
                     goes_on = False
                 else:
-                    tasks.append(_Task(block, mark))
+                    tasks.append(_Task(block, base))
                     run.tasks.put(tasks[-1])
             if not tasks:
                 return
@@ -207,7 +207,7 @@ class LocalRebatcher(Rebatcher):
             block = task.block
             for count, (values, index) in enumerate(task.found, 1):
                 sample, segment = block.samples[index], block.segments[index]
-                after = RebatchedPosition(task.mark, count)
+                after = RebatchedPosition(task.base, count)
                 yield TransformOutput(values, sample.key, segment.url, int(block.positions[index]), after)
             if task.error is not None:
                 raise task.error

@@ -51,7 +51,7 @@ class OpenBatch:
         dropped: Rows whose sample was dropped.
         error: Error of the first row, in order, that failed.
         error_row: Row of `error`; -1 if no row failed.
-        mark: Position of the feed behind this batch.
+        position: Position of the feed behind this batch.
         number: Number of the batch in this run, from 0.
         charged_bytes: Bytes of the process's budget that this batch occupies until it is handed out.
     """
@@ -62,9 +62,9 @@ class OpenBatch:
         "error",
         "error_row",
         "layout",
-        "mark",
         "missing",
         "number",
+        "position",
         "rows",
         "sealed",
         "values",
@@ -79,7 +79,7 @@ class OpenBatch:
         self.dropped: list[int] = []
         self.error: BaseException | None = None
         self.error_row = -1
-        self.mark: Position | None = None
+        self.position: Position | None = None
         self.number = -1
         self.charged_bytes = 0
 
@@ -105,7 +105,7 @@ class Delivery(NamedTuple):
         values: Columns by name, each with as many rows as a full batch; from row `rows` on they are undefined.
         rows: Number of rows that were given to samples.
         dropped: Rows whose sample was dropped, ascending.
-        mark: Position of the feed behind this batch.
+        position: Position of the feed behind this batch.
         layout: Layout that finishes the batch; None if the batch needs no finishing.
         number: Number of the batch in its run, from 0.
     """
@@ -113,7 +113,7 @@ class Delivery(NamedTuple):
     values: dict[str, Any]
     rows: int
     dropped: list[int]
-    mark: Position | None
+    position: Position | None
     layout: Layout | None
     number: int = -1
 
@@ -225,7 +225,9 @@ class EpochRun:
                     head.discharge()
                     self.changed.notify_all()
                     self.meter.samples += head.rows - len(head.dropped)
-                    return Delivery(head.values, head.rows, sorted(head.dropped), head.mark, head.layout, head.number)
+                    return Delivery(
+                        head.values, head.rows, sorted(head.dropped), head.position, head.layout, head.number
+                    )
                 if not self._batches and self._finished:
                     if self._failure is not None:
                         raise self._failure

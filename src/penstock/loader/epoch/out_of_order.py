@@ -144,8 +144,8 @@ class StreamedOutOfOrder(BatchSourceBase):
         while (delivery := self._run.next_batch()) is not None:
             number = self._next_number
             self._next_number += 1
-            assert isinstance(delivery.mark, StreamPosition)
-            position = self._tracker.take(self._tracker.number_of(delivery.number), delivery.mark)
+            assert isinstance(delivery.position, StreamPosition)
+            position = self._tracker.take(self._tracker.number_of(delivery.number), delivery.position)
             if not self._finisher.skips(delivery):
                 return NumberedBatch(self._finisher.finish(delivery, self._rows_count), position, number)
         return None

@@ -135,8 +135,8 @@ class StreamedBatches(BatchSourceBase):
             number = self._next_number
             self._next_number += self._step
             if not self._finisher.skips(delivery):
-                assert delivery.mark is not None
-                return NumberedBatch(self._finisher.finish(delivery, self._rows_count), delivery.mark, number)
+                assert delivery.position is not None
+                return NumberedBatch(self._finisher.finish(delivery, self._rows_count), delivery.position, number)
         return None
 
 
@@ -165,8 +165,8 @@ class RebatchedBatches(BatchSourceBase):
             number = self._next_number
             self._next_number += 1
             if number % self._every == self._which and not self._finisher.skips(delivery):
-                assert delivery.mark is not None
-                return NumberedBatch(self._finisher.finish(delivery, self._rows_count), delivery.mark, number)
+                assert delivery.position is not None
+                return NumberedBatch(self._finisher.finish(delivery, self._rows_count), delivery.position, number)
         return None
 
 
@@ -215,8 +215,8 @@ class AgreedBatches(BatchSourceBase):
             delivery = self._run.next_batch()
             number = self._next_number
             self._next_number += 1
-            if delivery is not None and delivery.mark is not None:
-                self._position = delivery.mark
+            if delivery is not None and delivery.position is not None:
+                self._position = delivery.position
             batch = self._finisher.finish(delivery, self._rows_count)
         self._goes_on = None  # in case the consensus fails
         self._goes_on = self._agree()

@@ -430,8 +430,8 @@ class ProcessRun:
         if self._counts_samples:
             self._meter.samples += assignment.rows_count - len(dropped)
         reported = {number: result.position for number, result in results.items()}
-        mark = self._assigner.position_of(assignment.mark, reported)
-        return Delivery(values, assignment.rows_count, sorted(dropped), mark, self._layout)
+        position = self._assigner.position_of(assignment.position, reported)
+        return Delivery(values, assignment.rows_count, sorted(dropped), position, self._layout)
 
 
 def gather(

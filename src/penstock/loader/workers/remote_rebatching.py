@@ -119,8 +119,8 @@ class Blocks:
         if self._batches is not None:
             self._position = IndexPosition(self._batches.position_after(self._count))
         else:
-            assert isinstance(delivery.mark, StreamPosition)
-            self._position = delivery.mark
+            assert isinstance(delivery.position, StreamPosition)
+            self._position = delivery.position
         self._count += 1
         return before, delivery.values, delivery.rows
 

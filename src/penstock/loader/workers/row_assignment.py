@@ -46,14 +46,14 @@ class Assignment(NamedTuple):
         positions: Positions of the rows in the order of the job, those of rows that only pad included; int64[B].
         rows_count: Number of rows that hold a sample.
         rows: For each worker the rows that it fills, in the order of its samples; int64[n].
-        mark: Position of the rank's feed behind the batch, but without those of the lanes, which only the workers know;
+        position: Position of the rank's feed behind the batch, but without those of the lanes, which only the workers know;
             None if the number of the batch tells.
     """
 
     positions: NDArray[np.int64]
     rows_count: int
     rows: list[NDArray[np.int64]]
-    mark: FeedPosition | None
+    position: FeedPosition | None
 
 
 class LaneProgress(NamedTuple):
@@ -98,13 +98,13 @@ class RowAssigner(Protocol):
         """Ask a worker again for what it has not found, because another process has taken its place."""
 
     def position_of(
-        self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]
+        self, position: FeedPosition | None, reported: Mapping[int, FeedPosition | None]
     ) -> FeedPosition | None:
         """The position behind a batch; None if the number of the batch tells.
 
         Args:
-            mark: Mark of the assignment.
-            positions: For each worker the position that it reported behind its rows of the batch.
+            position: Position of the assignment.
+            reported: For each worker the position that it reported behind its rows of the batch.
         """
 
 
@@ -147,7 +147,7 @@ class IndexedRowAssigner:
     def forget_wants(self, worker: int) -> None:
         """Nothing to do."""
 
-    def position_of(self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]) -> None:
+    def position_of(self, position: FeedPosition | None, reported: Mapping[int, FeedPosition | None]) -> None:
         """None: the number of the batch tells."""
 
 
@@ -299,15 +299,15 @@ class StreamRowAssigner:
             if lane.worker == worker:
                 lane.wanted_count = 0
 
-    def position_of(self, mark: FeedPosition | None, positions: Mapping[int, FeedPosition | None]) -> FeedPosition:
-        """The position behind a batch: the mark, with the positions of the lanes."""
-        assert isinstance(mark, StreamPosition)
+    def position_of(self, position: FeedPosition | None, reported: Mapping[int, FeedPosition | None]) -> FeedPosition:
+        """The position behind a batch: that of the assignment, with the positions of the lanes."""
+        assert isinstance(position, StreamPosition)
         lanes = {}
-        for number in mark.lanes:
-            own = positions[self._lanes[number].worker]
+        for number in position.lanes:
+            own = reported[self._lanes[number].worker]
             assert isinstance(own, StreamPosition)
             lanes[number] = own.lanes[number]
-        return replace(mark, lanes=lanes)
+        return replace(position, lanes=lanes)
 
     def _each(self, count: int) -> int:
         """The most samples that one lane may give to the next `count`: more if other lanes are near their end."""

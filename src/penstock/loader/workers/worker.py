@@ -141,7 +141,7 @@ class SharedBatchBuilder(RowBatchBuilder):
                 return len(self._rows)
             empty = OpenBatch({}, None)
             empty.sealed = True
-            empty.mark = self._feed.mark()
+            empty.position = self._feed.mark()
             self._queue(empty)
             self._note_sealed(empty)
         return 0
@@ -160,7 +160,7 @@ class SharedBatchBuilder(RowBatchBuilder):
             run.changed.wait_for(lambda: batch.is_complete or run.stopping)
         if batch.error is not None:
             raise batch.error
-        self._send(Delivery(batch.values, batch.rows, sorted(batch.dropped), batch.mark, batch.layout))
+        self._send(Delivery(batch.values, batch.rows, sorted(batch.dropped), batch.position, batch.layout))
 
     def _find_samples(self, counts: Mapping[int, int]) -> None:
         """Read until lanes have so many samples of the epoch, or have ended, and report what was found."""
@@ -375,7 +375,7 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
             columns=columns,
             inline=inline,
             dropped=delivery.dropped,
-            position=job.input.report(delivery.mark),
+            position=job.input.report(delivery.position),
             sums=sums,
             dropped_samples=[dropped.popleft() for _ in range(len(dropped))],
             heap_bytes=heap[1] if heap is not None else None,
