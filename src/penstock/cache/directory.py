@@ -317,7 +317,7 @@ class CacheDirectory:
         return (header, data) if identity is None or header.identity == identity else None
 
     def read_header(self, name: EntryName, identity: bytes | None = None) -> EntryHeader | None:
-        """Return the header of an entry as ``read_entry`` does, also None if it is corrupt. Cost: four system calls."""
+        """Return the header of an entry; None if it is missing, corrupt or of another identity. Cost: four system calls."""
         fd = self._open(name)
         if fd < 0:
             return None
