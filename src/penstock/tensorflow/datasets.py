@@ -41,9 +41,9 @@ def dataset(
         **options: As for ``Loader``, where `source` is a pipeline.
 
     Returns:
-        Its ``element_spec`` is the signature, ``{"jpg": uint8[None, H, W, 3], "cls": int64[None], "__key__":
-        string[None], ...}``; its cardinality is known where the loader knows its length. It prefetches by itself;
-        ``.prefetch()`` on top only makes a saved state run ahead.
+        A data set. Its ``element_spec`` is the signature, such as
+        ``{"jpg": uint8[None, H, W, 3], "cls": int64[None], "__key__": string[None]}``. Its cardinality is known if the loader
+        knows its length. It prefetches by itself; a further ``.prefetch()`` only makes a saved state run ahead.
 
     Raises:
         ConfigError: a column cannot be a tensor; there is no batch to look at; options for a loader made already.
