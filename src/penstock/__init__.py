@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import bindings
 from penstock.errors import __all__ as _errors
+from penstock.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo as ObjectInfo
 
     pack: PackModule
-
-__version__ = "0.1.0"
 
 _ORIGIN = {
     **dict.fromkeys(("connect", "open"), "penstock.compose"),

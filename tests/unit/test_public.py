@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def test_public_names_are_complete() -> None:
     for name in ps.__all__:
         assert getattr(ps, name) is not None
     assert set(ps.__all__) | {"index", "pack", "torch", "tensorflow", "testing"} <= set(dir(ps))
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    """``penstock.__version__`` is the version in ``pyproject.toml``."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert ps.__version__ == project["version"]
 
 
 def test_unknown_names_are_attribute_errors() -> None:

@@ -17,7 +17,6 @@ from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-import penstock
 from penstock.errors import BucketMissingError, ConfigError, DataError, StoreError
 from penstock.formats.mds_writer import index_json
 from penstock.index import FOLDER, DatasetIndex
@@ -28,6 +27,7 @@ from penstock.pack.options import check_pattern, number_in
 from penstock.pack.shard_file import MDS_ENTRIES_PREFIX, STATE_PREFIX, UPLOADS_PREFIX, ShardFolder
 from penstock.store.waiting import perform
 from penstock.types import AbortMultipart
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -339,7 +339,7 @@ class Destination(ShardFolder):
 
 def _versions(format_name: str) -> dict[str, str]:
     """Return the versions of all software that decides which bytes a shard of this format has."""
-    versions = {"penstock": penstock.__version__, "python": platform.python_version()}
+    versions = {"penstock": __version__, "python": platform.python_version()}
     if format_name.endswith(".gz"):
         versions["zlib"] = zlib.ZLIB_RUNTIME_VERSION
     library = "pyarrow" if format_name.startswith("parquet") else "zstandard" if format_name.endswith(".zst") else None
