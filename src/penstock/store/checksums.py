@@ -1,7 +1,7 @@
-"""Checksums that S3 keeps of whole objects: held against what arrived, computed for what is sent.
+"""Checksums that S3 keeps of whole objects: compared with what arrives, and computed for what is sent.
 
-Speeds of one core here: crc32c 18 GB/s (crc32c), CRC64NVME 10 GB/s and CRC32 faster than zlib's 1 to 3 GB/s (awscrt,
-the extra ``[crt]``), SHA-1 and SHA-256 1 to 2 GB/s (OpenSSL).
+One core computes CRC32C at 18 GB/s (package crc32c), CRC64NVME at 10 GB/s (awscrt, the extra ``[crt]``), CRC32 at 1 to 3 GB/s
+(zlib; faster with awscrt), and SHA-1 and SHA-256 at 1 to 2 GB/s (OpenSSL).
 Source: S3 API reference, "Checking object integrity": header ``x-amz-checksum-ALGORITHM``, big-endian base64.
 """
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 HEADER = b"x-amz-checksum-"
 ALGORITHMS = ("crc32c", "crc64nvme", "crc32", "sha256", "sha1")
-"""By preference: cheapest first."""
+"""Algorithms in order of preference, cheapest first."""
 
 
 class Hasher(Protocol):
-    """A checksum being computed over bytes in order."""
+    """A checksum that is computed over bytes in order."""
 
     def update(self, data: Buffer, /) -> None:
         """Add bytes."""
 
     def digest(self) -> bytes:
-        """The checksum of everything so far, big-endian."""
+        """Return the checksum of all bytes so far, big-endian."""
 
 
 class _Crc:
@@ -66,7 +66,7 @@ def _crc_function(name: str) -> Callable[[Buffer, int], int] | None:
 
 
 def hasher(name: str) -> Hasher | None:
-    """A hasher for one of ``ALGORITHMS``; None where the library for it is not installed."""
+    """Return a hasher for one of ``ALGORITHMS``; None if the library for it is not installed."""
     if name in ("sha1", "sha256"):
         return hashlib.new(name, usedforsecurity=False)
     function = _crc_function(name)
@@ -74,7 +74,7 @@ def hasher(name: str) -> Hasher | None:
 
 
 def full_object(headers: Mapping[bytes, bytes]) -> Mapping[str, str]:
-    """The full-object checksums that the headers of an answer tell, by algorithm; composite ones are left out."""
+    """Return the full-object checksums in the headers of an answer, by algorithm; composite ones are left out."""
     found: dict[str, str] = {}
     for name in headers:
         if name.startswith(HEADER):
@@ -88,7 +88,7 @@ def full_object(headers: Mapping[bytes, bytes]) -> Mapping[str, str]:
 
 
 def choose(checksums: Mapping[str, str]) -> tuple[str, Hasher] | None:
-    """The cheapest algorithm among `checksums` that can be computed here, with a fresh hasher; None if there is none."""
+    """Return the cheapest algorithm of `checksums` that can be computed here, and a fresh hasher; None if there is none."""
     for name in ALGORITHMS:
         if name in checksums and (fresh := hasher(name)) is not None:
             return name, fresh
@@ -96,13 +96,17 @@ def choose(checksums: Mapping[str, str]) -> tuple[str, Hasher] | None:
 
 
 def verify(checksums: Mapping[str, str], data: memoryview) -> str:
-    """Hold `data`, a whole object, against what the store keeps for it.
+    """Compare a whole object with a checksum that the store keeps of it.
+
+    Args:
+        checksums: Full-object checksums by algorithm, base64.
+        data: uint8[n], the object.
 
     Returns:
-        The algorithm, or ``"length"`` where there is nothing to hold it against.
+        The algorithm that was compared, or ``"length"`` if none can be.
 
     Raises:
-        ChecksumError: they differ.
+        ChecksumError: They differ.
     """
     chosen = choose(checksums)
     if chosen is None:
@@ -114,10 +118,10 @@ def verify(checksums: Mapping[str, str], data: memoryview) -> str:
 
 
 def check(name: str, computed: Hasher, expected: str) -> None:
-    """Compare a finished hasher with the store's word.
+    """Compare a finished hasher with the checksum that the store keeps.
 
     Raises:
-        ChecksumError: they differ.
+        ChecksumError: They differ.
     """
     value = text(computed)
     if value != expected:
@@ -125,7 +129,11 @@ def check(name: str, computed: Hasher, expected: str) -> None:
 
 
 def encode(name: str, data: Buffer) -> str:
-    """The checksum of `data` as S3 writes it in a header."""
+    """Compute the checksum of `data` as S3 writes it in a header.
+
+    Raises:
+        ChecksumError: The library for it is not installed.
+    """
     fresh = hasher(name)
     if fresh is None:
         raise ChecksumError(f"{name} cannot be computed here", hint="pip install 'penstock[crt]'")
@@ -134,5 +142,5 @@ def encode(name: str, data: Buffer) -> str:
 
 
 def text(computed: Hasher) -> str:
-    """A finished checksum as S3 writes it: base64, big-endian."""
+    """Return a finished checksum as S3 writes it: base64, big-endian."""
     return base64.b64encode(computed.digest()).decode()

@@ -1,17 +1,17 @@
-"""Objects as files: ``open_file``, what ``Store.open`` and ``penstock.open`` return.
+"""Objects as files: ``open_file`` makes what ``Store.open`` and ``penstock.open`` return.
 
-A reader is Python's own ``BufferedReader`` (lines, ``peek``, small reads and the lock are C) over a raw file that
-decides what to fetch. It has two ways:
+A reader is Python's own ``BufferedReader`` (lines, ``peek``, small reads and the lock are C) over a raw file that decides
+what to fetch. There are two ways:
 
-* *Jumps* fetch little: 64 KiB, then 256 KiB if reading goes on from there. zip directories, Parquet footers and indexes
-  want no more, and what was not asked for costs bandwidth.
-* *Runs* stream: the third fetch in sequence, or a single read of 1 MiB and more, goes through ``Store.read_parts``,
-  with its parts in parallel, its budget, its retries. The first spans of a run are small and grow (``_spans``), so that
-  its first bytes do not wait for 8 MiB. A jump elsewhere drops the run and cancels what was in flight; one that goes
-  forward less than ``FetchConfig.gap_bytes_max`` reads on through the gap instead, as coalescing would.
+* *Jumps* fetch little: 64 KiB, then 256 KiB if reading continues from there. zip directories, Parquet footers and indexes
+  need no more, and anything else would cost bandwidth.
+* *Runs* stream: the third fetch in sequence, or a single read of 1 MiB and more, is ``Store.read_parts``, with its parallel
+  parts, its budget and its retries. The first spans of a run are small and grow (``_spans``), so that its first bytes do not
+  wait for 8 MiB. A jump elsewhere drops the run and cancels what was in flight; a jump forward by less than
+  ``FetchConfig.gap_bytes_max`` reads through the gap instead, as merging would.
 
-The version is pinned when the file is opened, by the GET that also brings the first 64 KiB: opening costs one request,
-a missing object is an error there, and no read ever mixes versions.
+Opening a file sends one GET, which pins the version and brings the first 64 KiB. A missing object is therefore an error at
+``open``, and no read ever mixes versions.
 """
 
 from __future__ import annotations
@@ -38,36 +38,37 @@ if TYPE_CHECKING:
     from penstock.types import Key
 
 BUFFER_BYTES = 64 * KIB
-"""Least that a jump fetches: at 90 MB/s it takes 0.7 ms, far less than the round trip before it."""
+"""Bytes that a jump fetches at least: at 90 MB/s they take 0.7 ms, far less than the round trip before them."""
 
 SECOND_BYTES = 256 * KIB
-"""What the second fetch of a run brings; the third streams."""
+"""Bytes that the second fetch of a run brings; the third one streams."""
 
 STREAM_BYTES_MIN = 1 * MIB
-"""A single read of this length streams at once: its parts come in parallel."""
+"""Length from which a single read streams at once, because its parts come in parallel."""
 
 _MODES = ("rb", "wb", "xb")
 
 
 def open_file(store: Readable, key: Key, mode: str = "rb") -> io.IOBase:
-    """A real file object on `key`.
+    """Open an object as a real file object.
 
     Args:
-        store: Where it lives.
-        key: The object's.
-        mode: ``"rb"``: an ``ObjectReader``. ``"wb"``: ``Store.writer``. ``"xb"``: the same, and committing is
-            ``ObjectExistsError`` where there is an object by then.
+        store: The store.
+        key: Key of the object.
+        mode: ``"rb"`` returns an ``ObjectReader``, ``"wb"`` a ``Writer``, and ``"xb"`` a ``Writer`` that never replaces an
+            object.
 
     Raises:
-        ConfigError: another mode. Text is ``io.TextIOWrapper(store.open(key))``; objects cannot be appended to.
-        StoreError: ``"rb"``: the object is missing, denied, ...
+        ConfigError: The mode is another one. For text use ``io.TextIOWrapper(store.open(key))``; objects cannot be
+            appended to.
+        StoreError: The mode is ``"rb"``, and the object is missing, may not be read, ...
 
-    Cost: ``"rb"``: one request, of the first 64 KiB.
+    Cost: For ``"rb"``, one request for the first 64 KiB.
     """
     if mode == "rb":
         return ObjectReader(store, key)
     if mode in ("wb", "xb"):
-        from penstock.store.writing import Writer  # who only reads does not pay for its import
+        from penstock.store.writing import Writer  # programs that only read do not pay for its import
 
         return Writer(store, key, if_absent=mode == "xb")
     hint = None
@@ -80,21 +81,21 @@ def open_file(store: Readable, key: Key, mode: str = "rb") -> io.IOBase:
 
 @boundary
 class ObjectReader(io.BufferedReader):
-    """One version of an object as a seekable, readable binary file; see ``Store.open``.
+    """One version of an object as a seekable, readable binary file; ``Store.open`` returns it.
 
-    Threads may share it: each call is atomic, the position is common. It pickles as (store, key, version, position)
-    and opens again where it is unpickled. Reading it in a forked child raises ``ClosedError``.
+    Threads may share it: each call is atomic, and they share the position. It pickles as store, key, version and position,
+    and opens again when it is unpickled. Reading it in a forked child raises ``ClosedError``.
 
     Args:
-        store: Where the object lives.
-        key: The object's.
-        etag: Of the version wanted; None pins the current one.
+        store: The store.
+        key: Key of the object.
+        etag: ETag of the version to read; None pins the current one.
 
     Raises:
-        ObjectMissingError: there is no such object.
-        ObjectChangedError: `etag` is not the current version; later, when the object was replaced while open.
+        ObjectMissingError: There is no such object.
+        ObjectChangedError: `etag` is not the current version, or, while reading, the object was replaced since.
 
-    Cost: one GET to open. Sequential reading holds read-ahead within the process's budget; jumps hold at most 256 KiB.
+    Cost: One GET to open. Sequential reading holds read-ahead within the process's budget; jumps hold at most 256 KiB.
     """
 
     def __init__(self, store: Readable, key: Key, *, etag: str | None = None) -> None:
@@ -102,7 +103,7 @@ class ObjectReader(io.BufferedReader):
         super().__init__(self._object, BUFFER_BYTES)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most `size` bytes; all the rest where it is negative or None."""
+        """Read at most `size` bytes; all the rest if `size` is negative or None."""
         if size is None or size <= BUFFER_BYTES:
             return super().read(size)
         self._object.wanted_end = self.tell() + size
@@ -112,7 +113,7 @@ class ObjectReader(io.BufferedReader):
             self._object.wanted_end = 0
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill `buffer` as far as there are bytes; returns how many."""
+        """Fill `buffer` as far as there are bytes, and return their number."""
         size = memoryview(buffer).nbytes
         if size <= BUFFER_BYTES:
             return super().readinto(buffer)
@@ -124,12 +125,12 @@ class ObjectReader(io.BufferedReader):
 
     @property
     def size_bytes(self) -> int:
-        """The object's length."""
+        """Size of the object in bytes."""
         return self._object.info.size_bytes
 
     @property
     def etag(self) -> str | None:
-        """Of the version being read."""
+        """ETag of the version that is being read; None if the store has none."""
         return self._object.info.etag
 
     def __repr__(self) -> str:
@@ -149,7 +150,7 @@ def _reopen(store: Readable, key: Key, etag: str | None, position: int) -> Objec
 
 @boundary
 class _RawObject(io.RawIOBase):
-    """Decides what to fetch; see the module's docstring. The ``BufferedReader`` around it serialises its callers."""
+    """Decides what to fetch, as the module's docstring says. The ``BufferedReader`` around it serialises its callers."""
 
     mode = "rb"
     _stream: Iterator[Chunk] | None = None
@@ -162,13 +163,13 @@ class _RawObject(io.RawIOBase):
         self._made_in = forks.generation()
         self._gap_bytes_max = (store.fetch_config or FetchConfig()).gap_bytes_max
         self._position = 0
-        # ``BufferedReader`` asks for large reads in two pieces, whole buffers and the rest; here it says how far
-        # they will go, so that the rest costs no second request.
+        # ``BufferedReader`` makes two calls for a large read, whole buffers and the rest; ``ObjectReader`` says here how
+        # far the read goes, so that the rest costs no second request.
         self.wanted_end = 0
-        self._held: memoryview = memoryview(b"")  # bytes [_held_start, +len) of the object
+        self._held: memoryview = memoryview(b"")  # bytes of the object from _held_start on
         self._held_start = 0
         self._run_fetches = 1  # fetches in sequence since the last jump; opening is the first
-        self._stream_end = 0  # the stream gives bytes [end of _held, _stream_end)
+        self._stream_end = 0  # the stream continues from the end of _held to here
         self.info = ObjectInfo(key, 0, etag)
         self.info = self._open(etag)
 
@@ -209,10 +210,10 @@ class _RawObject(io.RawIOBase):
         while not taken and target:
             taken = self._fetch(target) or self._take(target)
         self._position += taken
-        return taken  # what is held, without another request: ``BufferedReader`` often wants less than it asks for
+        return taken  # no further request for the rest: ``BufferedReader`` often needs less than it asks for
 
     def readall(self) -> bytes:
-        """All the rest, in one allocation and one copy."""
+        """Read all the rest, in one allocation and one copy."""
         length = max(0, self.info.size_bytes - self._position)
         if not length:
             return b""
@@ -239,7 +240,7 @@ class _RawObject(io.RawIOBase):
         return self._held_start + len(self._held)
 
     def _take(self, target: memoryview) -> int:
-        """Copy what is held of `target`'s bytes; 0 where it is nothing."""
+        """Copy what is held to `target`, and return the number of bytes; 0 if nothing fits."""
         at = self._position - self._held_start
         if not 0 <= at < len(self._held):
             return 0
@@ -248,7 +249,7 @@ class _RawObject(io.RawIOBase):
         return length
 
     def _fetch(self, target: memoryview) -> int:
-        """Fetch at the position: either into what is held (then 0), or directly into `target` (then its length)."""
+        """Fetch from the position on: into what is held (returns 0), or directly into `target` (returns its length)."""
         gap = self._position - self._held_end
         if gap != 0 and not (self._stream is not None and 0 < gap <= self._gap_bytes_max):
             self._drop_stream()
@@ -262,7 +263,7 @@ class _RawObject(io.RawIOBase):
         if self._run_fetches >= 2:
             self._start_stream(rest, first_bytes=max(wanted, STREAM_BYTES_MIN // 2))
             return 0
-        if wanted >= STREAM_BYTES_MIN:  # after a jump: what it asks for, and no more
+        if wanted >= STREAM_BYTES_MIN:  # after a jump, fetch what was asked for and no more
             self._start_stream(wanted, first_bytes=wanted)
             return 0
         length = min(rest, max(wanted, SECOND_BYTES if self._run_fetches else BUFFER_BYTES))
@@ -295,9 +296,9 @@ class _RawObject(io.RawIOBase):
         self._stream = read_parts(self.store, [self._pinned(span) for span in spans])
 
     def _start_whole(self) -> None:
-        """All of the object at once: as ``read_parts`` reads it, held against the checksum that the store keeps of it.
+        """Stream the whole object, which is then held against the checksum that the store keeps of it.
 
-        What opening brought comes a second time: 64 KiB.
+        The 64 KiB that opening brought are fetched a second time.
         """
         self._drop_stream()
         self._run_fetches, self._stream_end = 3, self.info.size_bytes
@@ -305,12 +306,12 @@ class _RawObject(io.RawIOBase):
         self._stream = read_parts(self.store, [self._pinned(None)])
 
     def _pinned(self, span: ByteRange | None) -> PlanItem:
-        """A request for `span`, or for all of the object, in the version that was opened."""
+        """Return a request for `span`, or for the whole object, in the version that was opened."""
         info = self.info
         return PlanItem(self.key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
 
     def _advance(self, stream: Iterator[Chunk]) -> None:
-        self._hold(self._held_end, memoryview(b""))  # its memory may go back before more is asked for
+        self._hold(self._held_end, memoryview(b""))  # so that its memory may be used again for the next chunk
         chunk = next(stream, None)
         if chunk is None:
             raise ShortReadError(f"the stream ended at {self._held_end} of {self._stream_end} bytes", url=self.name)
@@ -336,7 +337,7 @@ class _RawObject(io.RawIOBase):
 
 
 def _spans(start: int, end: int, first: int) -> Iterator[ByteRange]:
-    """Spans that cover [start, end): two of `first` bytes, two of twice as many, ... and, from 8 MiB on, the rest."""
+    """Cover [start, end) with spans: two of `first` bytes, two of twice as many, ... and, from 8 MiB on, the rest."""
     length, at = first, start
     while at < end and length < 8 * MIB:
         for _ in range(2):

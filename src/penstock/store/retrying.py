@@ -1,8 +1,8 @@
-"""``Retrying``: a failed operation is tried again, and a broken body goes on where it broke.
+"""``Retrying``: tries a failed operation again, and continues a broken body where it broke.
 
-A body that ended early is never returned and never mixed: the next attempt asks for the bytes that are missing, with
-``If-Match`` on the ETag of the first answer; without an ETag it begins anew. Backoff is exponential with full jitter
-(Source: AWS Architecture Blog, "Exponential Backoff And Jitter", 2015); the store's ``Retry-After`` is heeded.
+A body that ended early is neither returned nor mixed with another version: the next attempt requests the missing bytes with
+``If-Match`` on the ETag of the first answer, or begins anew if there is no ETag. Backoff is exponential with full jitter
+(Source: AWS Architecture Blog, "Exponential Backoff And Jitter", 2015) and respects the store's ``Retry-After``.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from penstock.types import (
 log = logging.getLogger("penstock.store")
 
 _jitter = random.SystemRandom()
-"""Not the module's own generator: its state is the user's, and seeded."""
+"""A generator of its own, because the state of the ``random`` module belongs to the user, who may have seeded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryStatistics:
-    """What a ``Retrying`` did.
+    """How often operations were tried again.
 
     Attributes:
-        retried_count: Attempts beyond the first. Near 0 is healthy.
-        resumed_count: Those of them that went on inside a body.
-        given_up_count: Operations that failed although they were retryable.
+        retried_count: Attempts beyond the first; near 0 is healthy.
+        resumed_count: Attempts that continued inside a body.
+        given_up_count: Operations that failed although their errors were retryable.
         inner: Statistics of the store inside.
     """
 
@@ -70,8 +70,8 @@ class Retrying(Wrapper):
 
     Args:
         inner: The store.
-        config: Limits; ``attempts_max`` may be given by itself.
-        attempts_max: Shorthand for ``RetryConfig(attempts_max=...)``.
+        config: Bounds of attempts and waits; None means ``RetryConfig()``.
+        attempts_max: The most attempts, the first included; None takes that of `config`.
     """
 
     def __init__(self, inner: Store, *, config: RetryConfig | None = None, attempts_max: int | None = None) -> None:
@@ -87,13 +87,13 @@ class Retrying(Wrapper):
         return _rebuild, (self.inner, self.config)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``."""
+        """Start `operation`, and try it again if it fails; see ``Store.submit``."""
         entry = _RetriedOperation(self, operation, sink)
         entry.transfers.append(self.inner.submit(operation, entry))
         return entry
 
     def statistics(self) -> RetryStatistics:
-        """See ``RetryStatistics``."""
+        """Return how often operations were tried again so far."""
         return RetryStatistics(
             retried_count=self.retried_count,
             resumed_count=self.resumed_count,
@@ -103,7 +103,7 @@ class Retrying(Wrapper):
 
 
 def _located(error: StoreError) -> dict[str, Any]:
-    """Where `error` happened, as fields for another."""
+    """Return the fields of `error` that say where it happened, for another error."""
     return {name: getattr(error, name) for name in ("operation", "url", "span", "status", "code", "request_id")}
 
 
@@ -112,7 +112,7 @@ def _rebuild(inner: Store, config: RetryConfig) -> Retrying:
 
 
 class _RetriedOperation(Resent, Relay):
-    """One operation through all its attempts."""
+    """One operation through all of its attempts."""
 
     __slots__ = (
         "attempts",
@@ -141,14 +141,14 @@ class _RetriedOperation(Resent, Relay):
         self.transfers: list[Transfer] = []
         self.cancelled = False
         self.tries_count = 0
-        self.resuming = False  # this attempt asks for the rest of a body that broke
-        self.ranges_refused = False  # the store did not send such a rest: the body is begun again instead
-        self.unsound = False  # the body came whole, but does not have its checksum
-        self.backoff: list[tuple[Completion, int]] = []  # who pops it sends the next attempt, or ends the operation
+        self.resuming = False  # whether this attempt requests the rest of a body that broke
+        self.ranges_refused = False  # whether the store sent no such rest, so that the body begins anew
+        self.unsound = False  # whether the body is complete, but does not have its checksum
+        self.backoff: list[tuple[Completion, int]] = []  # whoever pops it sends the next attempt or ends the operation
         self.start_s = 0.0
         self.attempts: tuple[Attempt, ...] = ()
-        self.info: ObjectInfo | None = None  # of the first answer: every later one must be the same version
-        self.span: ByteRange | None = None  # that the first answer began to serve
+        self.info: ObjectInfo | None = None  # from the first answer; every later one must describe the same version
+        self.span: ByteRange | None = None  # the bytes that the first answer began to send
         self.target: Landing | None = None  # where its body goes
 
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,20 +174,20 @@ class _RetriedOperation(Resent, Relay):
         try:
             over = self._is_over(completion)
         except Exception as error:
-            self.backoff.clear()  # nobody else ends it
+            self.backoff.clear()  # otherwise nobody would end the operation
             completion.error, over = as_completion_error(error), True
         if over:
             self.sink.done(completion)
 
     def _is_over(self, completion: Completion) -> bool:
-        """Whether an attempt was the last one; else the next one is under way, after a backoff."""
+        """Whether an attempt was the last one; if it was not, the next one follows after a backoff."""
         self.transfers.clear()
         if completion.error is None and self.tries_count:
             self._complete(completion)
         error = completion.error
         if error is not None and self._is_refused_resumption(error):
             error.retryable = self.ranges_refused = True
-        elif isinstance(error, SpanError) and self.span is not None:  # of the rest, which the first answer promised
+        elif isinstance(error, SpanError) and self.span is not None:  # the first answer promised the rest of the body
             what = "the object ends before the length that its first answer promised"
             error = completion.error = ShortReadError(what, retryable=False, **_located(error))
         if error is None:
@@ -215,12 +215,12 @@ class _RetriedOperation(Resent, Relay):
         log.debug("attempt %d failed, the next one begins in %.2f s: %s", self.tries_count, wait_s, error)
         self.backoff.append((completion, engine.closings))
         engine.call_later(wait_s, self._again)
-        if self._is_cancelled():  # by another thread, which may have seen no backoff
+        if self._is_cancelled():  # cancelled by another thread, which may have seen no backoff
             engine.call_later(0.0, self._again)
         return False
 
     def _is_refused_resumption(self, error: StoreError) -> bool:
-        """Whether the store did not go on where the body broke: it does no ranges, or nothing was missing but the end."""
+        """Whether the store did not continue where the body broke, because it has no ranges or nothing was missing."""
         if not self.resuming or self.span is None:
             return False
         nothing_left = isinstance(error, SpanError) and self.span.end == UNKNOWN_BYTES
@@ -235,7 +235,7 @@ class _RetriedOperation(Resent, Relay):
         return wait_s
 
     def _note(self, completion: Completion) -> None:
-        """Remember what the first answer said and how far its body came."""
+        """Remember what the first answer said, and how much of its body arrived."""
         if completion.landing is not None and completion.info is not None and self.target is None:
             self.info, self.span, self.target = completion.info, completion.span, completion.landing
             self.begin = self.begin if self.target is self.sink.landing else self.target.start
@@ -257,7 +257,7 @@ class _RetriedOperation(Resent, Relay):
         try:
             operation = self._remaining()
             transfer = self.owner.inner.submit(operation, self) if operation is not None else None
-        except Exception as error:  # the store was closed meanwhile, or a defect: whoever waits must hear of it
+        except Exception as error:  # the store was closed meanwhile, or this is a defect; whoever waits must hear of it
             failed.error = as_completion_error(error)
             self.sink.done(failed)
             return
@@ -265,11 +265,11 @@ class _RetriedOperation(Resent, Relay):
             self.done(Completion(self.operation))
             return
         self.transfers.append(transfer)
-        if self._is_cancelled():  # by another thread, meanwhile
+        if self._is_cancelled():  # cancelled by another thread meanwhile
             transfer.cancel()
 
     def _remaining(self) -> Operation | None:
-        """The operation for what is missing; None where nothing is."""
+        """Return the operation for what is missing; None if nothing is."""
         operation, target, info, span = self.operation, self.target, self.info, self.span
         self.resuming = False
         if not isinstance(operation, Get) or target is None or info is None or span is None:
@@ -279,10 +279,10 @@ class _RetriedOperation(Resent, Relay):
         received_bytes = target.position - self.begin
         if received_bytes == 0 or info.etag is None or self.unsound or self.ranges_refused:
             target.position = self.begin
-            if info.etag is None:  # nothing pins the version: what the first answer said holds no longer
+            if info.etag is None:  # nothing pins the version, so what the first answer said no longer holds
                 self.info = self.span = self.target = None
                 return operation
-            # asked as at first: only then does the store tell the checksum again, or send a body without a range
+            # Requested as at first: only then does the store send the checksum again, or a body without a range.
             if self.unsound or self.ranges_refused or span.end == UNKNOWN_BYTES:
                 self.landing = target
                 return operation._replace(if_match=info.etag)
@@ -296,7 +296,7 @@ class _RetriedOperation(Resent, Relay):
         return Get(operation.key, ByteRange(span.start + received_bytes, end), info.etag)
 
     def _complete(self, completion: Completion) -> None:
-        """Make the last attempt's completion that of the whole operation, held against its checksum."""
+        """Make the last attempt's completion that of the whole operation, and hold the body against its checksum."""
         completion.operation = operation = self.operation
         target, info, span = self.target, self.info, self.span
         if not isinstance(operation, Get) or target is None or info is None or span is None:
@@ -304,7 +304,7 @@ class _RetriedOperation(Resent, Relay):
         if (now := completion.info) is not None:
             if info.size_bytes == UNKNOWN_BYTES:
                 info = info._replace(size_bytes=now.size_bytes)
-            if not same_version(now, info):  # whatever became of If-Match
+            if not same_version(now, info):  # the store may have ignored If-Match
                 what = f"the object is now {now.etag}, not {info.etag}"
                 completion.error = ObjectChangedError(what, operation="GET", url=self.owner.describe(operation.key))
                 return

@@ -1,6 +1,6 @@
-"""Multipart uploads: parts in flight, and the two ways they end; and ``write``, which needs no more.
+"""Multipart uploads, and ``write``, which stores an object of any size from memory.
 
-What was sent becomes visible by ``commit()`` and by nothing else.
+What an upload has sent becomes visible by ``commit()`` and by nothing else.
 """
 
 from __future__ import annotations
@@ -29,36 +29,44 @@ if TYPE_CHECKING:
     from penstock.types import Buffer, Completion, Core, Key
 
 PART_BYTES = 8 * MIB
-"""First part's size: 90 ms at 90 MB/s, so a request's 30 ms to the first byte cost a quarter; 4 in flight hide it."""
+"""Size of the first parts: 90 ms at 90 MB/s, so that the 30 ms to the first byte cost a quarter, which 4 in flight hide."""
 
 PARTS_MAX = 10_000
 PARTS_PER_STEP = 75
-"""Parts grow by one ``part_bytes`` every 75: 10 000 parts then hold S3's largest object, 5 TiB; the last has 1 GiB."""
+"""Parts grow by one ``part_bytes`` every 75 parts, so that 10 000 of them hold S3's largest object of 5 TiB; the last parts
+have 1 GiB."""
 
 REQUESTS_MAX = 4
 """Parts in flight per writer."""
 
 PENDING_BYTES_MAX = 256 * MIB
-"""Bytes of parts in flight per writer, so that the large parts of huge objects go up one at a time."""
+"""Bytes of parts in flight per writer, so that the large parts of huge objects are sent one at a time."""
 
 ABORT_S_MAX = 10.0
-"""Seconds that giving up may take: Ctrl-C must come back also when the store does not answer."""
+"""Seconds that an abort may take: Ctrl-C must return even if the store does not answer."""
 
 EXIT_S_MAX = 2.0
-"""Seconds that the end of the process waits for uploads to be dropped."""
+"""Seconds that the end of the process waits until uploads are dropped."""
 
 
 # ── whole objects ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_bytes: int = PART_BYTES) -> ObjectInfo:
-    """Store `data` as one object: one ``Put`` up to two parts' size, else a multipart upload of views of `data`.
+    """Store `data` as one object: one ``Put`` up to the size of two parts, else a multipart upload of views of `data`.
+
+    Args:
+        core: The store.
+        key: Key of the object.
+        data: Any contiguous buffer of bytes.
+        if_absent: Whether to refuse to replace an object.
+        part_bytes: Size of the first parts in bytes.
 
     Raises:
-        ObjectExistsError: `if_absent`, and there is an object of that key.
+        ObjectExistsError: `if_absent` is true, and there is an object of that key.
         ConfigError: `data` is not contiguous bytes.
 
-    Cost: no copy of `data`; one request, or one per part and two; one more after a lost answer, with `if_absent`.
+    Cost: No copy of `data`; one request, or one per part and two; one more after a lost answer, with `if_absent`.
     """
     view = bytes_of(data)
     if len(view) <= 2 * part_bytes:
@@ -82,10 +90,10 @@ def write(core: Core, key: Key, data: Buffer, *, if_absent: bool = False, part_b
 
 
 def bytes_of(data: Buffer) -> memoryview:
-    """uint8[n] of any contiguous buffer.
+    """Return a view, uint8[n], of any contiguous buffer.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: `data` is not a contiguous buffer.
     """
     try:
         view = memoryview(data)
@@ -100,12 +108,16 @@ def bytes_of(data: Buffer) -> memoryview:
 
 
 def _claim(*, if_absent: bool) -> str:
-    """What tells this write's object from all others, where there may be one already."""
+    """Return a random mark of this write, if another object may be there already; else an empty string."""
     return secrets.token_hex(16) if if_absent else ""
 
 
 def _own(core: Core, key: Key, claim: str, error: ObjectExistsError) -> ObjectInfo | None:
-    """The object whose existence is `error`, if it is this write's: the answer to an earlier attempt was lost."""
+    """Return the object that is in the way if this write has made it itself, by an attempt whose answer was lost.
+
+    Raises:
+        ObjectExistsError: Somebody else has written it; this is `error`.
+    """
     if (error.attempts_count or 0) < 2 or not claim:
         raise error
     try:
@@ -118,16 +130,22 @@ def _own(core: Core, key: Key, claim: str, error: ObjectExistsError) -> ObjectIn
 
 
 def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim: str = "") -> ObjectInfo:
-    """Commit an upload of `size_bytes` in all.
+    """Commit an upload.
 
-    A commit whose answer was lost is asked for again by ``Retrying``, and then there is no such upload any more: it has
-    become the object. Whether it has is told by the object, for somebody may also have dropped the upload. With
-    ``if_absent`` the store may say instead that there is an object: `claim` tells whose.
+    If the answer to a commit is lost, ``Retrying`` sends it again, and then there is no such upload any more, because it has
+    become the object or because somebody dropped it. The object itself tells which. With ``if_absent`` the store may say
+    instead that there is an object, and `claim` tells whose it is.
+
+    Args:
+        core: The store.
+        operation: The commit.
+        size_bytes: Size of the whole object in bytes.
+        claim: The mark that the upload was created with; empty if it has none.
 
     Raises:
-        StoreError: it is not committed, as far as the store can tell.
+        StoreError: The upload is not committed, as far as the store can tell.
 
-    Cost: one request; one more after a lost answer.
+    Cost: One request; one more after a lost answer.
     """
     key = operation.key
     try:
@@ -149,10 +167,10 @@ def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim
 
 
 def _is_etag_of(etag: str, parts: tuple[Part, ...]) -> bool:
-    """Whether `etag` is the one that S3 gives an object of `parts`: the MD5 of theirs, and their number.
+    """Whether `etag` is what S3 gives an object of `parts`: the MD5 of the parts' MD5s, and their number.
 
-    The number alone would also fit the object's last version, if that had the same size. Where parts have ETags of
-    another kind (some encryptions, some stores), nothing tells, and the answer is no.
+    The number alone would also fit the object's last version, if it had the same size. If the parts have ETags of another
+    kind, as with some encryptions and in some stores, the answer is False.
     """
     try:
         digests = b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts)
@@ -166,17 +184,21 @@ def _is_etag_of(etag: str, parts: tuple[Part, ...]) -> bool:
 
 
 _held: weakref.WeakSet[Core] = weakref.WeakSet()
-"""Stores whose checksum of an object in parts was compared once with that of the bytes sent, or that keep none."""
+"""Stores of which one checksum of an object in parts was compared with that of the bytes sent, or which keep none."""
 _wrong: weakref.WeakSet[Core] = weakref.WeakSet()
-"""Stores that kept another one: they are asked for none any more, for nothing that has it could be read again."""
+"""Stores that kept a wrong checksum: they are asked for none any more, because such an object could not be read again."""
 
 
 class Upload:
-    """One multipart upload. It knows nothing of its writer, and outlives it. For one thread at a time.
+    """One multipart upload. It does not refer to its writer, and outlives it. For one thread at a time.
+
+    Args:
+        core: The store.
+        key: Key of the object.
+        if_absent: Whether to refuse to replace an object.
 
     Attributes:
-        begun: Something was sent: there is something to commit or to drop.
-        finished: It was committed or dropped; always so in a forked child, where it is the parent's.
+        begun: Whether something was sent, so that there is something to commit or to drop.
     """
 
     def __init__(self, core: Core, key: Key, *, if_absent: bool) -> None:
@@ -190,7 +212,7 @@ class Upload:
         self._upload_id: str | None = None
         self.begun = False
         self._pending_bytes = 0
-        self._memory: dict[int, memoryview] = {}  # of parts in flight, to be used again
+        self._memory: dict[int, memoryview] = {}  # memory of the parts in flight, to be used again
         self._spare: list[memoryview] = []
         self._lengths: list[int] = []
         self._parts: dict[int, Part] = {}
@@ -200,27 +222,28 @@ class Upload:
 
     @property
     def upload_id(self) -> str | None:
-        """The store's name of it; None before the first part."""
+        """The store's name of the upload; None before the first part."""
         return self._upload_id
 
     def take_memory(self, part_bytes: int) -> memoryview:
-        """uint8[part_bytes], writable: that of a part which has gone, else new. Fresh memory costs more than filling it."""
+        """Return uint8[part_bytes] to fill: memory of a part that was sent, or new memory, which costs more than filling it."""
         spare = self._spare.pop() if self._spare else None
         return spare if spare is not None and len(spare) == part_bytes else bytes_buffer(part_bytes)
 
     def next_part_bytes(self, part_bytes: int) -> int:
-        """Size of the next part."""
+        """Return the size of the next part in bytes, if the first ones have `part_bytes`."""
         return part_bytes * (1 + len(self._lengths) // PARTS_PER_STEP)
 
     def send(self, body: Buffer, memory: memoryview | None = None) -> None:
-        """Send one part; waits while too many are in flight. `body` must stay as it is until the upload has ended.
+        """Send one part; waits while too many are in flight.
 
         Args:
-            body: The part.
-            memory: In which it lies, where it came from ``take_memory``: the upload's again from now on.
+            body: The part; it must not change until the upload has ended.
+            memory: The memory of the part, if it came from ``take_memory``; the upload owns it from now on.
 
         Raises:
-            StoreError: of this part or an earlier one.
+            StoreError: This part or an earlier one failed.
+            ConfigError: The upload has as many parts as it may have.
         """
         if len(self._lengths) >= PARTS_MAX:
             raise ConfigError(f"{self._key!r} needs more than {PARTS_MAX} parts", hint="begin with a larger part_bytes")
@@ -268,10 +291,10 @@ class Upload:
         """Wait for the parts, then make the object visible.
 
         Raises:
-            ChecksumError: the object is visible, but the store keeps another checksum of it than that of the bytes sent.
-            StoreError: of any part, or of the commit; the caller then aborts.
+            ChecksumError: The object is visible, but the store keeps another checksum of it than that of the bytes sent.
+            StoreError: A part or the commit failed; the caller then aborts.
 
-        Cost: one request; one more where the store does not tell the checksum, once for each store.
+        Cost: One request; one more, once for each store, if the answer does not tell the checksum.
         """
         while self._in_flight:
             self._spare.clear()
@@ -289,7 +312,7 @@ class Upload:
         """Compare the checksum that the store keeps of the object with that of what was sent."""
         core = self._core
         if "crc32c" not in info.checksums and core not in _held:
-            with suppress(StoreError):  # who may write need not be allowed to look
+            with suppress(StoreError):  # credentials that may write need not be allowed to read
                 found = perform(core, Head(self._key)).info
                 if found is not None and found.etag == info.etag:
                     info = found
@@ -310,19 +333,19 @@ class Upload:
 
     @property
     def finished(self) -> bool:
-        """See the class."""
+        """Whether it was committed or dropped; always true in a forked child, because the upload is the parent's."""
         return self._committed_or_dropped or self._made_in != forks.generation()
 
     def abort(self) -> None:
-        """Give up the parts in flight, wait until they are, and have the store drop the others; idempotent, no error.
+        """Cancel the parts in flight, wait until they have ended, and let the store drop the upload. Never raises; idempotent.
 
-        Waiting first: S3 may keep a part that arrives after the abort, and bill it. At most ``ABORT_S_MAX``.
+        It waits first, at most ``ABORT_S_MAX``, because S3 may keep a part that arrives after the abort, and bill it.
         """
         if self._ending or self.finished:
             return
         self._ending = True
         try:
-            with suppress(PenstockError, Empty):  # gone already, or the store is: nothing is visible either way
+            with suppress(PenstockError, Empty):  # the upload or the store is gone; nothing is visible either way
                 self._drop(time.monotonic() + ABORT_S_MAX)
         finally:
             self._in_flight.cancel()
@@ -343,9 +366,9 @@ _hooked = False
 
 
 def _watch(upload: Upload) -> None:
-    """Have `upload` aborted when the process ends.
+    """Abort `upload` if the process ends.
 
-    The hook is set here, after the store's own threads began and set theirs: hooks run newest first.
+    Exit hooks run newest first, so this one is registered here, after the store's threads have registered theirs.
     """
     global _hooked
     _open.add(upload)
@@ -364,11 +387,11 @@ def _at_exit() -> None:
 
 
 def drop(upload: Upload) -> None:
-    """Abort on a thread of its own: for finalisers.
+    """Abort `upload` on a thread of its own; for finalisers.
 
-    They run anywhere, also on an engine's thread, so they must not wait. ``threading.Thread`` takes a lock that the
+    Finalisers run anywhere, even on an engine's thread, so they must not wait. ``threading.Thread`` takes a lock that the
     interrupted code may hold; ``_thread`` takes none.
     """
     if upload.begun and not upload.finished:
-        with suppress(RuntimeError):  # the interpreter is past starting threads
+        with suppress(RuntimeError):  # the interpreter no longer starts threads
             _thread.start_new_thread(upload.abort, ())

@@ -1,8 +1,8 @@
 """Writing: whole objects, streams of any size, deleting, copying.
 
-An object becomes visible when all of it is there, and only when its writer was closed in good order. An exception in
-``with``, ``abort()``, a dropped writer and the end of the process all drop what was sent: ``io.IOBase`` would close,
-and so commit, a half-written object from its destructor; ``Writer`` replaces that.
+An object becomes visible when all of it is stored and its writer is closed without an error. An exception in ``with``,
+``abort()``, a dropped writer and the end of the process all drop what was sent. The destructor of ``io.IOBase`` would close
+a half-written object, and so commit it; ``Writer`` replaces that destructor.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ COPY_REQUESTS_MAX = 16
 
 @boundary
 class Writer(io.RawIOBase):
-    """A file object that writes one object; see ``Store.writer``. For one thread at a time.
-
-    Attributes:
-        info: What was stored; None until ``close()`` returned.
+    """A file object that writes one object; ``Store.writer`` returns it. For one thread at a time.
 
     Args:
         core: The store.
-        key: The object's.
-        part_bytes: Size of the first parts, at least 5 MiB on S3; they grow, see ``PARTS_PER_STEP``.
-        if_absent: Commit only where there is no object of that key.
+        key: Key of the object.
+        part_bytes: Size of the first parts in bytes, at least 5 MiB on S3; later parts are larger (``PARTS_PER_STEP``).
+        if_absent: Whether to refuse to replace an object.
 
-    Cost: memory for at most 5 parts, one being filled and 4 in flight; parts of more than 64 MiB (objects of more than
-    16 GiB by then) go up fewer at a time. Objects smaller than one part are one request, at ``close()``.
+    Attributes:
+        info: What was stored; None until ``close()`` has returned.
+
+    Cost: Memory for at most 5 parts, one being filled and 4 in flight. Parts of more than 64 MiB, which objects of more than
+        16 GiB have, are sent fewer at a time. Objects smaller than one part are one request, at ``close()``.
     """
 
     def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
@@ -86,7 +86,7 @@ class Writer(io.RawIOBase):
         self._state = "open"
 
     def __del__(self) -> None:
-        """Nothing: ``io.IOBase`` would close, and so commit. The finaliser aborts."""
+        """Do nothing, because ``io.IOBase`` would close the writer and so commit; the finaliser aborts instead."""
 
     def __repr__(self) -> str:
         return f"<Writer {self._key!r}, {self._state}, {self._position} bytes>"
@@ -115,24 +115,24 @@ class Writer(io.RawIOBase):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, aborted, or failed."""
+        """Whether the writer was closed or aborted, or has failed."""
         return self._state != "open"
 
     @property
     def upload_id(self) -> str | None:
-        """Of the multipart upload, by which anybody can drop it; None where none was begun."""
+        """ID of the multipart upload, with which anybody can drop it; None if none was begun."""
         return self._upload.upload_id
 
     def writable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Bytes written."""
+        """Return the number of bytes written."""
         return self._position
 
     def flush(self) -> None:
-        """Nothing: parts go when they are full, the rest at ``close()``. An S3 object cannot be visible in part."""
+        """Do nothing: full parts are sent at once, the rest at ``close()``, and an S3 object cannot be visible in part."""
 
     def _check(self) -> None:
         forks.check(self._made_in, f"the writer of {self._key!r}")
@@ -140,14 +140,14 @@ class Writer(io.RawIOBase):
             raise ClosedError(f"the writer of {self._key!r} is {self._state}")
 
     def write(self, data: Any, /) -> int:
-        """Take all of `data`, which may be reused at once; sends full parts, waiting while too many are in flight.
+        """Take all of `data`, which may be reused at once; sends full parts, and waits while too many are in flight.
 
         Returns:
-            Bytes taken: all.
+            The length of `data` in bytes.
 
         Raises:
-            StoreError: an earlier part failed; the writer is then aborted.
-            ClosedError: after ``close()`` or ``abort()``, or in a forked child.
+            StoreError: An earlier part failed; the writer is then aborted.
+            ClosedError: The writer was closed or aborted, or this is a forked child.
         """
         self._check()
         view = bytes_of(data)
@@ -170,11 +170,11 @@ class Writer(io.RawIOBase):
         self._memory, self._filled = memoryview(b""), 0
 
     def close(self) -> None:
-        """Send the rest and make the object visible; nothing after the first time, nor after ``abort()``.
+        """Send the rest and make the object visible; does nothing if the writer was closed or aborted.
 
         Raises:
-            StoreError: a part or the commit failed; nothing is visible, what was sent is dropped.
-            ObjectExistsError: ``if_absent``, and there is an object of that key.
+            StoreError: A part or the commit failed; nothing is visible, and what was sent is dropped.
+            ObjectExistsError: ``if_absent`` is true, and there is an object of that key.
         """
         if self._state != "open":
             return
@@ -189,7 +189,7 @@ class Writer(io.RawIOBase):
         self._end("closed")
 
     def abort(self) -> None:
-        """Drop what was sent: nothing becomes visible. Idempotent; nothing after ``close()``."""
+        """Drop what was sent, so that nothing becomes visible. Idempotent; does nothing after ``close()``."""
         if self._state == "open":
             self._end("aborted")
             self._upload.abort()
@@ -198,7 +198,7 @@ class Writer(io.RawIOBase):
         self._state = state
         self._memory = memoryview(b"")
         self._finalizer.detach()
-        super().close()  # tells io.IOBase; calls flush(), which does nothing
+        super().close()  # marks io.IOBase as closed; it calls flush(), which does nothing
 
     def _aborting(self) -> _Aborting:
         return _Aborting(self)
@@ -224,11 +224,16 @@ class _Aborting:
 
 
 def delete(core: Core, keys: Key | Iterable[Key], *, keys_max: int = DELETE_KEYS_MAX) -> None:
-    """Remove objects, `keys_max` per request, 8 requests at a time; `keys` is consumed as it goes.
+    """Remove objects, 8 requests at a time.
+
+    Args:
+        core: The store.
+        keys: One key, or an iterable of keys, which is consumed lazily.
+        keys_max: The most keys per request, from 1 to 1 000.
 
     Raises:
-        StoreError: of a request, or naming the keys that the store would not delete. Requests in flight are finished,
-            no more are sent; some objects may be gone.
+        StoreError: A request failed, or the store did not delete a key. Requests in flight are finished and no more are
+            sent; some objects may be gone.
     """
     _all_of(core, (Delete(tuple(batch)) for batch in _batches(keys, keys_max)), DELETE_REQUESTS_MAX, _check_deleted)
 
@@ -259,10 +264,10 @@ def _check_deleted(_: int, completion: Completion) -> None:
 def _all_of(
     core: Core, operations: Iterable[Operation], requests_max: int, note: Callable[[int, Completion], None]
 ) -> None:
-    """Perform `operations`, at most `requests_max` at a time; `note` hears each with its index, in any order.
+    """Perform `operations`, at most `requests_max` at a time, and call `note` with the index and end of each, in any order.
 
     Raises:
-        StoreError: the first, after the others in flight have ended.
+        StoreError: The first operation that failed did so by this; the others in flight have ended.
     """
     in_flight: InFlight[int] = InFlight(core)
     try:
@@ -290,15 +295,20 @@ def _take(in_flight: InFlight[int], note: Callable[[int, Completion], None]) -> 
 def copy(
     core: Core, source: Key, target: Key, *, copy_bytes_max: int = COPY_BYTES_MAX, part_bytes: int = COPY_PART_BYTES
 ) -> ObjectInfo:
-    """Copy inside the store: one ``Copy`` up to `copy_bytes_max`, else parts of `part_bytes`, 16 at a time.
+    """Let the store copy an object within itself; all parts are of the version that is there at the beginning.
 
-    All parts are of the version that is there at the beginning.
+    Args:
+        core: The store.
+        source: Key of the object to copy.
+        target: Key of the copy.
+        copy_bytes_max: Size in bytes up to which one ``Copy`` is enough.
+        part_bytes: Size of a part in bytes for larger objects; 16 parts are copied at a time.
 
     Raises:
-        ObjectMissingError: no such source.
-        ObjectChangedError: the source was replaced meanwhile.
+        ObjectMissingError: There is no `source`.
+        ObjectChangedError: The source was replaced meanwhile.
 
-    Cost: two requests, or one per part and three; no bytes pass through here.
+    Cost: Two requests, or one per part and three; no bytes pass through this process.
     """
     info = perform(core, Head(source)).info
     assert info is not None
