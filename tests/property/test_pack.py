@@ -1,4 +1,4 @@
-"""Cutting samples into shards: for any samples and limits, every sample once, sizes as said, the same each time."""
+"""Cutting samples into shards: each sample once, the planned sizes, and the same result each time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIELDS = st.dictionaries(st.sampled_from(["jpg", "json", "cls", "a.b", "txt"]), 
 
 @st.composite
 def entries(draw: st.DrawFn) -> list[PlanEntry]:
-    """Samples of files of any sizes, some with a label."""
+    """Return samples that consist of files of any size, some with a label."""
     made = []
     for key in draw(KEYS):
         sizes = draw(FIELDS)
@@ -47,7 +47,7 @@ def options(draw: st.DrawFn) -> PackOptions:
 
 @given(entries(), st.data())
 def test_shards_are_a_partition_with_the_sizes_that_were_said(samples: list[PlanEntry], data: st.DataObject) -> None:
-    """Every sample is in one shard, shards keep both limits, and a tar has exactly the planned bytes."""
+    """Each sample is in one shard, shards stay within both limits, and a tar has exactly the planned size."""
     chosen = options(data.draw)
     shards = cut(samples, chosen, dict.fromkeys(chosen.patterns, 3))
     found = [entry.key for shard in shards for entry in shard.entries]
@@ -69,7 +69,7 @@ def test_shards_are_a_partition_with_the_sizes_that_were_said(samples: list[Plan
 
 @given(entries(), st.data())
 def test_a_plan_is_a_function_and_reads_back(samples: list[PlanEntry], data: st.DataObject) -> None:
-    """Cut again it is the same, byte for byte; decoded it is equal; damaged it is a DataError."""
+    """A second plan has the same bytes, a decoded plan is equal, and a damaged plan is a DataError."""
     chosen = options(data.draw)
     plans = []
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_a_plan_is_a_function_and_reads_back(samples: list[PlanEntry], data: st.
 
 @given(KEYS, st.integers(0, 2**64 - 1))
 def test_a_split_is_the_keys_alone(keys: list[str], seed: int) -> None:
-    """A key's split does not depend on what else there is, and moves only into a split that grew."""
+    """A key's split does not depend on other keys, and a key moves only into a split whose share grew."""
     for key in keys:
         before = split_of(key, {"train": 0.5, "val": 0.5}, seed)
         after = split_of(key, {"train": 0.8, "val": 0.2}, seed)

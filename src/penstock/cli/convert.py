@@ -54,7 +54,7 @@ def convert(
     key_field: KeyField = None,
     fields: Annotated[
         str | None,
-        typer.Option("--fields", metavar="SPEC", help="image/encoded=jpg,label=cls: what is taken, as what."),
+        typer.Option("--fields", metavar="SPEC", help="Fields to take, and their new names: image/encoded=jpg,label=cls."),
     ] = None,
     allow_loss: AllowLoss = False,
     losses: Annotated[

@@ -1,4 +1,4 @@
-"""What all commands share: help, logs, completion, and how they are started."""
+"""What all commands share: help, logs, completion, and ways to start them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.cli.app import commands, run
 
 
 def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command that does something, by its full name."""
+    """Return all commands that do something, by full name."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield name.strip(), command
@@ -29,7 +29,7 @@ LEAVES = dict(leaves(commands()))
 
 @pytest.fixture
 def no_handlers() -> Iterator[None]:
-    """What ``-v`` sets up does not outlive the test."""
+    """Undo the logging that ``-v`` sets up."""
     logger = logging.getLogger("penstock")
     handlers, level = logger.handlers, logger.level
     yield
@@ -41,7 +41,7 @@ def no_handlers() -> Iterator[None]:
 def test_help_says_what_each_value_is(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No option's value is called by its Python type, and each command shows an example."""
+    """No option shows its Python type as a value's name, and each command shows an example."""
     monkeypatch.setenv("COLUMNS", "160")
     assert run([*name.split(), "--help"]) == 0
     text = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_help_says_what_each_value_is(
 @pytest.mark.usefixtures("no_handlers")
 @pytest.mark.parametrize("before", [True, False])
 def test_verbose_logs_requests(before: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``-v`` before or behind the command's name logs to stderr, with control characters escaped and no secret."""
+    """``-v`` before or after the command's name logs to stderr, with control characters escaped and without secrets."""
     (tmp_path / "a\x1b[31m").write_bytes(b"x")
     arguments = ["-v", "ls", str(tmp_path)] if before else ["ls", "-v", str(tmp_path)]
     assert run(arguments) == 0
@@ -64,26 +64,26 @@ def test_verbose_logs_requests(before: bool, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_sandbox_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without ministack, one line that says how to get it."""
+    """Without ministack, one line says how to install it."""
     monkeypatch.setitem(sys.modules, "ministack", None)
     assert run(["sandbox", "true"]) == 1
     assert "pip install ministack" in capsys.readouterr().err
 
 
 def penstock(*arguments: str, **changes: str) -> str:
-    """What ``python -m penstock`` prints."""
+    """Return what ``python -m penstock`` prints."""
     full = [sys.executable, "-m", "penstock", *arguments]
     done = subprocess.run(full, env=os.environ | changes, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout
 
 
 def test_the_module_is_the_command() -> None:
-    """``python -m penstock`` is ``penstock``."""
+    """``python -m penstock`` runs ``penstock``."""
     assert penstock("--version").startswith("penstock ")
 
 
 def test_shells_complete_commands_and_options() -> None:
-    """The script for the shell is printed, and what it then asks is answered."""
+    """The completion script is printed, and its requests are answered."""
     asking = [sys.executable, "-m", "penstock", "--show-completion"]  # for the shell that it finds among its parents
     shell = ["bash", "-c", '"$@"; exit $?', "bash", *asking]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True)

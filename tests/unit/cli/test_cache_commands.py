@@ -15,7 +15,7 @@ from penstock.fetch import PlanItem
 
 @pytest.fixture
 def warmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Path]:
-    """A directory of two objects, and a cache that holds both."""
+    """Return a directory of two objects, and a cache that has both."""
     data, folder = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
     for name in ("a", "b"):
@@ -26,7 +26,7 @@ def warmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Pa
 
 
 def test_warming_again_fetches_nothing(warmed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """What is there is verified; the JSON says so."""
+    """Objects in the cache are verified, not fetched, and the JSON says so."""
     data, folder = warmed
     assert run(["cache", "warm", f"{data}/", "--cache", f"{folder}:100MB", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
@@ -34,7 +34,7 @@ def test_warming_again_fetches_nothing(warmed: tuple[Path, Path], capsys: pytest
 
 
 def test_warming_what_was_accessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines of JSON name what to read; a line that names nothing is refused with its number."""
+    """A file of JSON lines names the ranges to read; an invalid line is refused with its number."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a").write_bytes(bytes(100_000))
     lines = tmp_path / "accesses.jsonl"
@@ -49,7 +49,7 @@ def test_warming_what_was_accessed(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_warming_more_than_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was evicted again while the rest was read is said, and is no success: the job would not find it."""
+    """If objects are evicted while others are read, the command says so and fails, because a job would not find them."""
     (tmp_path / "data").mkdir()
     for name in "abc":
         (tmp_path / f"data/{name}").write_bytes(bytes(4_000_000))
@@ -59,7 +59,7 @@ def test_warming_more_than_fits(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_warming_by_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Braces and wildcards name shards, as for a pipeline."""
+    """Braces and wildcards name shards, as in a pipeline."""
     (tmp_path / "data").mkdir()
     for number in range(4):
         (tmp_path / f"data/{number}.tar").write_bytes(bytes(1000))
@@ -73,7 +73,7 @@ def test_warming_by_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_warming_a_pipeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``module:attribute`` names a pipeline, or a function that gives one: all its sources are read, indexes too."""
+    """``module:attribute`` names a pipeline or a function that returns one; all its sources and indexes are read."""
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0.tar").write_bytes(bytes(10_240))
@@ -95,7 +95,7 @@ def test_warming_a_pipeline(
 
 
 def test_a_recorded_epoch_warms_another_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What one node recorded, ranges of large objects too, another has in its cache before it reads."""
+    """Accesses that one node recorded, with ranges of large objects, fill the cache of another node."""
     (tmp_path / "data").mkdir()
     for name in ("a", "b"):
         (tmp_path / "data" / name).write_bytes(name.encode() * 3_000_000)
@@ -119,7 +119,7 @@ def test_a_recorded_epoch_warms_another_node(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_copying_through_a_cache(tmp_path: Path) -> None:
-    """``cp --cache`` keeps what it reads, and reads what is kept: the second copy asks the source for no bytes."""
+    """``cp --cache`` caches what it reads: the second copy requests no bytes from the source."""
     (tmp_path / "data").mkdir()
     for name, count in (("a", 10), ("b", 3_000_000), ("c", 0)):
         (tmp_path / "data" / name).write_bytes(name.encode() * count)
@@ -135,7 +135,7 @@ def test_copying_through_a_cache(tmp_path: Path) -> None:
 
 
 def test_nothing_to_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A prefix without objects, and a cache without a size, are errors."""
+    """A prefix without objects and a cache without a size are errors."""
     (tmp_path / "data").mkdir()
     assert run(["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache:100MB"]) == 1
     assert "nothing to read" in capsys.readouterr().err
@@ -144,7 +144,7 @@ def test_nothing_to_warm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_stats_verify_trim_clear(warmed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each says what it found and did, for people and for machines; corruption is exit code 1, once."""
+    """Each command reports its result, for people and for machines; corruption gives exit code 1 once."""
     _, folder = warmed
     assert run(["cache", "stats", str(folder)]) == 0
     assert "2 entries" in capsys.readouterr().out
@@ -166,7 +166,7 @@ def test_stats_verify_trim_clear(warmed: tuple[Path, Path], capsys: pytest.Captu
 
 @pytest.mark.parametrize("command", ["stats", "verify", "clear"])
 def test_what_is_no_cache_is_left_alone(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory without our tag is refused."""
+    """A directory that is not a cache is refused."""
     (tmp_path / "precious").write_text("x")
     assert run(["cache", command, str(tmp_path)]) == 1
     assert "not a penstock cache" in capsys.readouterr().err

@@ -61,7 +61,7 @@ def below(objects: dict[str, bytes], prefix: str) -> dict[str, bytes]:
 
 @pytest.mark.usefixtures("objects")
 def test_ls_shows_objects_and_prefixes(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line per object or prefix at this level; a folder may be named without its slash."""
+    """There is one line per object or prefix of the level; a folder may be named without its slash."""
     assert run(["ls", url(memory)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[-1] for line in lines] == ["d/", "other"]
@@ -71,7 +71,7 @@ def test_ls_shows_objects_and_prefixes(memory: MemoryStore, capsys: pytest.Captu
 
 
 def test_ls_recursive_json(memory: MemoryStore, objects: dict[str, bytes], capsys: pytest.CaptureFixture[str]) -> None:
-    """All keys below, in key order, with sizes, as one JSON object per line."""
+    """All keys below are listed in order with sizes, as one JSON object per line."""
     assert run(["ls", "-r", "--json", url(memory)]) == 0
     found = records(capsys.readouterr().out)
     assert [each["key"] for each in found] == sorted(objects)
@@ -80,14 +80,14 @@ def test_ls_recursive_json(memory: MemoryStore, objects: dict[str, bytes], capsy
 
 
 def test_ls_of_a_bare_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A bucket without ``s3://`` is a path: the hint says both."""
+    """A bucket without ``s3://`` is a path; the hint explains both."""
     monkeypatch.chdir(tmp_path)
     assert run(["ls", "my-bucket"]) == 1
     assert "a path on this machine; a bucket is s3://my-bucket" in capsys.readouterr().err
 
 
 def test_ls_human_and_nothing(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sizes with units; a prefix that matches nothing is an error, an empty store is not."""
+    """Sizes have units; a prefix that matches nothing is an error, an empty store is not."""
     assert run(["ls", url(memory)]) == 0
     memory.write("k", bytes(1536 * 1024))
     assert run(["ls", "--human", url(memory)]) == 0
@@ -104,7 +104,7 @@ def test_ls_human_and_nothing(memory: MemoryStore, capsys: pytest.CaptureFixture
 def test_cat_writes_in_order(
     memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Objects of several stores, one after the other, byte for byte; empty ones too."""
+    """Objects of several stores are written one after the other, byte for byte, also empty ones."""
     (tmp_path / "file").write_bytes(b"local")
     keys = ["d/large", "d/00", "d/05"]
     assert run(["cat", *(url(memory, key) for key in keys), str(tmp_path / "file"), url(memory, "other")]) == 0
@@ -113,7 +113,7 @@ def test_cat_writes_in_order(
 
 @pytest.mark.usefixtures("objects")
 def test_cat_stops_at_what_is_missing(memory: MemoryStore, capfd: pytest.CaptureFixture[str]) -> None:
-    """What came before is written, nothing after it, and the exit code tells."""
+    """Everything before a missing byte is written, nothing after it, and the exit code is 1."""
     assert run(["cat", url(memory, "other"), url(memory, "nothing"), url(memory, "other")]) == 1
     out, err = capfd.readouterr()
     assert out == "other"
@@ -129,7 +129,7 @@ def test_cat_stops_at_what_is_missing(memory: MemoryStore, capfd: pytest.Capture
 def test_cp_folder_down_and_again(
     memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything below a prefix arrives under its names; a second run copies nothing; a changed object is copied anew."""
+    """Everything below a prefix arrives under its name; a second run copies only changed objects."""
     assert run(["cp", url(memory, "d/"), str(tmp_path / "to")]) == 0
     assert tree(tmp_path / "to") == below(objects, "d/")
     assert capsys.readouterr().out == ""
@@ -148,7 +148,7 @@ def test_cp_folder_down_and_again(
 def test_cp_folder_up_and_again(
     memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A directory becomes objects; a second run copies nothing; a newer file is copied anew."""
+    """A directory becomes objects; a second run copies only newer files."""
     for name, data in below(objects, "d/").items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
@@ -169,7 +169,7 @@ def test_cp_folder_up_and_again(
 
 
 def test_cp_between_and_inside_stores(memory: MemoryStore, objects: dict[str, bytes]) -> None:
-    """From one store to another bytes pass through here; inside one the store copies."""
+    """Between stores, bytes pass through this process; within one store, the store copies."""
     other = MemoryStore(name=f"cli-{uuid.uuid4().hex}")
     assert run(["cp", url(memory, "d/"), url(other, "x/")]) == 0
     assert run(["cp", url(memory, "d/"), url(memory, "copy/")]) == 0
@@ -182,7 +182,7 @@ def test_cp_between_and_inside_stores(memory: MemoryStore, objects: dict[str, by
 
 @pytest.mark.usefixtures("objects")
 def test_cp_one_object(memory: MemoryStore, tmp_path: Path) -> None:
-    """To a name, into a folder, and up again."""
+    """An object is copied to a name, into a folder, and back into the store."""
     assert run(["cp", url(memory, "other"), str(tmp_path / "name")]) == 0
     assert run(["cp", url(memory, "other"), str(tmp_path)]) == 0
     assert run(["cp", url(memory, "other"), f"{tmp_path}/new/"]) == 0
@@ -192,7 +192,7 @@ def test_cp_one_object(memory: MemoryStore, tmp_path: Path) -> None:
 
 
 def test_cp_local_to_local(tmp_path: Path) -> None:
-    """Plain paths and file URLs are the same."""
+    """Plain paths and file URLs mean the same."""
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b" / "f").write_bytes(b"data")
     assert run(["cp", f"file://{tmp_path}/a%20b/", str(tmp_path / "c")]) == 0
@@ -202,7 +202,7 @@ def test_cp_local_to_local(tmp_path: Path) -> None:
 def test_cp_dry_run_copies_nothing(
     memory: MemoryStore, objects: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what it would do."""
+    """A dry run prints what would be done."""
     assert run(["cp", "--dry-run", url(memory), str(tmp_path / "to")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(objects)
     assert not (tmp_path / "to").exists()
@@ -210,7 +210,7 @@ def test_cp_dry_run_copies_nothing(
 
 @pytest.mark.parametrize("key", ["../up", "a/../../up", "/etc/name", "a//b", ".", "nul\0", "x" * 300])
 def test_cp_refuses_keys_that_are_no_safe_names(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Such keys are reported and nothing is written for them; the others are copied, and the exit code is 1."""
+    """Unsafe keys are reported and not written; the others are copied, and the exit code is 1."""
     name = f"cli-{uuid.uuid4().hex}"
     MemoryStore({key: b"bad", "good": b"good"}, name=name)
     assert run(["cp", f"memory://{name}/", str(tmp_path / "to" / "deep")]) == 1
@@ -219,7 +219,7 @@ def test_cp_refuses_keys_that_are_no_safe_names(key: str, tmp_path: Path, capsys
 
 
 def test_cp_of_names_that_collide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keys ``a`` and ``a/b`` cannot both be files: the second is an error, the first is whole."""
+    """Keys ``a`` and ``a/b`` cannot both be files: the second is an error, the first is complete."""
     name = f"cli-{uuid.uuid4().hex}"
     MemoryStore({"a": b"file", "a/b": b"below", "z": b"z"}, name=name)
     assert run(["cp", f"memory://{name}/", str(tmp_path)]) == 1
@@ -228,7 +228,7 @@ def test_cp_of_names_that_collide(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_cp_makes_directories_of_markers(tmp_path: Path) -> None:
-    """An empty object whose key ends with a slash is how consoles make folders."""
+    """An empty object whose key ends with a slash, as consoles make for folders, becomes a directory."""
     name = f"cli-{uuid.uuid4().hex}"
     MemoryStore({"folder/": b"", "folder/x": b"x"}, name=name)
     assert run(["cp", f"memory://{name}/", str(tmp_path / "to")]) == 0
@@ -237,7 +237,7 @@ def test_cp_makes_directories_of_markers(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("objects")
 def test_cp_refuses_nonsense(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """Onto itself, into itself, and what is not there: one line each."""
+    """Copying onto or into the source, and copying nothing, are errors of one line."""
     for arguments, message in (
         ([url(memory, "other"), url(memory, "other")], "the same object"),
         ([url(memory, "d/"), url(memory, "d/e/")], "lies inside"),
@@ -253,7 +253,7 @@ def test_cp_refuses_nonsense(memory: MemoryStore, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("to", ["d/e/", "d/e", "d/", "d", "link/e/", "other/../d/e/", "d/sub/"])
 def test_cp_refuses_a_directory_into_itself(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By whatever name, and nothing is copied; beside it, and from inside it, is no such case."""
+    """Copying a directory into itself is refused by any of its names; beside it, and out of it, is allowed."""
     (tmp_path / "d/sub").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "d")
@@ -269,7 +269,7 @@ def test_cp_refuses_a_directory_into_itself(to: str, tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("to", ["f", "", "link/f", "link/", "../{name}/f", "file-link"])
 def test_cp_refuses_a_file_onto_itself(to: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By whatever name, also with --overwrite; the file stays as it is."""
+    """Copying a file onto itself is refused by any of its names, also with --overwrite; the file is unchanged."""
     (tmp_path / "f").write_bytes(b"data")
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file-link").symlink_to(tmp_path / "f")
@@ -286,7 +286,7 @@ INFO = ObjectInfo("k", 3, '"etag"', 1_700_000_000.0)
 
 
 def test_download_is_visible_only_when_whole(tmp_path: Path) -> None:
-    """Before the commit only a hidden name exists; after an abort nothing does."""
+    """Before the commit only a hidden file exists; after an abort there is none."""
     target = tmp_path / "sub" / "file"
     download = Download(target, INFO)
     download.write(memoryview(b"ab"))
@@ -302,7 +302,7 @@ def test_download_is_visible_only_when_whole(tmp_path: Path) -> None:
 
 
 def test_download_is_recognised_until_it_changes(tmp_path: Path) -> None:
-    """Size, time and ETag tell; a file that was touched, or another version, is not it."""
+    """Size, time and ETag identify a download; a changed file or another version is not one."""
     target = tmp_path / "file"
     assert not is_downloaded(target, INFO)
     download = Download(target, INFO)
@@ -322,7 +322,7 @@ def test_download_is_recognised_until_it_changes(tmp_path: Path) -> None:
 
 
 def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
-    """The second is refused while the first writes; what a killed one left is taken over."""
+    """A second writer is refused while the first one writes; a killed writer's file is replaced."""
     first = Download(tmp_path / "file", INFO)
     first.write(memoryview(b"xx"))
     with pytest.raises(StoreError, match="written by another process"):
@@ -335,7 +335,7 @@ def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_download_never_writes_to_what_another_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opened under its temporary name, finished by its writer before our lock: the finished file stays as it is."""
+    """If another writer finishes a file between opening and locking it, the finished file stays unchanged."""
     first = Download(tmp_path / "file", INFO)
     first.write(memoryview(b"abc"))
     lock = fcntl.flock
@@ -353,7 +353,7 @@ def test_a_download_never_writes_to_what_another_finished(tmp_path: Path, monkey
 
 
 def test_a_download_replaces_no_device(tmp_path: Path, memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """``cp URL /dev/null`` must not put a file in its place: pipes and devices are refused, and named."""
+    """``cp URL /dev/null`` must not replace the device: pipes and devices are refused by name."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     memory.write("a", b"x")
@@ -368,7 +368,7 @@ def test_a_download_replaces_no_device(tmp_path: Path, memory: MemoryStore, caps
 
 
 def test_ctrl_c_while_it_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C while the command is still being imported is 130 and no traceback, as it is later."""
+    """Ctrl-C during the import gives exit code 130 and no traceback, as it does later."""
 
     class Importing(ModuleType):
         def __getattr__(self, name: str) -> object:
@@ -382,7 +382,7 @@ def test_ctrl_c_while_it_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_info_without_a_url(capsys: pytest.CaptureFixture[str]) -> None:
-    """Versions and limits, for people and as JSON."""
+    """Versions and limits are shown for people and as JSON."""
     assert run(["info"]) == 0
     assert "libcurl" in capsys.readouterr().out
     assert run(["info", "--json"]) == 0
@@ -393,7 +393,7 @@ def test_info_without_a_url(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("objects")
 def test_info_shows_each_unit_once(memory: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """For people a rate is ``one_connection ... MiB/s``, a time ``first_byte_p50 ... ms``: no half of a unit is left."""
+    """For people, a rate is ``one_connection ... MiB/s`` and a time ``first_byte_p50 ... ms``, without units in the names."""
     assert run(["info", "--seconds", "0.01", url(memory, "other")]) == 0
     probe = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.split()[0] == "probe"]
     units = {name: value[-1] for name, *value in probe}
@@ -420,13 +420,13 @@ def test_info_shows_each_unit_once(memory: MemoryStore, capsys: pytest.CaptureFi
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 done, 1 failed, 2 wrong usage; no traceback."""
+    """Exit codes are 0 for success, 1 for failure and 2 for wrong usage, without a traceback."""
     assert run(arguments) == code
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_helps_show_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command's help has examples."""
+    """The help of each command has examples."""
     for name in ("ls", "cat", "cp", "info"):
         assert run([name, "--help"]) == 0
         out = capsys.readouterr().out
@@ -435,7 +435,7 @@ def test_helps_show_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", ["ls", "cat", "cp", "info"])
 def test_helps_name_arguments_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What typer puts around a name is not in the name too: no ``[[URL]]``, no ``{URL...}...``."""
+    """Typer's brackets are not repeated in names: no ``[[URL]]``, no ``{URL...}...``."""
     assert run([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert "URL" in out
@@ -445,7 +445,7 @@ def test_helps_name_arguments_once(name: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_example_of_cat_lists_every_shard(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """The help's pipe into tar shows the members of all shards, past each one's end-of-archive blocks."""
+    """The pipe into tar in the help shows the members of all shards, past each end-of-archive mark."""
     assert run(["cat", "--help"]) == 0
     command = re.search(rb"\.tar \| (tar .*)", capfdbinary.readouterr().out)
     assert command is not None

@@ -22,7 +22,7 @@ def memory() -> MemoryStore:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache directory, for this test."""
+    """Set the user's cache directory for a test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "penstock" / "index"
 
@@ -41,7 +41,7 @@ def records(text: str) -> list[dict]:
 
 
 def test_index_says_what_it_did(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line on stderr, nothing on stdout; the second time nothing is read."""
+    """One line goes to stderr and nothing to stdout; the second time nothing is read."""
     data = tmp_path / "data"
     data.mkdir()
     for number in range(3):
@@ -58,7 +58,7 @@ def test_index_says_what_it_did(tmp_path: Path, cache: Path, capsys: pytest.Capt
 
 
 def test_index_beside_the_shards(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It lies under .penstock/, which the next listing does not take for a shard; JSON has a line per shard."""
+    """The index lies under .penstock/, which is not listed as a shard; JSON has a line per shard."""
     for number in range(2):
         (tmp_path / f"{number}.tar").write_bytes(tar(4 + number))
     for how in ("read", "known"):
@@ -76,7 +76,7 @@ def test_index_beside_the_shards(tmp_path: Path, cache: Path, capsys: pytest.Cap
 def test_index_brings_up_to_date_what_lies_beside(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An index beside the shards is used and extended, and no other one is made; --index-dir makes another one."""
+    """An index beside the shards is used and extended; only --index-dir makes another one."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "0.tar").write_bytes(tar(4))
@@ -95,7 +95,7 @@ def test_index_brings_up_to_date_what_lies_beside(
 
 
 def test_index_of_a_corrupt_shard_fails_and_does_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The shard is named with what is wrong; the exit code is 1, and the others are indexed."""
+    """A corrupt shard is named with its error; the others are indexed, and the exit code is 1."""
     (tmp_path / "a.tar").write_bytes(b"no tar at all" * 99)
     (tmp_path / "b.tar").write_bytes(tar(3))
     folder = tmp_path / "index"
@@ -125,7 +125,7 @@ def test_index_leaves_corrupt_samples_out_where_told(tmp_path: Path, capsys: pyt
 
 
 def test_index_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two places at once, and a folder without shards, are one line each."""
+    """Two places at once, and a folder without shards, are errors of one line."""
     assert run(["index", "--beside", "--index-dir", "x", f"{tmp_path}/"]) == 1
     assert "excludes" in capsys.readouterr().err
     assert run(["index", f"{tmp_path}/"]) == 1
@@ -134,7 +134,7 @@ def test_index_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_manifest_of_a_folder(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every object below the URL with size and ETag, and nothing of .penstock/; it is read back as URLs."""
+    """A manifest has every object below the URL with size and ETag, except .penstock/, and is read back as URLs."""
     if suffix == "parquet":
         pytest.importorskip("pyarrow")
     data = tmp_path / "data"
@@ -158,7 +158,7 @@ def test_manifest_of_a_folder(tmp_path: Path, suffix: str, capsys: pytest.Captur
 
 
 def test_manifest_to_stdout_and_to_a_store(memory: MemoryStore, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    """``-o -`` prints; a URL is written in one piece, relative to the folder it lists."""
+    """``-o -`` prints the manifest; at a URL it is written at once, with keys relative to the listed folder."""
     info = memory.write("t/1.tar", b"abc")
     assert run(["manifest", f"memory://{memory.name}/t", "-o", "-"]) == 0
     out = capsysbinary.readouterr().out
@@ -171,7 +171,7 @@ def test_manifest_to_stdout_and_to_a_store(memory: MemoryStore, capsysbinary: py
 def test_manifest_of_nothing_leaves_nothing(
     memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty folder is an error, and no file appears; so is a folder as the target."""
+    """An empty folder, and a folder as the target, are errors, and no file appears."""
     target = tmp_path / "m.jsonl"
     assert run(["manifest", f"memory://{memory.name}/", "-o", str(target)]) == 1
     assert "nothing below" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Names in a store are written by whoever may write to it: printed on a terminal, they must not command it."""
+"""Names in a store come from anyone who may write to it: printed on a terminal, they must not control it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
-    """Runs a command whose stdout and stderr are a terminal; what that was sent."""
+    """Run a command whose stdout and stderr are a terminal; return what the terminal received."""
 
     def go(arguments: list[str]) -> str:
         ours, theirs = pty.openpty()
@@ -60,7 +60,7 @@ def test_no_command_sends_a_terminal_what_a_key_says(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever a command prints of a key on a terminal, listing or error, has its control characters escaped."""
+    """Control characters of keys are escaped in everything that a command prints on a terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if command.startswith("manifest"):
@@ -78,7 +78,7 @@ def test_no_command_sends_a_terminal_what_a_key_says(
 
 
 def test_a_pipe_gets_exact_keys(store: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into a pipe or file, ``ls`` writes each key as it is, and ``--json`` writes them so that they are safe as well."""
+    """In a pipe or file, ``ls`` writes keys unchanged, and ``--json`` escapes them."""
     assert run(["ls", "-r", f"memory://{store.name}/"]) == 0
     assert EVIL in capsys.readouterr().out
     assert run(["ls", "-r", "--json", f"memory://{store.name}/"]) == 0
@@ -88,7 +88,7 @@ def test_a_pipe_gets_exact_keys(store: MemoryStore, capsys: pytest.CaptureFixtur
 
 
 def test_errors_are_escaped_wherever_they_go(store: MemoryStore, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text of an error has its control characters escaped, for logs and tracebacks; its fields are exact."""
+    """An error's text has control characters escaped, for logs and tracebacks; its fields are exact."""
     assert run(["ls", f"memory://{store.name}/d/\x1b[5;45mnone"]) == 1
     assert "\\x1b[5;45mnone" in capsys.readouterr().err
     with pytest.raises(ps.ObjectMissingError) as caught:
@@ -99,14 +99,14 @@ def test_errors_are_escaped_wherever_they_go(store: MemoryStore, capsys: pytest.
 
 
 def test_letters_of_all_languages_stay() -> None:
-    """Only what commands a terminal is escaped."""
+    """Only characters that control a terminal are escaped."""
     assert printable("naïve/日本/שלום/👩‍🚀 a'b\"c\\d.tar") == "naïve/日本/שלום/👩‍🚀 a'b\"c\\d.tar"
     assert printable("a\nb\tc", lines=True) == "a\nb\tc"
     assert printable("a\nb\x7f") == "a\\nb\\x7f"
 
 
 def test_commands_print_by_one_module() -> None:
-    """In the commands nothing but JSON, and the formats' table, is printed past ``penstock.cli.output``."""
+    """Only JSON and the table of formats are printed without ``penstock.cli.output``."""
     found = []
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):
         if path.name == "output.py":

@@ -18,7 +18,7 @@ from penstock.pipeline.factories import ConnectionOptions
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's cache directory, for this test."""
+    """Set the user's cache directory for a test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_pack_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line on stderr, with advice on the size before it; the second time nothing is written."""
+    """One line goes to stderr, after a warning about the size; the second time nothing is written."""
     command = ["pack", f"{source}/", f"{tmp_path}/out/t-%03d.tar", "--bytes-max", "6kB", "--verify"]
     assert run(command) == 0
     out, errors = capsys.readouterr()
@@ -45,7 +45,7 @@ def test_pack_says_what_it_did(source: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_pack_tells_machines(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--json`` is one object per line, from the plan to the summary."""
+    """``--json`` prints one object per line, from the plan to the summary."""
     assert run(["pack", f"{source}/", f"{tmp_path}/out/", "--samples-max", "4", "--json", "--verify"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == {"action": "begin", "shards": 3, "samples": 10, "source_bytes": 60}
@@ -57,7 +57,7 @@ def test_pack_tells_machines(source: Path, tmp_path: Path, capsys: pytest.Captur
 def test_stdout_is_for_machines_alone(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ``--json``, what a transform (or Ray) prints meanwhile goes to stderr; every line of stdout is JSON."""
+    """With ``--json``, output of a transform or of Ray goes to stderr, and every line of stdout is JSON."""
     (tmp_path / "talking.py").write_text("def talk(sample):\n    print('(raylet) hello')\n    return sample\n")
     monkeypatch.chdir(tmp_path)
     assert run(["pack", f"{source}/", f"{tmp_path}/out/", "--json", "--transform", "talking:talk"]) == 0
@@ -78,7 +78,7 @@ def test_splits_may_be_folders_of_the_destination(
 
 
 def test_a_dry_run_prints_the_plan(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shards with their samples and sizes, for people and for machines; nothing is written."""
+    """A dry run prints shards with samples and sizes, for people and machines, and writes nothing."""
     command = ["pack", f"{source}/", f"{tmp_path}/out/", "--split", "train=0.5,val=0.5", "--dry-run"]
     assert run(command) == 0
     out, errors = capsys.readouterr()
@@ -94,7 +94,7 @@ def test_a_dry_run_prints_the_plan(source: Path, tmp_path: Path, capsys: pytest.
 def test_a_transform_by_name(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``module:function`` of the working directory; a name that is none is refused."""
+    """``module:function`` is found in the working directory; an unknown name is refused."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "shouting.py").write_text("def shout(sample):\n    return {'txt': sample['txt'].upper()}\n")
@@ -119,14 +119,14 @@ def test_a_transform_by_name(
 def test_options_that_cannot_be(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    """One line on stderr, exit code 1, nothing written."""
+    """Invalid options give one line on stderr and exit code 1, and write nothing."""
     assert run(["pack", f"{source}/", f"{tmp_path}/out/", *options]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_convert_refuses_a_loss(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names what would lose, and does it where allowed; ``--losses`` prints the table."""
+    """A loss is refused by name, and allowed on request; ``--losses`` prints the table."""
     run(["pack", f"{source}/", f"{tmp_path}/tars/"])
     command = ["convert", f"{tmp_path}/tars/", f"{tmp_path}/out/", "--to", "tfrecord"]
     assert run(command) == 1
@@ -140,7 +140,7 @@ def test_convert_refuses_a_loss(source: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_convert_cuts_anew(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--shard-size`` joins shards; ``--dry-run`` prints which sources make which, and writes nothing."""
+    """``--shard-size`` joins shards; ``--dry-run`` prints the sources of each shard and writes nothing."""
     run(["pack", f"{source}/", f"{tmp_path}/tars/", "--shard-samples", "2"])
     command = ["convert", f"{tmp_path}/tars/", f"{tmp_path}/out/x-%03d.tar.gz", "--to", "tar.gz", "--shard-size", "7kB"]
     capsys.readouterr()
@@ -159,14 +159,14 @@ def test_convert_cuts_anew(source: Path, tmp_path: Path, capsys: pytest.CaptureF
 def test_executors_that_are_none(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
 ) -> None:
-    """Another executor, and a cluster's address without one: refused before anything is written."""
+    """An unknown executor, and an address without Ray, are refused before anything is written."""
     assert run(["pack", f"{source}/", f"{tmp_path}/out/", *option]) == 1
     assert "ray" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_verify_says_what_is_wrong(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 0 where all is well; 1, and a line per shard, where it is not; also for machines."""
+    """The exit code is 0 if all shards are right, otherwise 1 with a line per shard, also for machines."""
     run(["pack", f"{source}/", f"{tmp_path}/out/", "--shard-samples", "4"])
     capsys.readouterr()
     assert run(["verify", f"{tmp_path}/out/"]) == 0
@@ -181,7 +181,7 @@ def test_verify_says_what_is_wrong(source: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_verify_says_what_it_could_not_check(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 3 where only lengths were checked, with the reason and what to do; for machines, a word of its own."""
+    """The exit code is 3 if only lengths were checked, with reason and hint; machines get the action ``unchecked``."""
     run(["pack", f"{source}/", f"{tmp_path}/out/", "--shard-samples", "4"])
     shutil.rmtree(tmp_path / "out/.penstock")
     with ps.Loader(ps.shards(f"{tmp_path}/out/").batch(2)) as loader:
@@ -202,7 +202,7 @@ def test_verify_says_what_it_could_not_check(source: Path, tmp_path: Path, capsy
 
 @pytest.mark.parametrize("name", ["pack", "convert"])
 def test_options_are_called_as_arguments_are(name: str) -> None:
-    """Every option that an argument of the function stands behind has its name; the former names are taken too."""
+    """Every option has the name of the function's argument; former names work too."""
     parameters = set(inspect.signature(getattr(ps.pack, name, ps.pack)).parameters)
     command: Any = typer.main.get_command(app).commands[name]
     names = {option.name: option.opts for option in command.params}
@@ -215,7 +215,7 @@ def test_options_are_called_as_arguments_are(name: str) -> None:
 
 @pytest.mark.parametrize("command", ["pack", "convert", "verify"])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command's help shows it in use."""
+    """The help of each command shows its use."""
     assert run([command, "--help"]) == 0
     assert f"penstock {command} " in capsys.readouterr().out
 
@@ -223,7 +223,7 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_directory_may_be_called_like_a_shard(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``out.tar`` with shards in it is a folder, also without its slash."""
+    """``out.tar`` with shards in it is a folder, also without a slash."""
     assert run(["pack", f"{source}/", f"{tmp_path}/out.tar"]) == 0
     assert run(["verify", f"{tmp_path}/out.tar"]) == 0
     assert "10 samples in 1 shards verified" in capsys.readouterr().err

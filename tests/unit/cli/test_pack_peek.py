@@ -35,7 +35,7 @@ def shard(tmp_path: Path) -> Path:
 
 
 def test_samples_as_a_table(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keys, fields, sizes and texts; what looks like markup is printed as it is."""
+    """The table has keys, fields, sizes and text; markup in values is printed unchanged."""
     assert run(["peek", str(shard), "-n", "2"]) == 0
     out = capsys.readouterr().out
     assert "a/0" in out
@@ -45,7 +45,7 @@ def test_samples_as_a_table(shard: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_samples_of_differing_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is shown with what it has."""
+    """Samples with different fields are shown with their own fields."""
     out = io.BytesIO()
     writer = TarWriter(out.write)
     for sample in ({"txt": "a"}, {"cls": "3", "txt": "b"}, {"json": "{}"}):
@@ -58,7 +58,7 @@ def test_samples_of_differing_fields(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_samples_for_machines(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One object per line, with sizes; numbers of an Example are numbers."""
+    """JSON has one object per line with sizes; numbers of an Example are numbers."""
     assert run(["peek", str(shard), "-n", "1", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["key"] == "a/0"
@@ -74,7 +74,7 @@ def test_samples_for_machines(shard: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_contact_sheets(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A PNG that holds every picture, and an HTML page without links; a broken picture is a grey one."""
+    """Contact sheets are a PNG with every image, or an HTML page without links; a broken image is grey."""
     assert run(["peek", str(shard), "-n", "10", "-o", f"{tmp_path}/s.png"]) == 0
     assert "10 images of 10 samples" in capsys.readouterr().err
     sheet = image.open(tmp_path / "s.png")
@@ -90,7 +90,7 @@ def test_contact_sheets(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_captions_are_at_their_images(tmp_path: Path) -> None:
-    """On a PNG sheet the caption of a flat picture stands right below it."""
+    """On a PNG sheet, the caption of a flat image is directly below it."""
     flat, out = io.BytesIO(), io.BytesIO()
     image.new("RGB", (320, 80), (255, 0, 0)).save(flat, format="PNG")
     writer = TarWriter(out.write)
@@ -105,7 +105,7 @@ def test_captions_are_at_their_images(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A sheet of another kind, of no images, and too many samples are refused in one line."""
+    """Unknown kinds of sheets, sheets without images, and too many samples are errors of one line."""
     assert run(["peek", str(shard), "-o", "s.gif"]) == 1
     assert "must end with .png or .html" in capsys.readouterr().err
     assert run(["peek", str(shard), "-n", "0"]) == 1

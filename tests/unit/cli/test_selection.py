@@ -1,4 +1,4 @@
-"""Patterns, ``--include`` and ``--exclude``, and what is said where nothing is left."""
+"""Patterns, ``--include`` and ``--exclude``, and the errors if nothing is left."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     ],
 )
 def test_what_filters_take(include: list[str], exclude: list[str], taken: list[str]) -> None:
-    """Any include and no exclude; a glob without a slash is held against the name at any depth."""
+    """A key needs an include and no exclude; a glob without a slash is compared with the name at any depth."""
     kept = KeyFilter(include, exclude)
     assert [key for key in ("a.jpg", "x/b.jpg", "x/b.txt") if kept.takes(key)] == taken
 
@@ -72,7 +72,7 @@ def test_what_filters_take(include: list[str], exclude: list[str], taken: list[s
 def test_patterns_name_the_same_for_ls_and_cp(
     memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str, expected: list[str]
 ) -> None:
-    """A copy has the names below the folder above the first wildcard, and ``ls`` lists what ``cp`` copies."""
+    """Copies are named relative to the folder above the first wildcard, and ``ls`` lists what ``cp`` copies."""
     assert run(["cp", url(memory, pattern), str(tmp_path / "to")]) == 0
     assert names(tmp_path / "to") == expected
     assert run(["ls", url(memory, pattern)]) == 0
@@ -81,14 +81,14 @@ def test_patterns_name_the_same_for_ls_and_cp(
 
 
 def test_patterns_of_files(memory: MemoryStore, tmp_path: Path) -> None:
-    """On this machine a pattern that the shell did not unfold is one, too."""
+    """A local pattern that the shell did not expand works too."""
     assert run(["cp", url(memory, "train/"), str(tmp_path / "from")]) == 0
     assert run(["cp", f"{tmp_path}/*/*-00000.tar", f"{tmp_path}/../{tmp_path.name}-to/"]) == 0
     assert names(tmp_path.with_name(f"{tmp_path.name}-to")) == ["from/a-00000.tar", "from/b-00000.tar"]
 
 
 def test_a_name_with_wildcards_goes_first(memory: MemoryStore, tmp_path: Path) -> None:
-    """An object, or folder, that is called exactly like the pattern is meant."""
+    """An object or folder with exactly the pattern's name is used."""
     memory.write("odd/[ab].txt", b"odd")
     memory.write("odd/a.txt", b"a")
     memory.write("odd/{x}/y", b"y")
@@ -99,7 +99,7 @@ def test_a_name_with_wildcards_goes_first(memory: MemoryStore, tmp_path: Path) -
 
 
 def test_filters_of_cp_and_ls(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both take and leave out the same objects, relative to what was named."""
+    """``cp`` and ``ls`` filter the same objects, relative to the URL that was named."""
     options = ["--include", "*.tar", "--exclude", "x/**", "--exclude", "b-*"]
     assert run(["cp", *options, url(memory, "train/"), str(tmp_path)]) == 0
     assert names(tmp_path) == ["a-00000.tar", "a-00001.tar", "a-00009.tar"]
@@ -125,7 +125,7 @@ def test_filters_of_cp_and_ls(memory: MemoryStore, tmp_path: Path, capsys: pytes
 def test_copying_nothing_is_an_error(
     memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str, dry: bool
 ) -> None:
-    """A source without objects, or without one that was named, ends with exit code 1 and says what is missing."""
+    """A source without objects, or without one that braces name, is an error that says what is missing."""
     root = url(memory).rstrip("/")
     full = [each.format(root=root) for each in arguments]
     assert run(["cp", *full, str(tmp_path / "to"), *(["--dry-run"] if dry else [])]) == 1
@@ -133,7 +133,7 @@ def test_copying_nothing_is_an_error(
 
 
 def test_copying_an_empty_directory_is_an_error(memory: MemoryStore, tmp_path: Path) -> None:
-    """So does a directory without files; copying again what is there already is none."""
+    """An empty directory is an error too; copying again what exists is not."""
     (tmp_path / "empty").mkdir()
     assert run(["cp", str(tmp_path / "empty"), url(memory, "x/")]) == 1
     assert run(["cp", "-r", url(memory, "train/"), str(tmp_path / "to")]) == 0
@@ -143,7 +143,7 @@ def test_copying_an_empty_directory_is_an_error(memory: MemoryStore, tmp_path: P
 def test_a_pattern_that_takes_its_own_copies_is_refused(
     memory: MemoryStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Inside one store, what is written may not be what is read; beside it, it may lie below the same folder."""
+    """Within one store, a copy may not write what it reads, but may write elsewhere below the same folder."""
     assert run(["cp", url(memory, "train/**"), url(memory, "train/copy/")]) == 1
     assert "would match" in capsys.readouterr().err
     assert run(["cp", url(memory, "train/a-*.tar"), url(memory, "train/copy/")]) == 0

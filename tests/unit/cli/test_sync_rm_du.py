@@ -49,7 +49,7 @@ FILES = {key.removeprefix("d/"): data for key, data in OBJECTS.items() if key.st
 
 @pytest.mark.parametrize("to", ["files", "objects", "the same store"])
 def test_sync_makes_the_target_what_the_source_is(memory: MemoryStore, tmp_path: Path, to: str) -> None:
-    """Missing and changed objects are copied and extra ones deleted, in order before, between and behind the others."""
+    """Missing and changed objects are copied and extra ones deleted, before, between and after the others in key order."""
     extra = {"!": b"", "ab": b"1", "x/y/f": b"2", "x0": b"3", "zz/z": b"4", "b": b"changed, longer"}
     other = MemoryStore(name=f"cli-{uuid.uuid4().hex}")
     target = {"files": str(tmp_path), "objects": url(other, "t"), "the same store": url(memory, "t/")}[to]
@@ -69,7 +69,7 @@ def test_sync_makes_the_target_what_the_source_is(memory: MemoryStore, tmp_path:
 def test_sync_without_delete_and_dry_deletes_nothing(
     memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It deletes only where it was told to, and --dry-run says what that would be."""
+    """Objects are deleted only with --delete, and --dry-run prints which."""
     write(tmp_path, {"extra": b"1"})
     assert run(["sync", url(memory, "d/"), str(tmp_path)]) == 0
     assert tree(tmp_path) == FILES | {"extra": b"1"}
@@ -81,7 +81,7 @@ def test_sync_without_delete_and_dry_deletes_nothing(
 
 
 def test_filters_protect_from_deletion(memory: MemoryStore, tmp_path: Path) -> None:
-    """What a filter or a pattern leaves out is neither copied nor deleted."""
+    """Objects that a filter or pattern leaves out are neither copied nor deleted."""
     write(tmp_path, {"keep.tmp": b"1", "x/keep.tmp": b"2", "gone": b"3"})
     assert run(["sync", "--delete", "--exclude", "*.tmp", url(memory, "d/"), str(tmp_path)]) == 0
     kept = {name: data for name, data in FILES.items() if not name.endswith(".tmp")}
@@ -92,14 +92,14 @@ def test_filters_protect_from_deletion(memory: MemoryStore, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("source", ["nothing/", "d/*.zip", "d/{a,q}"])
 def test_an_empty_source_deletes_nothing(memory: MemoryStore, tmp_path: Path, source: str) -> None:
-    """A source without objects, or without one that was named, is an error, before anything is deleted."""
+    """A source without objects, or without one that braces name, is an error before anything is deleted."""
     write(tmp_path, {"extra": b"1", "q": b"2"})
     assert run(["sync", "--delete", url(memory, source), str(tmp_path)]) == 1
     assert tree(tmp_path).keys() >= {"extra", "q"}
 
 
 def test_an_empty_source_that_is_meant(memory: MemoryStore, tmp_path: Path) -> None:
-    """``--allow-empty`` empties the target; a directory that is not there is an error all the same."""
+    """``--allow-empty`` empties the target; a missing directory is still an error."""
     write(tmp_path, {"extra": b"1"})
     assert run(["sync", "--delete", "--allow-empty", f"{tmp_path}/none/", url(memory, "d/")]) == 1
     assert len(keys(memory, "d/")) == len(FILES)
@@ -108,7 +108,7 @@ def test_an_empty_source_that_is_meant(memory: MemoryStore, tmp_path: Path) -> N
 
 
 def test_a_failed_copy_deletes_nothing(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where an object could not be copied, what the source lacks stays, and that is said."""
+    """If an object could not be copied, nothing is deleted, and the command says so."""
     write(tmp_path, {"extra": b"1"})
     memory.write("d/../up", b"no name for a file")
     assert run(["sync", "--delete", url(memory, "d/"), str(tmp_path)]) == 1
@@ -153,7 +153,7 @@ def test_one_object_is_not_synced(memory: MemoryStore, tmp_path: Path, capsys: p
     ],
 )
 def test_rm_removes_what_was_named(memory: MemoryStore, arguments: list[str], left: list[str]) -> None:
-    """An object, a pattern, or everything below a folder, and nothing else."""
+    """``rm`` removes an object, a pattern's objects, or everything below a folder, and nothing else."""
     full = [each if each.startswith(("-", "*", "x/")) else url(memory, each) for each in arguments]
     assert run(["rm", *full]) == 0
     assert keys(memory) == left
@@ -171,7 +171,7 @@ def test_rm_removes_what_was_named(memory: MemoryStore, arguments: list[str], le
     ],
 )
 def test_rm_refuses(memory: MemoryStore, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
-    """A folder, a whole bucket and a file system's root need an option; what is not there is an error."""
+    """A folder, a whole bucket and a file system's root need an option; a missing object is an error."""
     assert run(["rm", *(each if each.startswith("-") else url(memory, each) for each in arguments)]) == 1
     assert says in capsys.readouterr().err
     assert keys(memory) == sorted(OBJECTS)
@@ -180,7 +180,7 @@ def test_rm_refuses(memory: MemoryStore, capsys: pytest.CaptureFixture[str], arg
 
 
 def test_rm_of_files_and_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Directories too; --dry-run prints what would go, --json a line for each and a summary."""
+    """Directories work too; --dry-run prints what would be removed, --json a line for each and a summary."""
     write(tmp_path, {"d/a": b"1", "d/x/b": b"2", "e": b"3"})
     assert run(["rm", "-r", f"{tmp_path}/d", "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"file://{tmp_path}/d/a", f"file://{tmp_path}/d/x/b"]
@@ -191,7 +191,7 @@ def test_rm_of_files_and_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_lies_behind_links_stays(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither ``rm`` nor ``sync --delete`` removes files that a link to another directory leads to; links to files go."""
+    """``rm`` and ``sync --delete`` keep files behind a link to another directory; links to files are removed."""
     write(tmp_path, {"disk/precious": b"1", "disk/deep/precious": b"2", "data/old": b"3"})
     (tmp_path / "data/link").symlink_to(tmp_path / "disk")
     (tmp_path / "data/file").symlink_to(tmp_path / "disk/precious")
@@ -215,7 +215,7 @@ def sums(text: str) -> dict[str, tuple[int, int]]:
 
 
 def test_du_counts(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bytes and objects of everything below, of each folder to the depth asked for, the whole last."""
+    """``du`` counts bytes and objects of each folder down to the given depth, with the total last."""
     assert run(["du", "--json", url(memory, "d/")]) == 0
     assert sums(capsys.readouterr().out) == {"d/": (11, 4)}
     assert run(["du", "--json", "--depth", "2", url(memory)]) == 0
@@ -230,7 +230,7 @@ def test_du_counts(memory: MemoryStore, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_names_do_not_command_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A key with an escape sequence is never printed on stderr as it is, and exact into a pipe."""
+    """An escape sequence in a key is never printed unchanged on stderr, but is exact in a pipe."""
     write(tmp_path, {"a\x1b[31m": b"1"})
     for arguments in (["rm", "-r", "--dry-run"], ["du", "-d", "1"]):
         assert run([*arguments, f"{tmp_path}{os.sep}"]) == 0

@@ -1,4 +1,4 @@
-"""Shards in memory, and what a listing says of them."""
+"""Shards in memory stores, and their listings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def memory() -> MemoryStore:
 
 @pytest.fixture
 def listed() -> Callable[..., list[ShardLike]]:
-    """What is in a store and no index, as shards of a listing."""
+    """Return the objects of a store as listed shards, without the index."""
 
     def find(store: Store, prefix: str = "") -> list[ShardLike]:
         return [
@@ -38,7 +38,7 @@ def listed() -> Callable[..., list[ShardLike]]:
 
 @pytest.fixture
 def tar() -> Callable[..., bytes]:
-    """A tar shard as our writer makes it; another seed is another content."""
+    """Return a tar shard by our own writer; another seed gives other content."""
 
     def make(count: int, *, seed: int = 0, size_max: int = 3000) -> bytes:
         source = random.Random(seed)
@@ -55,7 +55,7 @@ def tar() -> Callable[..., bytes]:
 
 @pytest.fixture
 def odd_tar() -> bytes:
-    """A tar shard as ``tar`` and Python make it: directories, PAX headers, long names, metadata between samples."""
+    """Return a tar as ``tar`` and Python make it: directories, PAX headers, long names, metadata between samples."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as file:
         for number in range(40):

@@ -1,4 +1,4 @@
-"""Building: what is read, what is kept, what fails."""
+"""Building an index: what is read, what is kept, and what fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tar = Callable[..., bytes]
 
 
 class Heard:
-    """A listener that remembers."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.plans: list[tuple[int, int]] = []
@@ -51,7 +51,7 @@ def fill(store: MemoryStore | LocalStore, tar: Tar, count: int = 4) -> None:
 
 
 def test_a_data_set_is_indexed_once(memory: MemoryStore, listed: Listed, tar: Tar, tmp_path: Path) -> None:
-    """The first build reads every byte once, the second none; both give the same rows, in any place."""
+    """The first build reads every byte once, the second none; both give the same rows in any place."""
     fill(memory, tar)
     shards = listed(memory)
     for place in (beside(shards), in_directory(shards, tmp_path)):
@@ -74,7 +74,7 @@ def test_a_data_set_is_indexed_once(memory: MemoryStore, listed: Listed, tar: Ta
 
 
 def test_only_what_changed_is_read_again(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """A replaced shard and a new one are indexed, the others kept; until then the lookup has a hole there."""
+    """Replaced and new shards are indexed and the others kept; before that, the lookup has no rows for them."""
     fill(memory, tar)
     place = beside(listed(memory))
     build(listed(memory), place)
@@ -89,7 +89,7 @@ def test_only_what_changed_is_read_again(memory: MemoryStore, listed: Listed, ta
 
 
 def test_a_pattern_shares_the_folders_index(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """Indexing some shards and then others keeps both; each result has just its own."""
+    """Indexing some shards and then others keeps both; each result has only its own shards."""
     fill(memory, tar)
     shards = listed(memory)
     place = beside(shards)
@@ -99,7 +99,7 @@ def test_a_pattern_shares_the_folders_index(memory: MemoryStore, listed: Listed,
 
 
 def test_a_killed_build_goes_on(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """Finished shards are known from their own files where the data set's was never written."""
+    """Finished shards are known from their own files if the data set's index was never written."""
     fill(memory, tar)
     place = beside(listed(memory))
     build(listed(memory)[:3], place)
@@ -111,7 +111,7 @@ def test_a_killed_build_goes_on(memory: MemoryStore, listed: Listed, tar: Tar) -
 
 
 def test_again_reads_everything(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """``again`` passes over what is known."""
+    """``again`` ignores what is known."""
     fill(memory, tar)
     place = beside(listed(memory))
     build(listed(memory), place)
@@ -121,7 +121,7 @@ def test_again_reads_everything(memory: MemoryStore, listed: Listed, tar: Tar) -
 
 
 def test_an_interrupted_build_keeps_what_is_finished(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """Ctrl-C in the middle goes up, and the shards before it are in the index."""
+    """Ctrl-C is raised, and the shards before it are in the index."""
     fill(memory, tar)
     place = beside(listed(memory))
 
@@ -137,7 +137,7 @@ def test_an_interrupted_build_keeps_what_is_finished(memory: MemoryStore, listed
 
 
 def test_a_shard_that_fails_does_not_stop_the_others(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """Corrupt, cut off, not of any format, or gone: each is named with its error, the rest is indexed."""
+    """Corrupt, cut off, unknown and missing shards are named with their errors; the others are indexed."""
     fill(memory, tar, 6)
     damaged = bytearray(tar(9))
     damaged[600:700] = b"\xff" * 100
@@ -156,7 +156,7 @@ def test_a_shard_that_fails_does_not_stop_the_others(memory: MemoryStore, listed
 
 
 def test_good_samples_of_corrupt_shards(memory: MemoryStore, listed: Listed) -> None:
-    """With ``skip_sample`` the good ones are indexed and the others counted; a job that skips alike reads the same."""
+    """With ``skip_sample``, good samples are indexed and the others counted; a job that skips them reads the same."""
     out = io.BytesIO()
     writer = TFRecordWriter(out.write)
     spans = [writer.add({"record": bytes([number]) * 50}) for number in range(10)]
@@ -180,7 +180,7 @@ def test_good_samples_of_corrupt_shards(memory: MemoryStore, listed: Listed) -> 
 
 
 def test_a_format_that_was_said(memory: MemoryStore, listed: Listed) -> None:
-    """It is taken without looking, but the index says about the content of records what the first record decides."""
+    """A given format is not detected, but the first record still decides the content of records."""
     out = io.BytesIO()
     writer = TFRecordWriter(out.write)
     writer.add({"x": b"x"})
@@ -196,7 +196,7 @@ def test_a_format_that_was_said(memory: MemoryStore, listed: Listed) -> None:
 
 
 def test_a_shard_that_changes_under_way_is_not_indexed(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """What is read is the version that was listed, or nothing."""
+    """Only the listed version is read."""
     fill(memory, tar)
     shards = listed(memory)
     memory.write("2.tar", tar(99))
@@ -205,7 +205,7 @@ def test_a_shard_that_changes_under_way_is_not_indexed(memory: MemoryStore, list
 
 
 def test_an_index_that_cannot_be_written_is_an_error(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """The build does not end well without its index."""
+    """A build fails if its index cannot be written."""
     fill(memory, tar, 2)
     refusing = Faulty(MemoryStore(name="other"), ratio=1.0, error=StoreError("read-only"))
     with pytest.raises(StoreError, match="read-only"):
@@ -213,7 +213,7 @@ def test_an_index_that_cannot_be_written_is_an_error(memory: MemoryStore, listed
 
 
 def test_empty_shards_and_many_pieces(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """Shards of no bytes and of no samples are indexed; so is one that comes in many parts."""
+    """Shards without bytes or samples are indexed, and so is a shard in many parts."""
     from penstock.config import FetchConfig
 
     memory.write("0.tar", b"")
@@ -239,7 +239,7 @@ def zipped(count: int) -> bytes:
 
 
 def test_footers_say_how_many(memory: MemoryStore, listed: Listed) -> None:
-    """Of zip and Parquet only the end is read; damaged and replaced ones fail alone; a name may hide what it is."""
+    """Only the end of zip and Parquet is read; damaged and replaced shards fail alone; names need not show the format."""
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table({"x": list(range(777))})
     out = io.BytesIO()
@@ -267,7 +267,7 @@ def test_footers_say_how_many(memory: MemoryStore, listed: Listed) -> None:
 
 @pytest.mark.parametrize("with_end", [True, False])
 def test_energons_index_saves_the_reading(memory: MemoryStore, listed: Listed, tar: Tar, with_end: bool) -> None:
-    """Extents come from .tar.idx, with or without the end of the last sample; nothing of the shard is read."""
+    """Extents come from .tar.idx, with or without the last end, and the shard is not read."""
     fill(memory, tar, 2)
     for key in ("0.tar", "1.tar"):
         data = bytes(memory.read(key).data)
@@ -288,7 +288,7 @@ def test_energons_index_saves_the_reading(memory: MemoryStore, listed: Listed, t
 
 
 def test_tfrecord2idx_and_im2rec_save_the_reading(memory: MemoryStore, listed: Listed) -> None:
-    """Their text files beside TFRecord and RecordIO shards give the extents that reading gives."""
+    """Text indexes beside TFRecord and RecordIO shards give the same extents as reading."""
     source = random.Random(2)
     for writer_of, key in ((TFRecordWriter, "0.tfrecord"), (RecordIOWriter, "1.rec")):
         out = io.BytesIO()
@@ -312,7 +312,7 @@ def test_tfrecord2idx_and_im2rec_save_the_reading(memory: MemoryStore, listed: L
 
 
 def test_an_index_that_does_not_fit_is_passed_over(memory: MemoryStore, listed: Listed, tar: Tar) -> None:
-    """Of another shard, damaged, or told to be ignored: the shard is read instead."""
+    """If another tool's index does not fit, is damaged, or is ignored on request, the shard is read."""
     fill(memory, tar, 3)
     memory.write("0.tar.idx", struct.pack("<2Q", 0, 1 << 40))
     memory.write("1.tar.idx", struct.pack("<3Q", 0, 512, 1024))  # inside a member
@@ -328,7 +328,7 @@ def test_an_index_that_does_not_fit_is_passed_over(memory: MemoryStore, listed: 
 
 
 def test_an_index_older_than_its_shard_is_passed_over(tmp_path: Path, listed: Listed, tar: Tar) -> None:
-    """A shard that was replaced after its .idx was written is read."""
+    """A shard that is newer than its .idx is read."""
     import os
 
     store = LocalStore(tmp_path)
@@ -343,7 +343,7 @@ def test_an_index_older_than_its_shard_is_passed_over(tmp_path: Path, listed: Li
 
 
 def test_local_files_are_tied_to_size_and_time(tmp_path: Path, listed: Listed, tar: Tar) -> None:
-    """A file that was written anew is indexed anew, though its name and size are the same."""
+    """A rewritten file is indexed again, although its name and size are the same."""
     store = LocalStore(tmp_path / "data")
     store.write("0.tar", tar(5))
     place = in_directory(listed(store), tmp_path / "index")
@@ -356,7 +356,7 @@ def test_local_files_are_tied_to_size_and_time(tmp_path: Path, listed: Listed, t
 def test_the_index_beside_wins_unless_it_has_holes(
     memory: MemoryStore, listed: Listed, tar: Tar, tmp_path: Path
 ) -> None:
-    """Of two places the complete one is taken, else the fuller."""
+    """The complete one of two places is used, or else the one with more shards."""
     fill(memory, tar)
     shards = listed(memory)
     build(shards[:1], beside(shards))
@@ -369,7 +369,7 @@ def test_the_index_beside_wins_unless_it_has_holes(
 def test_nothing_is_left_running(
     memory: MemoryStore, listed: Listed, tar: Tar, nothing_left: Callable[..., object]
 ) -> None:
-    """A build leaves no thread and no descriptor, also when a shard fails."""
+    """A build leaves no thread and no descriptor behind, even if a shard fails."""
     fill(memory, tar)
     memory.write("2.tar", b"garbage" * 99)
     shards = listed(memory)

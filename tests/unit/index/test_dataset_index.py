@@ -14,7 +14,7 @@ ROWS = [ShardRow(f"é{n}.tar", 10 * n, f'"{n}"', n, "tar", has_offsets=True) for
 
 
 def test_what_was_encoded_is_decoded() -> None:
-    """Rows come back equal, in key order, as lines of JSON that other tools read."""
+    """Rows come back equal, in key order, as JSON lines that other tools can read."""
     index = DatasetIndex("s3://b/train/", ROWS)
     data = index.encode()
     again = decode(data, "x")
@@ -33,12 +33,12 @@ def test_what_was_encoded_is_decoded() -> None:
 
 
 def test_no_shards_are_an_index_too() -> None:
-    """An empty one is written and read."""
+    """An empty index is written and read."""
     assert len(decode(DatasetIndex("file:///d/").encode(), "x")) == 0
 
 
 def test_damage_is_noticed() -> None:
-    """A changed byte, a cut, another kind of file and a later version are refused, never half read."""
+    """A changed byte, a cut, another kind of file and a later version are refused, and never read in part."""
     data = DatasetIndex("s3://b/train/", ROWS).encode()
     for at in range(data.index(b"\n"), len(data)):
         with pytest.raises(DataError):
@@ -49,7 +49,7 @@ def test_damage_is_noticed() -> None:
 
 
 def test_a_row_is_of_one_version() -> None:
-    """``row_of`` gives nothing for another size or ETag."""
+    """``row_of`` returns None for another size or ETag."""
     index = DatasetIndex("s3://b/", ROWS)
     assert index.row_of("é2.tar", size_bytes=20, etag='"2"') == ROWS[0]
     assert index.row_of("é2.tar", size_bytes=21, etag='"2"') is None

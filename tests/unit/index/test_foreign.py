@@ -1,4 +1,4 @@
-"""Indexes of other tools: what they say, and when they are not believed."""
+"""Indexes of other tools: what they contain, and when they are not used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def bounds(data: bytes, format_name: str, size_bytes: int) -> list[int]:
 
 
 def test_candidates_lie_beside_the_shard() -> None:
-    """The shard's name and .idx, or .idx in the place of its suffix; a dot in a folder's name is no suffix."""
+    """Candidates are the shard's name with .idx after it or as its suffix; a dot in a folder's name is not a suffix."""
     assert candidates("a/b.tar") == ("a/b.tar.idx", "a/b.idx")
     assert candidates("b.tfrecord") == ("b.tfrecord.idx", "b.idx")
     assert candidates("v1.0/train-00000-of-00004") == ("v1.0/train-00000-of-00004.idx",)
 
 
 def test_tfrecord2idx() -> None:
-    """Offset and size of each record, framing included; they have to follow each other to the shard's end."""
+    """tfrecord2idx has offset and size of each framed record, which must be contiguous to the shard's end."""
     assert bounds(b"0 20\n20 30\n50 7\n", "tfrecord", 57) == [0, 20, 50, 57]
     assert bounds(b"", "tfrecord", 0) == [0]
     for wrong in (
@@ -41,7 +41,7 @@ def test_tfrecord2idx() -> None:
 
 
 def test_energon() -> None:
-    """Where samples begin, in multiples of 512; whether the last one ends them only the shard can say."""
+    """Energon has starts in multiples of 512; only the shard shows whether the last one is the end."""
     assert bounds(struct.pack("<3Q", 0, 1024, 5120), "tar", 10_240) == [0, 1024, 5120]
     found = parse(struct.pack("<2Q", 0, 1024), format_name="tar", size_bytes=1024, name="x")
     assert found.last_is_end
@@ -55,7 +55,7 @@ def test_energon() -> None:
 
 @pytest.mark.parametrize("version", ["v1.1", "v1.2"])
 def test_wds2idx(tar: Callable[..., bytes], version: str) -> None:
-    """Extensions, data offsets and sizes of each sample's members give the same extents as the shard."""
+    """Extensions, data offsets and sizes of members give the same extents as the shard."""
     data = tar(9)
     parser = TarParser("x")
     samples = parser.feed(data) + parser.finish()
@@ -79,13 +79,13 @@ def test_wds2idx(tar: Callable[..., bytes], version: str) -> None:
 
 
 def test_mxnet() -> None:
-    """Number and offset of each record, in any order; the last ends with the file."""
+    """im2rec has numbers and offsets of records in any order; the last record ends with the file."""
     assert bounds(b"7\t40\n1\t0\n3\t16\n", "recordio", 100) == [0, 16, 40, 100]
     with pytest.raises(DataError, match="first record begins at byte 16"):
         bounds(b"1\t16\n", "recordio", 100)
 
 
 def test_other_formats_have_none() -> None:
-    """A format whose indexes nobody writes is refused by name."""
+    """A format for which no tool writes an index is refused by name."""
     with pytest.raises(DataError, match="format parquet"):
         bounds(b"", "parquet", 0)

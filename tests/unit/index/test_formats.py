@@ -1,4 +1,4 @@
-"""Every streamed format through the index: recorded in any cuts, entered at any sample."""
+"""The index of every streamed format: recorded with any cuts, read from any sample."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(writer_of: Callable[..., object], samples: list[dict]) -> bytes:
 
 
 def mds(values: list[bytes]) -> bytes:
-    """A shard of one column of bytes."""
+    """Return a shard with one column of bytes."""
     description = json.dumps({"column_names": ["x"], "column_encodings": ["bytes"], "column_sizes": [None]}).encode()
     offsets = [8 + 4 * len(values) + len(description)]
     for value in values:
@@ -81,7 +81,7 @@ def record(name: str, data: bytes, cuts: list[int]) -> ShardIndex:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", sorted(SHARDS))
 def test_recording_does_not_depend_on_the_cuts(name: str, seed: int) -> None:
-    """One chunk or many, the index is the same, and has what its format's unit allows."""
+    """The index does not depend on chunks, and has what its format allows."""
     data = SHARDS[name]
     whole = record(name, data, [])
     cut = record(name, data, sorted(random.Random(seed).sample(range(1, len(data)), 30)))
@@ -92,7 +92,7 @@ def test_recording_does_not_depend_on_the_cuts(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in SHARDS if FORMATS[name].unit == "sample"))
 def test_every_sample_can_be_entered(name: str, memory: MemoryStore, listed: Callable[..., list[ShardLike]]) -> None:
-    """By number, over several shards: its bytes alone give the sample that a pass gives, and are held against their sum."""
+    """The bytes of any sample, by number over several shards, give the same sample as a pass, after a checksum."""
     memory.write(f"0.{name}", SHARDS[name])
     memory.write(f"1.{name}", SHARDS[name])
     found = listed(memory)
@@ -113,7 +113,7 @@ def test_every_sample_can_be_entered(name: str, memory: MemoryStore, listed: Cal
 
 
 def test_a_run_of_samples_is_one_range(memory: MemoryStore, listed: Callable[..., list[ShardLike]]) -> None:
-    """Neighbours' spans adjoin, from the first sample to the end of the last."""
+    """Ranges of neighbours are adjacent, from the first sample to the end of the last."""
     memory.write("0.tar", SHARDS["tar"])
     found = listed(memory)
     build(found, beside(found))
@@ -123,7 +123,7 @@ def test_a_run_of_samples_is_one_range(memory: MemoryStore, listed: Callable[...
 
 
 def test_samples_are_found_by_key(memory: MemoryStore, listed: Callable[..., list[ShardLike]]) -> None:
-    """The first of several; None where there is none."""
+    """``find`` returns the first of several samples, or None."""
     memory.write("0.tar", SHARDS["tar"])
     memory.write("1.tar", SHARDS["tar"])
     found = listed(memory)
@@ -133,7 +133,7 @@ def test_samples_are_found_by_key(memory: MemoryStore, listed: Callable[..., lis
 
 
 def test_what_cannot_be_mapped_is_refused(memory: MemoryStore, listed: Callable[..., list[ShardLike]]) -> None:
-    """A shard without an index, a compressed one, a number out of range: each says so."""
+    """A shard without an index, a compressed shard and a number out of range are errors that say so."""
     memory.write("0.tar", SHARDS["tar"])
     found = listed(memory)
     with pytest.raises(ConfigError, match="run penstock index"):

@@ -1,4 +1,4 @@
-"""Manifests: ours back and forth, and other people's."""
+"""Manifests: our own, written and read, and those of other tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def written(format_name: str) -> bytes:
 
 @pytest.mark.parametrize("format_name", ["jsonl", "parquet"])
 def test_what_was_written_is_read(format_name: str) -> None:
-    """Keys become URLs below the base that the manifest itself names; sizes and ETags come back."""
+    """Keys become URLs below the base that the manifest names; sizes and ETags come back."""
     pytest.importorskip("pyarrow")
     assert read_manifest(written(format_name), url=URL) == ENTRIES
 
@@ -41,7 +41,7 @@ def test_parquet_in_several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pyarrow the error says what to install."""
+    """Without pyarrow, the error names the package to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"penstock\[parquet\]"):
         write_manifest([], io.BytesIO(), base_url="s3://b/", format="parquet")
@@ -50,13 +50,13 @@ def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_format_is_refused() -> None:
-    """Only the two are written."""
+    """Only JSON lines and Parquet are written."""
     with pytest.raises(ConfigError, match="'jsonl' or 'parquet'"):
         write_manifest([], io.BytesIO(), base_url="s3://b/", format="csv")
 
 
 def test_json_lines_of_others() -> None:
-    """Other names of the columns, absolute URLs, and keys relative to the manifest's own folder."""
+    """Other column names, absolute URLs, and keys relative to the manifest's folder are read."""
     lines = [
         {"url": "s3://other/x.tar", "size": 3},
         {"path": "sub/y.tar", "filesize": 4, "ETag": "e"},
@@ -70,7 +70,7 @@ def test_json_lines_of_others() -> None:
 
 
 def test_sagemaker() -> None:
-    """Prefix and names, by plain concatenation."""
+    """SageMaker's prefix and names are concatenated."""
     text = b' [{"prefix": "s3://bucket/some/pre"}, "fix/1.tar", "-2.tar"]'
     assert [entry.url for entry in read_manifest(text, url=URL)] == [
         "s3://bucket/some/prefix/1.tar",
@@ -82,7 +82,7 @@ def test_sagemaker() -> None:
 
 
 def test_sagemaker_augmented() -> None:
-    """References are objects; the other attributes of the line stay with them. Chosen ones come in their order."""
+    """References are objects and keep the line's other attributes; selected references come in their order."""
     line = b'{"image-ref": "s3://m/1.jpg", "mask-ref": "s3://m/1.png", "is-a-cat": 1}\n'
     cat = {"is-a-cat": 1}
     image, mask = (ManifestEntry(url, attributes=cat) for url in ("s3://m/1.jpg", "s3://m/1.png"))
@@ -93,7 +93,7 @@ def test_sagemaker_augmented() -> None:
 
 
 def test_wrong_lines_are_named() -> None:
-    """The error says which line and what is wrong with it."""
+    """The error names the line and its fault."""
     good = b'{"key": "a"}\n'
     for wrong, what in (
         (b"{", "line 2 of the manifest is not JSON"),
@@ -110,7 +110,7 @@ def test_wrong_lines_are_named() -> None:
 
 
 def test_names_of_manifests() -> None:
-    """By its name a manifest is told from a shard of JSON lines or Parquet."""
+    """A manifest's name distinguishes it from a shard of JSON lines or Parquet."""
     assert all(
         map(is_manifest_name, ("train.manifest.jsonl", "s3://b/manifest.parquet", "x.manifest", "Manifest.json"))
     )

@@ -1,4 +1,4 @@
-"""Where the fields of a tar's samples lie: reading some of them by range."""
+"""Positions of fields in a tar's samples, and reading some of them by range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = ("jpg", "cls", "depth.npy")
 
 
 def packed(*, fraction: bool | None, count: int = 25) -> bytes:
-    """As ``tarfile`` writes it; with `fraction` with a PAX header before every member, as WebDataset does; None: some."""
+    """Return a tar by ``tarfile``; `fraction` puts a PAX header before every member, as WebDataset does; None before some."""
     source = random.Random(1)
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as file:
@@ -43,7 +43,7 @@ def indexed(data: bytes) -> ShardIndex:
 @pytest.mark.parametrize("fraction", [False, True])
 @pytest.mark.parametrize("wanted", [("jpg",), ("cls", "jpg"), ("depth.npy", "cls"), FIELDS])
 def test_wanted_members_alone_are_the_samples_without_the_others(fraction: bool, wanted: tuple[str, ...]) -> None:
-    """Only their bytes, fed to one parser, give every sample with these fields and its key."""
+    """A parser of the wanted members' bytes gives every sample with these fields and its key."""
     data = packed(fraction=fraction)
     index = indexed(data)
     whole = TarParser("x")
@@ -61,7 +61,7 @@ def test_wanted_members_alone_are_the_samples_without_the_others(fraction: bool,
 
 
 def test_samples_that_differ_have_no_members(odd_tar: bytes) -> None:
-    """Other fields, or other headers, here and there: nothing is kept, and nothing is guessed."""
+    """If fields or headers differ between samples, no members are stored."""
     assert indexed(odd_tar).members is None
     assert indexed(odd_tar).member_spans(0, 2, ["jpg"]) is None
     assert indexed(packed(fraction=None)).members is None
@@ -73,13 +73,13 @@ def test_samples_that_differ_have_no_members(odd_tar: bytes) -> None:
 
 
 def test_a_field_that_is_not_there_is_named() -> None:
-    """Asking for one is an error that lists those there are."""
+    """An unknown field is an error that lists the fields."""
     with pytest.raises(ConfigError, match=r"field 'png' is not one of jpg, cls, depth\.npy"):
         indexed(packed(fraction=False)).member_spans(0, 1, ["jpg", "png"])
 
 
 def test_members_come_back_and_damage_is_noticed() -> None:
-    """Sizes of any width are stored and read; what is no such column is refused."""
+    """Sizes of any width are stored and read; an invalid column is refused."""
     for largest in (200, 60_000, 4_000_000_000, 1 << 33):
         members = members_of(["a", "b"], [[largest, 1]], [2 * 512 + -(-largest // 512) * 512 + 512])
         assert members is not None
@@ -92,7 +92,7 @@ def test_members_come_back_and_damage_is_noticed() -> None:
 
 
 def test_a_cut_sample_is_the_parsed_one() -> None:
-    """Out of its extent a sample comes as the parser gives it, or not at all: PAX headers, a folder before it."""
+    """A sample cut from its extent equals the parser's; with PAX headers or a folder before it, it is not cut."""
     data = packed(fraction=False)
     index = indexed(data)
     parser = TarParser("x")

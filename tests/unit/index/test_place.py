@@ -1,4 +1,4 @@
-"""Where an index is kept."""
+"""Places of an index."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROW = ShardRow("a/b.tar", 10, '"e"', 0, "tar", has_offsets=False)
 
 
 def named(root: str, *keys: str) -> list[ShardLike]:
-    """Shards of a store that describes itself as `root`."""
+    """Return shards of a store that describes itself as `root`."""
     store = MemoryStore(name="named")
     store.describe = lambda key: root + key  # type: ignore[method-assign]
     return [Shard(store, key, root + key, None, None) for key in keys]
 
 
 def test_the_base_is_the_folder_that_was_listed_or_the_one_in_common() -> None:
-    """A listed folder is the base whatever lies in it; of shards in a bucket, it is the deepest common one."""
+    """A listed folder is the base URL, whatever it contains; for shards in a bucket, it is the deepest common folder."""
     assert base_url(named("s3://b/train/", "x/1.tar", "x/2.tar")) == "s3://b/train/"
     assert base_url(named("s3://b/", "train/x/1.tar", "train/x/2.tar")) == "s3://b/train/x/"
     assert base_url(named("s3://b/", "train/x1/1.tar", "train/x2/2.tar")) == "s3://b/train/"
@@ -36,7 +36,7 @@ def test_the_base_is_the_folder_that_was_listed_or_the_one_in_common() -> None:
 
 
 def test_two_buckets_have_no_base() -> None:
-    """Shards without a folder in common are refused, with what to do."""
+    """Shards without a common folder are refused with a hint."""
     with pytest.raises(ConfigError, match="index each bucket by itself"):
         base_url(named("s3://b/", "1.tar") + named("s3://c/", "1.tar"))
     with pytest.raises(ConfigError, match="above"):
@@ -44,7 +44,7 @@ def test_two_buckets_have_no_base() -> None:
 
 
 def test_versions_that_a_listing_did_not_say_are_asked(memory: MemoryStore) -> None:
-    """A shard given by name gets size and ETag of what is there; a missing one is an error."""
+    """A shard given by name gets the stored object's size and ETag; a missing one is an error."""
     infos = {key: memory.write(key, b"x" * n) for n, key in enumerate(("t/0", "t/1", "t/2"))}
     shards = [Shard(memory, key, memory.describe(key), None, None) for key in infos]
     shards[1] = shards[1]._replace(etag="listed", size_bytes=9)
@@ -61,7 +61,7 @@ def test_versions_that_a_listing_did_not_say_are_asked(memory: MemoryStore) -> N
 
 
 def test_a_directory_is_named_after_url_and_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One folder per data set; the same bucket name at another endpoint is another."""
+    """Each data set has its folder; the same bucket name at another endpoint has another one."""
     one, two = (
         in_directory(named("s3://b/train/", "1.tar"), tmp_path),
         in_directory(named("s3://b/val/", "1.tar"), tmp_path),
@@ -80,7 +80,7 @@ def test_a_directory_is_named_after_url_and_endpoint(tmp_path: Path, monkeypatch
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """Where an index cannot be kept, the error says where, why, and what to say instead."""
+    """If an index cannot be stored, the error names the place, the reason and the options."""
     (tmp_path / "file").touch()
     place = in_directory(named("s3://b/train/", "1.tar"), tmp_path / "file")
     with pytest.raises(ConfigError, match=r"/file/.*: Not a directory") as caught:
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_beside_is_below_the_shards(memory: MemoryStore) -> None:
-    """Under one name that no format takes for a shard."""
+    """The folder's name is not a shard of any format."""
     from penstock.formats import format_of_name
 
     place = beside([Shard(memory, "t/1.tar", memory.describe("t/1.tar"), "e", 1)])
@@ -101,7 +101,7 @@ def test_beside_is_below_the_shards(memory: MemoryStore) -> None:
 
 
 def test_what_is_damaged_is_as_if_it_were_not_there(memory: MemoryStore) -> None:
-    """A damaged data set's index is an empty one; a damaged or strange shard's index is no row."""
+    """A damaged data set's index counts as empty; a damaged or foreign index of a shard gives no row."""
     place = IndexPlace(memory, "i/", base="s3://b/")
     assert len(place.load()) == 0
     memory.write("i/dataset.index", b"garbage")
@@ -119,7 +119,7 @@ def test_what_is_damaged_is_as_if_it_were_not_there(memory: MemoryStore) -> None
 
 
 def test_a_read_only_look_makes_no_folder(tmp_path: Path, listed: Callable[..., list[ShardLike]]) -> None:
-    """Looking for an index that is not there leaves nothing behind."""
+    """Looking for a missing index leaves nothing behind."""
     from penstock.index import lookup
 
     (tmp_path / "data").mkdir()

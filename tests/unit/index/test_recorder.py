@@ -1,4 +1,4 @@
-"""Recording as a by-product, and holding ranges against what was recorded."""
+"""Recording an index as a by-product, and comparing ranges with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(data: bytes, key: str = "a.tar") -> VersionedShard:
 
 
 def record(data: bytes, cuts: list[int]) -> ShardIndex:
-    """The index of a shard that arrives cut at these places."""
+    """Return the index of a shard that arrives in chunks with these bounds."""
     recorder, parser = ShardRecorder(found(data), "tar"), TarParser("a.tar")
     for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         recorder.feed(data[start:end], parser.feed(data[start:end]))
@@ -34,7 +34,7 @@ def record(data: bytes, cuts: list[int]) -> ShardIndex:
 
 
 def check(index: ShardIndex, data: bytes) -> None:
-    """Each extent alone parses to its sample, and has its checksum; all together they tile the shard's samples."""
+    """Each extent parses to its sample and has its checksum; together, extents tile the shard's samples."""
     assert index.offsets is not None
     assert index.crc32c is not None
     assert index.keys is not None
@@ -52,7 +52,7 @@ def check(index: ShardIndex, data: bytes) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_extents_tile_the_shard_whatever_the_cuts(odd_tar: bytes, tar: Callable[..., bytes], seed: int) -> None:
-    """Wherever the chunks are cut, extents, checksums and keys are those of the shard."""
+    """Extents, checksums and keys do not depend on the bounds of chunks."""
     source = random.Random(seed)
     for data in (odd_tar, tar(60, seed=seed)):
         count = source.choice([0, 3, 50])
@@ -60,14 +60,14 @@ def test_extents_tile_the_shard_whatever_the_cuts(odd_tar: bytes, tar: Callable[
 
 
 def test_large_samples_and_small_tails(tar: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples over many chunks are summed up as they come; what is kept of a chunk is bounded."""
+    """Checksums of samples over many chunks are updated as chunks arrive; little of a chunk is kept."""
     monkeypatch.setattr(recorder_module, "TAIL_BYTES", 4096)
     data = tar(20, size_max=100_000)
     check(record(data, list(range(1000, len(data), 1000))), data)
 
 
 def test_what_follows_a_sample_too_long_costs_the_checksums() -> None:
-    """A sample whose end is said long after it has no sum; the offsets stay, and none is wrong."""
+    """If a sample's end is known only long after it, there are no checksums, but the offsets are right."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as file:
         for name, size in (("a.jpg", 9), ("__meta__/big", 300_000), ("b.jpg", 9)):
@@ -92,14 +92,14 @@ def test_a_shard_heard_of_in_part_is_refused(tar: Callable[..., bytes]) -> None:
 
 
 def test_an_empty_shard_has_no_samples(tar: Callable[..., bytes]) -> None:
-    """A tar of nothing, and an object of no bytes, are shards of no samples."""
+    """An empty tar and an empty object are shards without samples."""
     assert len(record(tar(0), [])) == 0
     assert len(record(b"", [])) == 0
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 700, 10**9])
 def test_a_range_is_held_against_its_checksums(tar: Callable[..., bytes], piece_bytes: int) -> None:
-    """The bytes of any run of samples pass, cut anywhere; one wrong bit is an error that names the sample."""
+    """The bytes of any run of samples pass in any chunks; a wrong bit is an error that names the sample."""
     data = tar(12, size_max=900)
     index = record(data, [])
     assert index.offsets is not None
@@ -119,13 +119,13 @@ def test_a_range_is_held_against_its_checksums(tar: Callable[..., bytes], piece_
 
 
 def test_without_checksums_nothing_is_held_against_anything() -> None:
-    """An index by another tool has no checksums; its ranges pass."""
+    """With another tool's index, which has no checksums, all ranges pass."""
     row = record(b"", []).row._replace(samples_count=1, size_bytes=9)
     Verifier(ShardIndex(row, offsets=np.array([0, 9], np.int64)), first_sample=0, url="x").feed(b"anything.")
 
 
 def test_the_builder_writes_shards_and_then_the_data_set(tar: Callable[..., bytes], tmp_path: Path) -> None:
-    """What was added is read back; rows that another process wrote meanwhile are kept."""
+    """Added rows are read back; rows that another process wrote in the meantime are kept."""
     place = IndexPlace(LocalStore(tmp_path / "index"), "", base="file:///d/")
     first, second = tar(3), tar(5, seed=1)
     with IndexBuilder(place) as builder, IndexBuilder(place) as other:
@@ -142,14 +142,14 @@ def test_the_builder_writes_shards_and_then_the_data_set(tar: Callable[..., byte
 
 
 def test_a_builder_without_news_writes_nothing(tmp_path: Path) -> None:
-    """Opened and closed, it leaves no folder behind."""
+    """A builder without rows leaves no folder behind."""
     with IndexBuilder(IndexPlace(LocalStore(tmp_path / "index"), "", base="file:///d/")):
         pass
     assert not (tmp_path / "index").exists()
 
 
 def test_a_failed_write_is_said(tar: Callable[..., bytes]) -> None:
-    """A store that refuses the index ends the build with its error, not silently."""
+    """If the store refuses the index, the build raises its error."""
     data = tar(2)
     faulty = Faulty(MemoryStore(name="refuses"), fail_at_call=2, error=StoreError("disk full"))
     builder = IndexBuilder(IndexPlace(faulty, "", base="file:///d/"))

@@ -45,7 +45,7 @@ def same(left: ShardIndex, right: ShardIndex) -> bool:
 def test_what_was_encoded_is_decoded(
     steps: list[int], first: int, unit: int, has: tuple[bool, bool, bool], keys
 ) -> None:
-    """Any bounds, checksums and keys, or none, come back equal and of the same types."""
+    """Any bounds, checksums and keys, or their absence, come back equal with the same types."""
     count = len(steps)
     offsets = np.cumsum([first, *(step * unit for step in steps)], dtype=np.int64)
     row = ShardRow("k" * count, int(offsets[-1]), "e", count, "tar", has_offsets=has[0])
@@ -61,7 +61,7 @@ def test_what_was_encoded_is_decoded(
 
 
 def test_every_damaged_byte_is_noticed() -> None:
-    """Each byte of the file is under a checksum, or its change changes nothing: no flip gives another index."""
+    """Checksums cover every byte that matters: no flipped bit gives another index."""
     data = example().encode()
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -71,7 +71,7 @@ def test_every_damaged_byte_is_noticed() -> None:
 
 
 def test_every_cut_is_noticed() -> None:
-    """A file that is shorter, or longer, than it says is refused."""
+    """A file that is shorter or longer than its header says is refused."""
     data = example().encode()
     for end in range(len(data)):
         with pytest.raises(DataError):
@@ -81,7 +81,7 @@ def test_every_cut_is_noticed() -> None:
 
 
 def test_columns_of_a_later_version_are_passed_over() -> None:
-    """A reader that does not know a column reads the others."""
+    """A reader ignores unknown columns and reads the others."""
     import struct
 
     from crc32c import crc32c
@@ -97,7 +97,7 @@ def test_columns_of_a_later_version_are_passed_over() -> None:
 
 
 def test_another_version_is_named() -> None:
-    """A file of a later layout says so, and what to do."""
+    """A file of a later version is refused with a hint."""
     data = bytearray(example().encode())
     data[8] = 9
     with pytest.raises(DataError, match=r"version 9.*run penstock index"):
@@ -105,7 +105,7 @@ def test_another_version_is_named() -> None:
 
 
 def test_the_layout_is_pinned() -> None:
-    """The bytes of version 1, as docs/development/index-files.md describes them: a change of them is a new version."""
+    """The bytes of version 1 are as docs/development/index-files.md describes them; another layout needs a new version."""
     data = example().encode()
     assert data[:8] == MAGIC
     assert data[8:48].hex() == ("01000300d8000000030000000000000010270000000000000a010000000000000700060003000000")
@@ -115,7 +115,7 @@ def test_the_layout_is_pinned() -> None:
 
 
 def test_lengths_have_to_agree() -> None:
-    """Bounds that do not ascend within the shard, or columns of other lengths, are refused."""
+    """Bounds that do not ascend within the shard, and columns of wrong lengths, are refused."""
     with pytest.raises(DataError, match="must ascend within 10000 bytes"):
         ShardIndex(ROW, offsets=np.array([0, 5, 4, 9], np.int64))
     with pytest.raises(DataError, match="must ascend"):
@@ -127,7 +127,7 @@ def test_lengths_have_to_agree() -> None:
 
 
 def test_keys_are_found_and_sizes_given() -> None:
-    """``find`` gives the sample of a key, None where there is none; ``sizes`` are the extents'."""
+    """``find`` returns the number of a key's sample, or None; ``sizes`` are those of the extents."""
     index = decode(example().encode(), "x")
     assert [index.find(key) for key in ("a", "b/é", "c")] == [0, 1, None]
     assert index.sizes is not None
@@ -138,7 +138,7 @@ def test_keys_are_found_and_sizes_given() -> None:
 
 
 def test_ten_thousand_samples_take_few_bytes() -> None:
-    """Some 9 bytes per sample: 2 of extent, 4 of checksum, the rest key."""
+    """A sample takes about 9 bytes: 2 for the extent, 4 for the checksum, the rest for the key."""
     source = np.random.default_rng(0)
     count = 10_000
     offsets = np.concatenate([[0], np.cumsum(source.integers(200, 400, count) * 512)])

@@ -1,4 +1,4 @@
-"""``penstock.pack.convert``: between formats, sample for sample; what would lose is refused."""
+"""``penstock.pack.convert`` between formats, sample for sample; conversions that lose something are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tars(tmp_path: Path) -> Path:
 
 
 def test_tar_to_tfrecord_and_back(tars: Path, tmp_path: Path) -> None:
-    """With a field for the keys nothing is lost; each shard keeps its name and samples; the index is right."""
+    """With a key field nothing is lost, each shard keeps its name and samples, and the index is right."""
     packed = convert(tars, tmp_path / "records", to="tfrecord", key_field="key", verify=True)
     assert [row.key for row in packed.rows] == ["0.tfrecord", "1.tfrecord", "2.tfrecord"]
     assert packed.samples_count == 30
@@ -84,7 +84,7 @@ def test_tar_to_tfrecord_and_back(tars: Path, tmp_path: Path) -> None:
 
 
 def test_records_go_as_they_are(tmp_path: Path) -> None:
-    """Between TFRecord and RecordIO a record's bytes are kept, also those of an Example."""
+    """Between TFRecord and RecordIO the bytes of a record stay the same, also those of an Example."""
     (tmp_path / "in").mkdir()
     data = shard("tfrecord", [{"label": [1, 2], "x": b"abc"}, {"y": 1.5}])
     (tmp_path / "in/a.tfrecord").write_bytes(data)
@@ -94,7 +94,7 @@ def test_records_go_as_they_are(tmp_path: Path) -> None:
 
 
 def test_numbers_become_text_or_arrays(tmp_path: Path) -> None:
-    """In tar a single number is its digits, several are a .npy; it is a loss that has to be allowed."""
+    """In a tar a single number becomes digits, and several become a .npy; this loss must be allowed."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.tfrecord").write_bytes(shard("tfrecord", [{"cls": 7, "box": [1.5, 2.5], "x": b"abc"}]))
     with pytest.raises(ConfigError, match="would lose the types of numbers"):
@@ -106,7 +106,7 @@ def test_numbers_become_text_or_arrays(tmp_path: Path) -> None:
 
 
 def test_json_lines_both_ways(tmp_path: Path) -> None:
-    """Keys and objects survive tar and come back; bytes that are no text are refused."""
+    """Keys and JSON objects survive in a tar and come back; bytes that are not text are refused."""
     (tmp_path / "in").mkdir()
     lines = [{"__key__": f"k{number}", "text": "ü", "n": [number, None]} for number in range(4)]
     (tmp_path / "in/a.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -121,7 +121,7 @@ def test_json_lines_both_ways(tmp_path: Path) -> None:
 
 
 def test_compressed_zip_and_parquet(tars: Path, tmp_path: Path) -> None:
-    """What can be read can be converted: gzip, zip and Parquet give the same tar as the tar itself."""
+    """Every readable format can be converted: gzip, zip and Parquet give the same tar as the tar itself."""
     pa = pytest.importorskip("pyarrow")
     import gzip
     import zipfile
@@ -145,7 +145,7 @@ def test_compressed_zip_and_parquet(tars: Path, tmp_path: Path) -> None:
 
 
 def test_fields_are_chosen_and_named(tmp_path: Path) -> None:
-    """Names that a tar cannot have are refused, or given others."""
+    """Field names that a tar cannot have are refused, or can be renamed."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.tfrecord").write_bytes(shard("tfrecord", [{"image/encoded": b"x", "image/class/label": 3}]))
     with pytest.raises(DataError, match="without a slash"):
@@ -157,7 +157,7 @@ def test_fields_are_chosen_and_named(tmp_path: Path) -> None:
 
 
 def test_a_conversion_goes_on(tars: Path, tmp_path: Path) -> None:
-    """A corrupt shard stops it; when it is mended the others are not converted again. What it left is whole."""
+    """A corrupt shard stops the conversion; after a repair the finished shards, which are complete, are not converted again."""
     good = (tars / "1.tar").read_bytes()
     (tars / "1.tar").write_bytes(good[:1000] + b"\xff" * 1000 + good[2000:])
     with pytest.raises(CorruptShardError):
@@ -174,7 +174,7 @@ def test_a_conversion_goes_on(tars: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be(tars: Path, tmp_path: Path) -> None:
-    """An unknown format, a destination in the source or not empty, two shards of one name, several fields as one."""
+    """Unknown formats, bad destinations, two shards with one name, and several fields for one are refused."""
     with pytest.raises(ConfigError, match="not one of tar"):
         convert(tars, tmp_path / "out", to="zip")
     with pytest.raises(ConfigError, match="inside the source"):
@@ -193,7 +193,7 @@ def test_what_cannot_be(tars: Path, tmp_path: Path) -> None:
 
 
 def test_the_table_knows_every_format() -> None:
-    """Every format that is read, whatever its compression and content, has a row; every pair has an answer."""
+    """Every readable format has a row whatever its compression and content, and every pair of formats has an answer."""
     names = {name.removesuffix(".gz").removesuffix(".zst").partition("-")[0] for name in FORMATS}
     assert names == set(FORMAT_FEATURES)
     for name in FORMATS:
@@ -217,7 +217,7 @@ TYPED = [{"__key__": f"k{n}", "cls": n, "jpg": b"text %d" % n} for n in range(3)
 @pytest.mark.parametrize("target", PLAIN_FORMATS)
 @pytest.mark.parametrize("source", PLAIN_FORMATS)
 def test_what_is_said_to_be_kept_is_kept(tmp_path: Path, source: str, target: str) -> None:
-    """Of every pair that loses nothing, keys, names and values come back equal; of the others, it is refused."""
+    """If a pair of formats loses nothing, keys, names and values come back equal; otherwise it is refused."""
     pack(SAMPLES.get(source, TYPED), tmp_path / "in", format=source, allow_loss=True)
     if losses(source, target):
         with pytest.raises(ConfigError, match="would lose"):
@@ -236,13 +236,13 @@ def test_what_is_said_to_be_kept_is_kept(tmp_path: Path, source: str, target: st
 
 
 def test_the_guide_has_the_table() -> None:
-    """What the page says of each pair is what ``convert`` goes by."""
+    """The table on the page is the one that ``convert`` uses."""
     guide = Path(__file__).parents[3] / "docs/guides/packing.md"
     assert f"\n{loss_table()}\n" in guide.read_text()
 
 
 def test_fields_are_typed(tars: Path, tmp_path: Path) -> None:
-    """A tar's digits become numbers by ``cls:int``, and a record's single number a text; what is no number is named."""
+    """``cls:int`` turns digits into numbers, ``text`` numbers into text; other values are an error with their name."""
     convert(tars, tmp_path / "records", to="tfrecord", fields="jpg,cls=label:int", key_field="key")
     (first, *_) = samples_of(tmp_path / "records/1.tfrecord", "tfrecord")
     assert first[1]["label"] == [10]
@@ -253,7 +253,7 @@ def test_fields_are_typed(tars: Path, tmp_path: Path) -> None:
 
 
 def test_mds_stays_what_mosaicml_reads(tmp_path: Path) -> None:
-    """From MDS to MDS, compressed or cut anew, each column keeps its encoding, and so each value its type."""
+    """From MDS to MDS, compressed or recut, each column keeps its encoding and each value its type."""
     columns = [
         Column("blob", "pkl", None), Column("n", "int", 8), Column("s", "str_int", None), Column("u8", "uint8", 1),
         Column("picture", "jpeg", None), Column("fixed", "ndarray:int16:2", 4), Column("any", "ndarray", None),

@@ -1,4 +1,4 @@
-"""Where shards go."""
+"""The destination of a packing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.pack.destination import split_destination
     "url", ["https://host/d/", "https://host/d/x-%06d.tar", "https://host/d/?sig=a/b%2Fc", "http://host/{split}/x"]
 )
 def test_a_destination_over_http_is_refused_as_such(url: str) -> None:
-    """Whatever is in its query, an HTTP URL is refused because nothing can be written there."""
+    """An HTTP URL is refused with any query, because nothing can be written there."""
     with pytest.raises(ps.ConfigError, match="HTTP is read only") as raised:
         split_destination(url)
     assert "b%2Fc" not in str(raised.value)

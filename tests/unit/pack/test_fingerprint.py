@@ -1,4 +1,4 @@
-"""Digests of transforms: equal in every process for the same one, different wherever another result can come of it."""
+"""Digests of transforms: equal in every process for the same transform, different if its result can differ."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ for name in {NAMES!r}:
 
 
 def written(folder: Path, user: str = USER, helpers: str = HELPERS) -> Path:
-    """The two modules, in a folder."""
+    """Return a folder with the two modules."""
     folder.mkdir(exist_ok=True)
     (folder / "user.py").write_text(user)
     (folder / "helpers.py").write_text(helpers)
@@ -154,7 +154,7 @@ def written(folder: Path, user: str = USER, helpers: str = HELPERS) -> Path:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of each transform of the modules in `folder`, imported here for a moment."""
+    """Return the digest of each transform in the modules of `folder`, which are imported temporarily."""
     modules = ("helpers", "user")
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -168,7 +168,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def digests_elsewhere(folder: Path, *, seed: str) -> dict[str, str]:
-    """The same, in a process of its own."""
+    """Return the same digests from a new process."""
     environment = os.environ | {
         "PYTHONHASHSEED": seed,
         "PYTHONPATH": f"{folder}:{Path(sys.modules['penstock'].__path__[0]).parent}",
@@ -180,12 +180,12 @@ def digests_elsewhere(folder: Path, *, seed: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The digests of the modules as they stand above."""
+    """Return the digests of the modules above."""
     return digests(written(tmp_path_factory.mktemp("before")))
 
 
 def test_the_same_code_has_the_same_digest(before: dict[str, str], tmp_path: Path) -> None:
-    """Other hash seeds, another folder, other line numbers, comments and what nobody uses make no difference."""
+    """Hash seeds, the folder, line numbers, comments and unused names make no difference."""
     moved = "# a comment\n\n\n" + USER.replace('{"a": 1, "b": 2}', '{"b": 2, "a": 1}')
     elsewhere = written(tmp_path / "1", moved, HELPERS.replace("not used", "unused"))
     assert digests_elsewhere(elsewhere, seed="1") == before
@@ -220,7 +220,7 @@ CHANGES = [
 def test_other_code_has_another_digest(
     before: dict[str, str], tmp_path: Path, old: str, new: str, changed: set[str]
 ) -> None:
-    """A constant, global, default, closure, state, class or nested function that changes, changes what uses it alone."""
+    """A changed constant, global, default, closure, state, class or nested function changes only its users' digests."""
     assert USER.count(old) == 1
     now = digests(written(tmp_path / "1", USER.replace(old, new)))
     assert {name for name in NAMES if now[name] != before[name]} == changed
@@ -228,13 +228,13 @@ def test_other_code_has_another_digest(
 
 @pytest.mark.parametrize(("old", "new"), [("STRENGTH = 3", "STRENGTH = 4"), ("by=2", "by=1"), ("sum(", "max(")])
 def test_functions_of_other_modules_count(before: dict[str, str], tmp_path: Path, old: str, new: str) -> None:
-    """What a user's function calls in another module of the user's, directly or further on, changes its digest."""
+    """A change in a function of another module of the user's, called directly or indirectly, changes the digest."""
     now = digests(written(tmp_path / "1", helpers=HELPERS.replace(old, new)))
     assert {name for name in NAMES if now[name] != before[name]} == {"with_helper", "with_module", "with_import"}
 
 
 def test_values_that_cannot_be_compared_need_a_version(tmp_path: Path) -> None:
-    """An open file, a lock, a generator: refused with the variable's name; with a version that alone counts."""
+    """An open file, a lock or a generator is refused with the variable's name; with a version, only the version counts."""
     lock = threading.Lock()
     handle: Any = (tmp_path / "x").open("w")
     numbers: Any = (n for n in range(3))
@@ -263,7 +263,7 @@ def test_values_that_cannot_be_compared_need_a_version(tmp_path: Path) -> None:
 
 
 def test_values_count_by_what_they_hold() -> None:
-    """Arrays, nested containers and objects that refer to themselves have digests; what is open has none."""
+    """Arrays, nested containers and objects that refer to themselves have digests; open resources have none."""
     assert value_digest([{"x": np.arange(3)}]) == value_digest([{"x": np.arange(3)}])
     assert value_digest([{"x": np.arange(3)}]) != value_digest([{"x": np.arange(4)}])
     assert value_digest(1) != value_digest(1.0) != value_digest(True) != value_digest("1") != value_digest(b"1")
@@ -275,7 +275,7 @@ def test_values_count_by_what_they_hold() -> None:
 
 
 def test_the_modules_of_a_transform_are_found(tmp_path: Path) -> None:
-    """Also behind a partial, a method or an object: these travel to the machines of a cluster."""
+    """The user's modules are found also behind a partial, a method or an object, so that they travel to a cluster."""
     sys.path.insert(0, str(written(tmp_path)))
     importlib.invalidate_caches()
     try:

@@ -1,4 +1,4 @@
-"""What makes two packings, or two conversions, one: their source, options and transform; anything else is refused."""
+"""Two packings or conversions are the same if source, options and transform are; otherwise the second is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.pack.options import PackOptions
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Six folders, of two samples each."""
+    """Return six folders of two samples each."""
     for number in range(12):
         path = tmp_path / "source" / f"part{number // 2}" / f"{number:03d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,16 +29,16 @@ def source(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The shards, by name."""
+    """Return the contents of the shards by name."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 class Stop(BaseException):
-    """What ends a run in the middle, as a signal does."""
+    """Ends a run in the middle, as a signal does."""
 
 
 def interrupted(size: int) -> Callable[[dict], dict]:
-    """A transform that pads to `size`; the run ends at the seventh sample while ``armed`` says so."""
+    """Return a transform that pads to `size`; while ``armed`` is set, it ends the run at the seventh sample."""
 
     def transform(sample: dict) -> dict:
         if ARMED and sample["txt"] == b"text 7":
@@ -53,7 +53,7 @@ ARMED: list[bool] = []
 
 @pytest.fixture
 def half(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The destination of a packing by ``interrupted(20)`` that was interrupted."""
+    """Return the destination of an interrupted packing with ``interrupted(20)``."""
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "ARMED", [True])
     with pytest.raises(Stop):
@@ -77,7 +77,7 @@ def half(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),
 )
 def test_another_job_does_not_go_on(source: Path, half: Path, change: dict[str, Any], what: str) -> None:
-    """Resumed with another transform, option or source it is refused, says what differs, and touches nothing."""
+    """Resuming with another transform, option or source is refused, names the difference, and changes nothing."""
     before = contents(half)
     options: dict[str, Any] = {
         "samples_max": 2, "transform": interrupted(20), "transform_version": "20", "jobs": 1,
@@ -97,7 +97,7 @@ def resize(size: int) -> Callable[[dict], dict]:
 
 
 def test_closures_tell_transforms_apart(source: Path, tmp_path: Path) -> None:
-    """The same code with another value in its closure is another transform; with an equal one the same."""
+    """The same code with another value in its closure is another transform; with an equal value it is the same."""
     pack(source, tmp_path / "out", transform=resize(224))
     assert pack(source, tmp_path / "out", transform=resize(224)).shards_written == 0
     with pytest.raises(ConfigError, match="what was packed here has another transform"):
@@ -106,7 +106,7 @@ def test_closures_tell_transforms_apart(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("convert_them", [False, True], ids=["pack", "convert"])
 def test_every_url_of_a_list_counts(source: Path, tmp_path: Path, convert_them: bool) -> None:
-    """Of five URLs another third one makes another source, and so does another order."""
+    """Changing the third of five URLs, or their order, makes another source."""
     if convert_them:
         for number in range(6):
             pack(source / f"part{number}", tmp_path / "tars" / f"x{number}-%d.tar", append=True)
@@ -130,7 +130,7 @@ def test_every_url_of_a_list_counts(source: Path, tmp_path: Path, convert_them: 
 
 
 def test_every_packing_of_a_destination_can_be_run_again(source: Path, tmp_path: Path) -> None:
-    """Where others were appended behind a packing, it still does nothing, and writes a shard of its own that went away."""
+    """After others were appended, a finished packing still does nothing, except that it writes its own missing shard."""
     parts = [source / f"part{number}" for number in range(3)]
     for part in parts:
         pack(part, tmp_path / "out", append=True, samples_max=1)
@@ -145,7 +145,7 @@ def test_every_packing_of_a_destination_can_be_run_again(source: Path, tmp_path:
 
 
 def test_a_finished_packing_of_what_changed_since(source: Path, tmp_path: Path) -> None:
-    """Files that came, went or changed since are an error that counts them, not a packing that has nothing to do."""
+    """Added, removed or changed files are an error that counts them, not a packing that has nothing to do."""
     pack(source, tmp_path / "out")
     before = contents(tmp_path / "out")
     (source / "part0/100.txt").write_text("new")
@@ -159,7 +159,7 @@ def test_a_finished_packing_of_what_changed_since(source: Path, tmp_path: Path) 
 
 
 def test_a_finished_conversion_of_what_changed_since(source: Path, tmp_path: Path) -> None:
-    """A shard that was replaced since is an error."""
+    """A source shard that was replaced is an error."""
     pack(source, tmp_path / "tars", samples_max=4)
     convert(f"{tmp_path}/tars/", tmp_path / "out", to="parquet")
     assert convert(f"{tmp_path}/tars/", tmp_path / "out", to="parquet").shards_written == 0
@@ -170,7 +170,7 @@ def test_a_finished_conversion_of_what_changed_since(source: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("what", ["labels", "table"])
 def test_a_table_that_changed_while_it_was_packed(source: Path, tmp_path: Path, what: str) -> None:
-    """A table of samples or labels must be the one with which an unfinished packing began."""
+    """A table of samples or labels must not change before the packing is finished."""
     table = source / "rows.csv"
     options: dict[str, Any] = {"samples_max": 2, "jobs": 1, "transform": interrupted(20), "transform_version": "20"}
     rows = [f"part{number // 2}/{number:03d}.txt,{number}" for number in range(12)]
@@ -192,7 +192,7 @@ def test_a_table_that_changed_while_it_was_packed(source: Path, tmp_path: Path, 
 
 
 def test_a_relative_path_is_where_it_was(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same words in another working directory name another source; an absolute path may name the same."""
+    """The same relative path in another working directory is another source; an absolute path may be the same one."""
     other = tmp_path / "other/source"
     other.mkdir(parents=True)
     (other / "a.txt").write_text("other")
@@ -206,7 +206,7 @@ def test_a_relative_path_is_where_it_was(source: Path, tmp_path: Path, monkeypat
 
 
 def test_an_endpoint_is_part_of_a_source() -> None:
-    """A bucket of one name at two endpoints is two sources; a file has no endpoint."""
+    """Buckets of the same name at two endpoints are two sources; a file has no endpoint."""
     endpoints = [{"endpoint_url": f"http://127.0.0.1:{port}"} for port in (1, 2)]
     assert len({source_digest("s3://bucket/x/", each) for each in endpoints}) == 2
     assert len({source_digest("/data/x/", each) for each in endpoints}) == 1
@@ -228,12 +228,12 @@ def test_an_endpoint_is_part_of_a_source() -> None:
     ],
 )
 def test_signing_again_makes_no_other_source(signed: str, bare: str) -> None:
-    """Parameters of a signature, users and passwords do not count; every other parameter does."""
+    """Parameters of a signature, users and passwords do not matter; every other parameter does."""
     assert unsigned_url(signed) == bare
 
 
 def test_a_plan_of_an_earlier_version_goes_on(source: Path, tmp_path: Path) -> None:
-    """A packing that an earlier version began, and named after its options alone, is finished by this one."""
+    """This version finishes a packing that an earlier version began and identified by its options only."""
     packed = pack(source, tmp_path / "out", samples_max=2)
     kept = tmp_path / "out/.penstock/pack"
     (path,) = kept.glob("*.plan")
@@ -252,7 +252,7 @@ def test_a_plan_of_an_earlier_version_goes_on(source: Path, tmp_path: Path) -> N
 
 
 def test_a_transform_that_cannot_be_compared(source: Path, tmp_path: Path) -> None:
-    """It is refused before anything is written, unless a version says which it is; a version needs a transform."""
+    """A transform without a digest is refused early, unless it has a version; a version needs a transform."""
     with (tmp_path / "log").open("w") as file:
 
         def logged(sample: dict) -> dict:

@@ -1,4 +1,4 @@
-"""Keys of samples in formats that keep none by themselves: refused, stored in a field, or read back."""
+"""Keys of samples in formats that store none: refused, stored in a field, or read back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYED = [{"__key__": f"a/{number}", "jpg": b"x" * number, "cls": number} for num
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Six files."""
+    """Return six files."""
     root = tmp_path / "source"
     root.mkdir()
     for number in range(6):
@@ -26,14 +26,14 @@ def source(tmp_path: Path) -> Path:
 
 
 def keys_of(folder: Path) -> list[str]:
-    """As a loader gives them."""
+    """Return the samples as a loader yields them."""
     with ps.Loader(ps.shards(f"{folder}/").batch(4), index="stream") as loader:
         return [key for batch in loader for key in batch["__key__"]]
 
 
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.gz", "mds", "recordio"])
 def test_packing_and_converting_agree_on_keys(source: Path, tmp_path: Path, name: str) -> None:
-    """What one refuses to lose the other refuses too, with the same way out; no shard is written."""
+    """``pack`` and ``convert`` both refuse to lose keys, with the same hint; no shard is written."""
     pack(source, tmp_path / "tars")
     fields = "txt=record" if name == "recordio" else None
     for make in (
@@ -52,7 +52,7 @@ def test_packing_and_converting_agree_on_keys(source: Path, tmp_path: Path, name
 
 @pytest.mark.parametrize("name", ["tfrecord", "tfrecord.zst"])
 def test_keys_in_tfrecords_are_read_back(source: Path, tmp_path: Path, name: str) -> None:
-    """Packed from files, from Python, by a writer or converted: with ``__key__`` every key is the sample's again."""
+    """With ``__key__``, keys are read back after packing files or Python objects, writing, and converting."""
     files = [f"{number:03d}" for number in range(6)]
     pack(source, tmp_path / "files", format=name, key_field="__key__", verify=True)
     pack(KEYED, tmp_path / "python", format=name, key_field="__key__", samples_max=15, verify=True)
@@ -72,7 +72,7 @@ def test_keys_in_tfrecords_are_read_back(source: Path, tmp_path: Path, name: str
 
 
 def test_an_index_finds_keys_of_tfrecords(tmp_path: Path) -> None:
-    """The index that packing writes is the one that reading gives; a sample is found by its key."""
+    """The index written by packing equals the one made by reading, and samples are found by key."""
     pack(KEYED, tmp_path / "out", format="tfrecord", key_field="__key__")
     with ps.shards(f"{tmp_path}/out/").open() as dataset:
         assert bytes(dataset["a/7"]["jpg"]) == b"x" * 7
@@ -81,7 +81,7 @@ def test_an_index_finds_keys_of_tfrecords(tmp_path: Path) -> None:
 
 
 def test_keys_of_tfrecords_are_not_lost_on_the_way_out(tmp_path: Path) -> None:
-    """A TFRecord's own keys are stored, kept with the record, or refused to be lost."""
+    """Keys in TFRecords are stored in a field or kept with the record; losing them is refused."""
     pack(KEYED, tmp_path / "in", format="tfrecord", key_field="__key__")
     with pytest.raises(DataError, match="would lose its key"):
         convert(f"{tmp_path}/in/", tmp_path / "mds", to="mds")
@@ -94,7 +94,7 @@ def test_keys_of_tfrecords_are_not_lost_on_the_way_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tar", "tfrecord", "mds", "parquet", "jsonl"])
 def test_a_field_may_take_the_keys(tmp_path: Path, name: str) -> None:
-    """Under another name they are a field of the sample, in every format that has names; a field of it is refused."""
+    """Under another name, keys become a field in every format that has names; an existing field is refused."""
     samples: list[dict[str, Any]] = [{"__key__": f"k{number}", "n": number} for number in range(3)]
     pack(samples, tmp_path / "out", format=name, key_field="id")
     pipeline = ps.shards(f"{tmp_path}/out/")
@@ -109,7 +109,7 @@ def test_a_field_may_take_the_keys(tmp_path: Path, name: str) -> None:
     ("name", "key_field"), [("mds", "__key__"), ("recordio", "__key__"), ("tar", "__shard__"), ("tar", "")]
 )
 def test_fields_that_cannot_take_the_keys(source: Path, tmp_path: Path, name: str, key_field: str) -> None:
-    """A format that cannot read them back, and a name that penstock adds itself, are refused before anything is written."""
+    """Formats that cannot read keys back, and reserved names, are refused before anything is written."""
     with pytest.raises(PenstockError, match="key_field="):
         pack(source, tmp_path / "out", format=name, key_field=key_field)
     with pytest.raises(PenstockError, match="key_field="):

@@ -1,4 +1,4 @@
-"""``penstock.pack``: from files, tables and iterables to shards, on directories."""
+"""``penstock.pack`` from files, tables and iterables to shards in directories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.store.local import LocalStore
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """24 samples in 3 folders, of a jpg and a txt each."""
+    """Return 24 samples in 3 folders, with a jpg and a txt each."""
     root = tmp_path / "source"
     for number in range(24):
         folder = root / f"class{number % 3}"
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def samples_of(path: Path, format_name: str | None = None) -> list[tuple[str, dict[str, bytes]]]:
-    """Keys and fields of a shard."""
+    """Return the keys and fields of a shard."""
     parser = parser_of(format_name or {".tar": "tar", ".rec": "recordio", ".jsonl": "jsonl"}[path.suffix], shard="x")
     found = [sample for piece in feed_in_pieces(parser, path.read_bytes()) for sample in piece] + parser.finish()
     return [(sample.key, {name: bytes(value) for name, value in sample.fields.items()}) for sample in found]
@@ -49,14 +49,14 @@ def shards(folder: Path) -> list[Path]:
 
 
 def everything(folder: Path) -> dict[str, dict[str, bytes]]:
-    """All samples of a folder of shards; a key that comes twice fails."""
+    """Return all samples of a folder of shards; a repeated key fails the test."""
     pairs = [pair for shard in shards(folder) for pair in samples_of(shard)]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 
 
 def test_files_of_one_stem_are_a_sample(source: Path, tmp_path: Path) -> None:
-    """Every file is in exactly one shard, under its folder and stem, byte for byte."""
+    """Each file is in exactly one shard, with its folder and stem as the key, byte for byte."""
     packed = pack(source, tmp_path / "out", bytes_max=10_000)
     assert isinstance(packed, Packed)
     found = everything(tmp_path / "out")
@@ -72,7 +72,7 @@ def test_files_of_one_stem_are_a_sample(source: Path, tmp_path: Path) -> None:
 
 
 def test_shards_keep_their_limits(source: Path, tmp_path: Path) -> None:
-    """No tar is larger than asked, the plan says each one's size exactly, and no shard has more samples than asked."""
+    """No tar exceeds the limits of bytes and samples, and the plan has the exact size of each tar."""
     pack(source, tmp_path / "out", bytes_max=9_000)
     store = LocalStore(tmp_path / "out")
     plan = next(iter(Destination(store)._plans.values()))
@@ -85,7 +85,7 @@ def test_shards_keep_their_limits(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_index_is_what_reading_would_give(source: Path, tmp_path: Path) -> None:
-    """For every format, offsets, checksums, keys and members are those that ``penstock index`` finds."""
+    """In every format, offsets, checksums, keys and members equal those that ``penstock index`` finds."""
     for name in ("tar", "tfrecord", "recordio", "jsonl"):
         out = tmp_path / name
         pack(
@@ -109,7 +109,7 @@ def test_the_index_is_what_reading_would_give(source: Path, tmp_path: Path) -> N
 
 
 def test_a_loader_reads_them(source: Path, tmp_path: Path) -> None:
-    """A loader finds the index beside the shards, and every sample."""
+    """A loader finds the index beside the shards, and all samples."""
     pack(source, tmp_path / "out", bytes_max=9_000, labels="folders")
     pipeline = ps.shards(f"{tmp_path}/out/").decode(ps.Text("txt"), ps.Integer("cls")).select(["txt", "cls"]).batch(4)
     with ps.Loader(pipeline, index="require") as loader:
@@ -118,7 +118,7 @@ def test_a_loader_reads_them(source: Path, tmp_path: Path) -> None:
 
 
 def test_parquet(source: Path, tmp_path: Path) -> None:
-    """Columns of bytes, and of numbers as numbers; counted by the footer, verified, read by a loader, the same each time."""
+    """Parquet has columns of bytes and numbers, is counted by its footer, verified, read by a loader, and reproducible."""
     pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -138,7 +138,7 @@ def test_parquet(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_input_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    """Twice packed, shuffled and by one job or many: every shard is equal."""
+    """Packing twice gives equal shards, also shuffled, and with any number of jobs."""
     for name, jobs in (("one", 1), ("two", 3)):
         pack(source, tmp_path / name, bytes_max=9_000, shuffle=True, seed=5, jobs=jobs)
     one, two = shards(tmp_path / "one"), shards(tmp_path / "two")
@@ -149,7 +149,7 @@ def test_the_same_input_gives_the_same_bytes(source: Path, tmp_path: Path) -> No
 
 
 def test_packed_again_nothing_is_done(source: Path, tmp_path: Path) -> None:
-    """The same call reads no source and writes no shard."""
+    """A second call reads no source and writes no shard."""
     first = pack(source, tmp_path / "out", bytes_max=9_000)
     before = {path: path.stat().st_mtime_ns for path in shards(tmp_path / "out")}
     second = pack(source, tmp_path / "out", bytes_max=9_000)
@@ -158,7 +158,7 @@ def test_packed_again_nothing_is_done(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_shard_that_went_away_is_written_again(source: Path, tmp_path: Path) -> None:
-    """Only what is missing is written; it has the bytes that it had."""
+    """Only missing shards are written, with the same bytes as before."""
     pack(source, tmp_path / "out", bytes_max=9_000)
     gone = shards(tmp_path / "out")[1]
     data = gone.read_bytes()
@@ -168,7 +168,7 @@ def test_a_shard_that_went_away_is_written_again(source: Path, tmp_path: Path) -
 
 
 def test_a_failed_packing_goes_on(source: Path, tmp_path: Path) -> None:
-    """A transform that fails stops it; called again without failing it ends as if nothing had been, bytes and all."""
+    """A failing transform stops the packing; when it no longer fails, the same call ends with the usual bytes."""
     pack(source, tmp_path / "whole", bytes_max=9_000, transform=failing)
     failing.at = 17
     with pytest.raises(DataError, match=r"Failing failed at .*: ValueError: no"):
@@ -183,7 +183,7 @@ def test_a_failed_packing_goes_on(source: Path, tmp_path: Path) -> None:
 
 
 class Failing:
-    """A transform that fails where the environment tells it to: it is the same one whether it does or not."""
+    """A transform that fails if an environment variable is set, so that it is the same transform in both cases."""
 
     @property
     def at(self) -> int | None:
@@ -208,7 +208,7 @@ failing = Failing()
 
 
 def test_a_transform_changes_fields(source: Path, tmp_path: Path) -> None:
-    """It hears bytes and ``__key__``; what it gives is stored, its key kept."""
+    """A transform gets bytes and ``__key__``; its result is stored with the key."""
     pack(source, tmp_path / "out", transform=lambda sample: {"txt": sample["txt"].upper(), "n": len(sample["jpg"])})
     found = everything(tmp_path / "out")
     assert found["class0/003"] == {"txt": b"TEXT 3", "n": b"256"}
@@ -217,7 +217,7 @@ def test_a_transform_changes_fields(source: Path, tmp_path: Path) -> None:
 
 
 def test_splits_go_by_the_key(source: Path, tmp_path: Path) -> None:
-    """Each sample is in one split; which one does not change when others come or go."""
+    """Each sample is in one split, which does not depend on other samples."""
     split = {"train": 0.7, "val": 0.3}
     pack(source, tmp_path / "out", split=split)
     train, val = samples_of(tmp_path / "out/train-000000.tar"), samples_of(tmp_path / "out/val-000000.tar")
@@ -231,7 +231,7 @@ def test_splits_go_by_the_key(source: Path, tmp_path: Path) -> None:
 
 
 def test_labels_of_folders_and_tables(source: Path, tmp_path: Path) -> None:
-    """Folders are numbered in their order; a table says numbers, or words that are numbered; a gap is an error."""
+    """Folders are numbered in order; a table has numbers, or words that are numbered; a missing label is an error."""
     pack(source, tmp_path / "folders", labels="folders", label_field="label")
     assert everything(tmp_path / "folders")["class2/002"]["label"] == b"2"
     table = tmp_path / "labels.csv"
@@ -257,7 +257,7 @@ def test_labels_of_folders_and_tables(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_table_of_files(source: Path, tmp_path: Path) -> None:
-    """CSV, JSON lines and Parquet: files by their column, values typed, keys by number."""
+    """CSV, JSON lines and Parquet name files in a column, give typed values, and number the keys."""
     pytest.importorskip("pyarrow")
     import pyarrow as pa
     from pyarrow import parquet
@@ -284,7 +284,7 @@ def test_a_table_of_files(source: Path, tmp_path: Path) -> None:
 
 
 def test_tables_that_are_wrong(source: Path, tmp_path: Path) -> None:
-    """A file that is not there, a missing column, a wrong type, a repeated key, no rows: each is named."""
+    """A missing file or column, a wrong type, a repeated key and an empty table are errors that name the fault."""
 
     def packed(text: str, **options: str) -> None:
         (source / "t.csv").write_text(text)
@@ -309,7 +309,7 @@ def test_tables_that_are_wrong(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_manifest_as_source(source: Path, tmp_path: Path) -> None:
-    """Its objects are packed without a listing; the manifest that packing writes names the shards in their versions."""
+    """The objects of a manifest are packed without a listing; the written manifest names the shards and their versions."""
     lines = [{"key": f"class0/{n:03d}.jpg"} for n in (0, 3, 6)]
     manifest = source / "files.manifest.jsonl"
     manifest.write_text("\n".join(map(json.dumps, lines)))
@@ -322,7 +322,7 @@ def test_a_manifest_as_source(source: Path, tmp_path: Path) -> None:
 
 
 def test_objects_described_and_taken_one_by_one(source: Path, tmp_path: Path) -> None:
-    """``penstock.objects`` is a source; by ``group_by="file"`` each file is a sample; fields are chosen and renamed."""
+    """``penstock.objects`` is a source; with ``group_by="file"`` each file is a sample; fields can be selected and renamed."""
     pack(ps.objects(f"{source}/*/00*.txt"), tmp_path / "out")
     assert len(everything(tmp_path / "out")) == 10
     for path in source.rglob("*.jpg"):
@@ -334,7 +334,7 @@ def test_objects_described_and_taken_one_by_one(source: Path, tmp_path: Path) ->
 
 
 def test_names_that_are_no_sample_key(source: Path, tmp_path: Path) -> None:
-    """A name without extension is refused, or passed over where asked; hidden files are passed over and counted."""
+    """A name without extension is refused, or passed over on request; hidden files are passed over and counted."""
     (source / ".DS_Store").write_bytes(b"x")
     assert pack(source, tmp_path / "hidden").passed_over == 1
     (source / "README").write_text("x")
@@ -344,7 +344,7 @@ def test_names_that_are_no_sample_key(source: Path, tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_key_and_extension(source: Path, tmp_path: Path) -> None:
-    """Extensions that differ in case alone are one field: refused, nothing written."""
+    """Two files whose extensions differ only in case are refused, and nothing is written."""
     (source / "class0/000.JPG").write_bytes(b"x")
     with pytest.raises(DataError, match="second field 'jpg'"):
         pack(source, tmp_path / "out")
@@ -354,14 +354,14 @@ def test_two_files_of_one_key_and_extension(source: Path, tmp_path: Path) -> Non
 
 
 def test_a_sample_larger_than_a_shard(source: Path, tmp_path: Path) -> None:
-    """It is refused before anything is written, with both numbers."""
+    """A sample larger than a shard is refused before anything is written, with both sizes."""
     with pytest.raises(DataError, match=r"takes \d+ bytes, but a shard has at most 2500"):
         pack(source, tmp_path / "out", bytes_max=2_500)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_file_larger_than_memory(source: Path, tmp_path: Path) -> None:
-    """A file that the budget cannot hold twice is refused when planned; so is a budget below one shard's."""
+    """A file that does not fit into the budget twice is refused when planned; so is a budget too small for one shard."""
     with (source / "class0/huge.bin").open("wb") as file:
         file.truncate(200_000_000)
     with pytest.raises(ConfigError, match="200000000 bytes, more than half"):
@@ -371,7 +371,7 @@ def test_a_file_larger_than_memory(source: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_source(tmp_path: Path) -> None:
-    """A folder without files, and an iterable without samples, are errors that name them."""
+    """An empty folder and an empty iterable are errors that say so."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(ObjectMissingError, match="no objects here"):
         pack(tmp_path / "empty", tmp_path / "out")
@@ -383,7 +383,7 @@ def test_an_empty_source(tmp_path: Path) -> None:
 
 
 def test_a_destination_inside_the_source(source: Path, tmp_path: Path) -> None:
-    """It would be packed by the next run: refused, also where it is the source itself."""
+    """A destination inside the source, or the source itself, is refused: the next run would pack it."""
     for inside in (source / "packed", source):
         with pytest.raises(ConfigError, match="lies inside the source"):
             pack(source, inside)
@@ -391,7 +391,7 @@ def test_a_destination_inside_the_source(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_destination_that_is_not_empty(source: Path, tmp_path: Path) -> None:
-    """Refused; appended to on request, numbered on; overwritten on request, but for what penstock did not write."""
+    """Existing shards are refused, appended to on request, or overwritten on request except for foreign objects."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
@@ -412,7 +412,7 @@ def test_a_destination_that_is_not_empty(source: Path, tmp_path: Path) -> None:
 
 
 def test_overwriting_never_takes_a_foreign_shard(source: Path, tmp_path: Path) -> None:
-    """A shard that lies there under a name that is needed, and that no packing wrote, is refused, and stays."""
+    """A foreign object with the name of a new shard is refused, and stays."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "shard-000000.tar").write_bytes(b"foreign")
@@ -424,7 +424,7 @@ def test_overwriting_never_takes_a_foreign_shard(source: Path, tmp_path: Path) -
 
 
 def test_appending_waits_for_what_is_unfinished(source: Path, tmp_path: Path) -> None:
-    """Behind a packing that was interrupted nothing is appended, so that numbers stay its own."""
+    """Appending to an interrupted packing is refused, so that it keeps its numbers."""
     failing.at = 17
     with pytest.raises(DataError):
         pack(source, tmp_path / "out", transform=failing)
@@ -435,7 +435,7 @@ def test_appending_waits_for_what_is_unfinished(source: Path, tmp_path: Path) ->
 
 
 def test_a_source_that_changed_since_it_was_planned(source: Path, tmp_path: Path) -> None:
-    """A resumed packing follows its plan: another version of a file is an error, and never mixed in."""
+    """A resumed packing follows its plan: another version of a file is an error and is never mixed in."""
     failing.at = 17
     with pytest.raises(DataError):
         pack(source, tmp_path / "out", bytes_max=9_000, transform=failing, jobs=1)
@@ -448,7 +448,7 @@ def test_a_source_that_changed_since_it_was_planned(source: Path, tmp_path: Path
 
 
 def test_a_file_that_went_away(source: Path, tmp_path: Path) -> None:
-    """A file that cannot be read stops the packing with its name; no shard is visible in part."""
+    """A file that cannot be read stops the packing with an error that names it; no shard is visible in part."""
     options = PackOptions(bytes_max=9_000)
     with Packing(source, f"{tmp_path}/out/", options, connection={}) as packing:
         packing.plan(append=False, overwrite=False)
@@ -461,7 +461,7 @@ def test_a_file_that_went_away(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
-    """A plan is made without a trace, also over what is to be overwritten."""
+    """Planning changes nothing, also if it will overwrite shards."""
     with Packing(source, f"{tmp_path}/out/", PackOptions(), connection={}) as packing:
         assert isinstance(packing.plan(append=False, overwrite=False), PackPlan)
     assert not (tmp_path / "out").exists()
@@ -473,7 +473,7 @@ def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
 
 
 def test_what_packing_keeps_is_no_data(source: Path, tmp_path: Path) -> None:
-    """Whatever lies under ``.penstock/``, also by a shard's name, is listed neither as shards nor as objects."""
+    """Objects under ``.penstock/`` are listed neither as shards nor as objects, even with a shard's name."""
     pack(source, tmp_path / "out")
     (tmp_path / "out/.penstock/old.tar").write_bytes(bytes(1024))
     for source_of in (ps.shards, ps.objects):
@@ -483,7 +483,7 @@ def test_what_packing_keeps_is_no_data(source: Path, tmp_path: Path) -> None:
 
 
 def test_shards_are_no_files_to_pack(source: Path, tmp_path: Path) -> None:
-    """A folder of shards is refused with the command that rewrites them."""
+    """A folder of shards is refused, with the command that rewrites shards as a hint."""
     pack(source, tmp_path / "out")
     with pytest.raises(ConfigError, match="penstock convert"):
         pack(tmp_path / "out", tmp_path / "again")
@@ -517,21 +517,21 @@ def test_shards_are_no_files_to_pack(source: Path, tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be(source: Path, tmp_path: Path, options: dict, message: str) -> None:
-    """Each is refused with the value and the bound, before anything is written."""
+    """Each invalid argument is refused with its value and bound before anything is written."""
     with pytest.raises(ConfigError, match=message):
         pack(source, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 def test_advice_is_given_outside_the_usual_range() -> None:
-    """Below 100 MB and above 1 GB, with the reason."""
+    """Shard sizes below 100 MB and above 1 GB give a warning with the reason."""
     assert advice(256_000_000) is None
     assert "seeks" in advice(1_000_000)
     assert "ranks" in advice(5_000_000_000)
 
 
 def test_the_module_is_the_function(source: Path, tmp_path: Path) -> None:
-    """``penstock.pack`` is called, and holds ``writer`` and ``verify``."""
+    """``penstock.pack`` is callable, and has ``writer`` and ``verify``."""
     import penstock.pack as module
 
     assert module(source, tmp_path / "out").samples_count == 24  # type: ignore[operator]
@@ -539,7 +539,7 @@ def test_the_module_is_the_function(source: Path, tmp_path: Path) -> None:
 
 
 def test_verifying_finds_what_is_wrong(source: Path, tmp_path: Path) -> None:
-    """A flipped bit, a shard that is missing, one too many, and one of another size: each is a problem with its URL."""
+    """A flipped bit, a missing shard, an extra one and one of another size are problems with their URLs."""
     pack(source, tmp_path / "out", bytes_max=9_000, verify=True)
     first, second, third, *_ = shards(tmp_path / "out")
     status = first.stat()
@@ -566,7 +566,7 @@ def test_verifying_finds_what_is_wrong(source: Path, tmp_path: Path) -> None:
 
 
 def test_progress_adds_up(source: Path, tmp_path: Path) -> None:
-    """What was planned is what was taken and finished."""
+    """The reported plan, progress and finished shards agree."""
 
     class Heard:
         def __init__(self) -> None:
@@ -594,7 +594,7 @@ def test_progress_adds_up(source: Path, tmp_path: Path) -> None:
 
 
 def test_text_goes_through(tmp_path: Path) -> None:
-    """Names that are not ASCII, with spaces and percent signs, survive, also over a resume."""
+    """Non-ASCII names, spaces and percent signs survive, also after a resume."""
     root = tmp_path / "a b%20c"
     root.mkdir()
     (root / "ü n.txt").write_text("x")
@@ -609,7 +609,7 @@ def test_text_goes_through(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("same", [True, False], ids=["same", "other"])
 def test_two_packings_at_once(source: Path, tmp_path: Path, *, same: bool) -> None:
-    """The one that began last goes on, the same one or another; the first stops before it shows a shard, and says why."""
+    """Of two runs, the one that began last goes on; the first stops before it commits a shard, and says why."""
     other = tmp_path / "other"
     other.mkdir()
     for number in range(24):
@@ -633,7 +633,7 @@ def test_two_packings_at_once(source: Path, tmp_path: Path, *, same: bool) -> No
 
 
 def test_a_shard_that_was_replaced_meanwhile(source: Path, tmp_path: Path) -> None:
-    """What somebody else puts in the place of a shard, or beside it, is seen before the packing counts as finished."""
+    """A shard that another program replaced or added is noticed before the packing counts as finished."""
 
     def replacing(sample: dict[str, Any]) -> dict[str, Any]:
         (tmp_path / "dst/shard-000004.tar").write_bytes(b"")
@@ -647,7 +647,7 @@ def test_a_shard_that_was_replaced_meanwhile(source: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["tar", "recordio", "jsonl", "mds", "tfrecord", "tar.gz", "tar.zst", "parquet", "zip"])
 def test_nothing_is_verified_without_a_checksum(source: Path, tmp_path: Path, name: str) -> None:
-    """With an index that an epoch left, bytes overwritten in a value are found, or the shard is not called verified."""
+    """With an index from an epoch, overwritten bytes in a value are found, or the shard is not called verified."""
     out = tmp_path / "out"
     if name == "zip":
         out.mkdir()

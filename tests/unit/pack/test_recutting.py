@@ -1,4 +1,4 @@
-"""``penstock.pack.convert`` with a size: shards cut anew, by the sizes of their sources alone."""
+"""``penstock.pack.convert`` with a size: shards are recut by the sizes of their sources alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tars(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """30 samples of 1 to 3 KB in three tars of some 20 KB."""
+    """Return 30 samples of 1 to 3 KB in three tars of about 20 KB."""
     root = tmp_path / "in"
     root.mkdir()
     for number in range(3):
@@ -50,7 +50,7 @@ def source(tmp_path: Path) -> Path:
 def test_every_sample_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[list[int]], bytes_max: int
 ) -> None:
-    """Whatever the sources' and the new sizes: nothing is lost, doubled or moved, and no shard is much larger than asked."""
+    """With any sizes, no sample is lost, repeated or moved, and no shard is much larger than the limit."""
     folder = tmp_path_factory.mktemp("recut")
     (folder / "in").mkdir()
     first = 0
@@ -64,7 +64,7 @@ def test_every_sample_once_and_in_order(
 
 
 def test_larger_and_smaller(source: Path, tmp_path: Path) -> None:
-    """Merged into one, split again: the same samples, the index right, the same bytes by any number of jobs."""
+    """Merging and splitting keep the samples, give a right index, and equal bytes with any number of jobs."""
     convert(source, tmp_path / "one/all-%02d.tar", to="tar", bytes_max=10**6, verify=True)
     (whole,) = tars(tmp_path / "one")
     assert keys_of(whole) == [f"k{n:04d}" for n in range(30)]
@@ -78,7 +78,7 @@ def test_larger_and_smaller(source: Path, tmp_path: Path) -> None:
 
 
 def test_it_goes_on(source: Path, tmp_path: Path) -> None:
-    """Shards that are missing, in the middle of what one reading of a source gives, are written again, the same bytes."""
+    """Missing shards in the middle of one source's shards are written again with the same bytes."""
     whole = convert(source, tmp_path / "out", to="tar", bytes_max=9_000)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tars(tmp_path / "out")}
     gone = [path for number, path in enumerate(before) if number in (0, 2, 3)]
@@ -93,7 +93,7 @@ def test_it_goes_on(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_plan_can_be_looked_at(source: Path, tmp_path: Path) -> None:
-    """Before anything is written, it says which sources make which shard, and of how many bytes."""
+    """A dry run shows the sources and the size of each shard."""
     options = ConvertOptions(to="tar", bytes_max=9_000)
     with Conversion(source, tmp_path / "out", options, connection={}) as conversion:
         plan = conversion.plan(append=False, overwrite=False)
@@ -104,7 +104,7 @@ def test_the_plan_can_be_looked_at(source: Path, tmp_path: Path) -> None:
 
 
 def test_compressed_sources_stay_whole(source: Path, tmp_path: Path) -> None:
-    """They can be joined, not divided: nobody knows where in them a sample lies."""
+    """Compressed shards can be joined but not divided, because the positions of their samples are unknown."""
     for path in tars(source):
         (source / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), compresslevel=0))
         path.unlink()
@@ -114,7 +114,7 @@ def test_compressed_sources_stay_whole(source: Path, tmp_path: Path) -> None:
 
 
 def test_parquet_is_cut_between_row_groups(tmp_path: Path) -> None:
-    """The smallest piece that can be entered."""
+    """The smallest possible piece of a source is one sample."""
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -128,7 +128,7 @@ def test_parquet_is_cut_between_row_groups(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be(source: Path, tmp_path: Path) -> None:
-    """A sample larger than a shard, a name without a size, a name of another format, a size of nothing."""
+    """A sample larger than a shard, a name without a size, a name of another format and a size of 0 are refused."""
     with pytest.raises(DataError, match="a shard has at most 900"):
         convert(source, tmp_path / "out", to="tar", bytes_max=900)
     with pytest.raises(ConfigError, match="each shard keeps its own"):

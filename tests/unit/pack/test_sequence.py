@@ -1,4 +1,4 @@
-"""Samples from Python: ``pack.writer``, iterables and data sets."""
+"""Packing samples from Python: ``pack.writer``, iterables and data sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def numbered(count: int) -> Iterator[dict]:
 
 
 def test_a_writer_cuts_by_samples_and_bytes(tmp_path: Path) -> None:
-    """Every sample is there once, in order; no shard is larger, or has more samples, than asked."""
+    """Every sample is written once and in order, and no shard exceeds its limits."""
     with writer(tmp_path / "s/x-%06d.tar", samples_max=4) as out:
         for sample in numbered(10):
             out.write(sample)
@@ -50,7 +50,7 @@ def test_a_writer_cuts_by_samples_and_bytes(tmp_path: Path) -> None:
 
 
 def test_an_exception_drops_the_open_shard(tmp_path: Path) -> None:
-    """What was complete stays, what was open is not visible, and the same writer goes on with ``append``."""
+    """Complete shards stay, the open one is not visible, and a writer continues with ``append``."""
     out = writer(tmp_path / "x-%06d.tar", samples_max=4)
 
     def write() -> None:
@@ -75,7 +75,7 @@ def test_an_exception_drops_the_open_shard(tmp_path: Path) -> None:
 
 
 def test_values_become_files(tmp_path: Path) -> None:
-    """Numbers are digits, dicts JSON, arrays .npy, images in the format that their field is called."""
+    """Numbers become digits, dicts JSON, arrays .npy, and images the format of their field's extension."""
     image = pytest.importorskip("PIL.Image")
     pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
     with writer(tmp_path / "x-%06d.tar") as out:
@@ -103,7 +103,7 @@ def test_values_become_files(tmp_path: Path) -> None:
 
 
 def test_samples_that_cannot_be(tmp_path: Path) -> None:
-    """No key, one that would not read back, a type that is no file, one larger than a shard: refused, the rest goes on."""
+    """Samples with an invalid key, an unsupported type or too large a size are refused, and writing continues."""
     with writer(tmp_path / "x-%06d.tar", bytes_max=10_000) as out:
         for bad in (
             {"txt": "x"},
@@ -121,7 +121,7 @@ def test_samples_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_writers_need_a_pattern(tmp_path: Path) -> None:
-    """A URL without a number, or of a format that is not written, is refused."""
+    """A URL without a number, or with an unknown format, is refused."""
     with pytest.raises(ConfigError, match="not a pattern"):
         writer(tmp_path / "x.tar")
     with pytest.raises(ConfigError, match="not one of tar"):
@@ -131,7 +131,7 @@ def test_writers_need_a_pattern(tmp_path: Path) -> None:
 
 
 def test_numbers_stay_numbers_in_tfrecord(tmp_path: Path) -> None:
-    """Ints, floats and arrays are lists of the Example; bytes and texts are bytes."""
+    """Ints, floats and arrays become lists of the Example; bytes and text become bytes."""
     with writer(tmp_path / "x-%06d.tfrecord") as out:
         out.write({"__key__": "a", "cls": 3, "box": np.array([1.5, 2.5]), "jpg": b"abc", "txt": "ü"})
     ((_, fields),) = samples_of(tmp_path, "tfrecord")
@@ -139,7 +139,7 @@ def test_numbers_stay_numbers_in_tfrecord(tmp_path: Path) -> None:
 
 
 def test_an_iterable_is_packed(tmp_path: Path) -> None:
-    """Generators of dicts and tuples; tuples' places are named and typed by ``fields``; keys are counted."""
+    """Generators of dicts and tuples are packed; ``fields`` names and types positions; keys are numbers."""
     packed = pack(numbered(10), tmp_path / "dicts", samples_max=4, verify=True)
     assert (packed.samples_count, len(packed.rows)) == (10, 3)
     pairs = [(b"\x89PNG", number) for number in range(5)]
@@ -154,7 +154,7 @@ def test_an_iterable_is_packed(tmp_path: Path) -> None:
 
 
 class Data:
-    """A data set by number, which counts what it is asked."""
+    """A data set with ``len`` and ``[]``, which counts its calls."""
 
     def __init__(self, count: int, fails_at: int | None = None) -> None:
         self.count = count
@@ -172,9 +172,9 @@ class Data:
 
 
 def test_a_data_set_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Resumed, of the finished samples only the first of each shard is asked for; the shards are those of one run.
+    """A resumed run reads only the first sample of each finished shard, and gives the shards of one run.
 
-    The first of all is asked for once more: it tells this data set from another one of the same type and length.
+    The first sample of all is read once more, to distinguish this data set from another one of the same type and length.
     """
     pack(Data(20), tmp_path / "whole", samples_max=3)
     with pytest.raises(RuntimeError):
@@ -194,7 +194,7 @@ def test_a_data_set_goes_on_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mds", "mds.zst", "tfrecord.gz", "parquet", "jsonl.zst"])
 def test_a_data_set_of_any_format_goes_on(tmp_path: Path, name: str) -> None:
-    """Texts, numbers and arrays, the first of them empty: resumed, every shard has the bytes of one run."""
+    """With text, numbers and arrays, the first of them empty, a resumed run gives the bytes of one run."""
 
     class Arrays(Data):
         def __getitem__(self, index: int) -> dict:
@@ -212,7 +212,7 @@ def test_a_data_set_of_any_format_goes_on(tmp_path: Path, name: str) -> None:
 
 
 def test_an_iterable_is_replayed(tmp_path: Path) -> None:
-    """Resumed, finished samples are taken again and let go; an iterable that gives others now is refused."""
+    """A resumed run takes finished samples again and drops them; an iterable that yields other samples is refused."""
 
     def failing() -> Iterator[dict]:
         for sample in numbered(10):
@@ -241,7 +241,7 @@ def test_an_iterable_is_replayed(tmp_path: Path) -> None:
 
 
 def test_other_samples_are_another_packing(tmp_path: Path) -> None:
-    """A list of the same length with another sample anywhere is refused, and replaced on request."""
+    """A list of the same length with another sample is refused, or packed with ``overwrite``."""
     pack([{"x": b"a"}, {"x": b"b"}], tmp_path / "out", samples_max=2)
     with pytest.raises(ConfigError, match="what was packed here has another source"):
         pack([{"x": b"a"}, {"x": b"c"}], tmp_path / "out", samples_max=2)
@@ -250,7 +250,7 @@ def test_other_samples_are_another_packing(tmp_path: Path) -> None:
 
 
 def test_an_iterable_that_is_shorter_now(tmp_path: Path) -> None:
-    """Fewer samples than were written already is an error, not a loss."""
+    """Fewer samples than were already written are an error, not a loss."""
 
     class Samples:
         def __init__(self, count: int) -> None:
@@ -267,7 +267,7 @@ def test_an_iterable_that_is_shorter_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tar", "tar.gz", "tfrecord", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize("transform", [None, lambda sample: {"txt": sample["txt"]}], ids=["plain", "transformed"])
 def test_an_iterable_of_other_samples_never_counts_as_packed(tmp_path: Path, name: str, transform: object) -> None:
-    """Whatever the format, a sample that is another one now is refused or written, never passed over."""
+    """In every format, a changed sample is refused or written, never passed over."""
 
     def samples(text: str) -> Iterator[dict]:
         return ({"txt": text if number == 4 else "x"} for number in range(6))

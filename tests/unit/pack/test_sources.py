@@ -1,4 +1,4 @@
-"""Data sets by number as sources: what Hugging Face's and PyTorch's give, packed, resumed and read again."""
+"""Data sets with ``len`` and ``[]``, such as Hugging Face's and PyTorch's, packed, resumed and read again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ image = pytest.importorskip("PIL.Image")
 
 
 class Table:
-    """As ``datasets.Dataset``: rows by number are dicts of Python values and images, a column by its name is a list."""
+    """Like ``datasets.Dataset``: rows are dicts of Python values and images, columns are lists."""
 
     def __init__(self, count: int, fails_at: int | None = None) -> None:
         self.count, self.fails_at = count, fails_at
@@ -53,7 +53,7 @@ def samples_of(folder: Path) -> list[dict[str, bytes]]:
 
 
 def test_a_hugging_face_data_set(tmp_path: Path) -> None:
-    """Rows become samples by the one spelling of fields; images are encoded, and a resumed run goes on where it was."""
+    """Rows become samples with ``fields``; images are encoded, and a resumed run continues."""
     with pytest.raises(RuntimeError):
         pack(Table(10, fails_at=7), tmp_path / "out", fields=FIELDS, samples_max=3)
     packed = pack(Table(10), tmp_path / "out", fields=FIELDS, samples_max=3)
@@ -65,7 +65,7 @@ def test_a_hugging_face_data_set(tmp_path: Path) -> None:
 
 
 def test_a_torch_data_set(tmp_path: Path) -> None:
-    """Items of a map-style data set: tuples of tensors, arrays and numbers, by their places."""
+    """Items of a map-style data set are tuples of tensors, arrays and numbers, named by position."""
     torch = pytest.importorskip("torch")
 
     class Data(torch.utils.data.Dataset):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""How a plan is carried out: what travels to other machines, and what is refused before anything is written."""
+"""Carrying out a plan: what travels to other machines, and what is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def test_what_other_machines_need_pickles() -> None:
-    """A recipe, the stores' URLs, and how to reach them with whose credentials."""
+    """A recipe, the stores' URLs and their connection options pickle."""
     connection = {
         "endpoint_url": "http://127.0.0.1:1",
         "credentials": ps.Credentials(access_key="a", secret_key="b"),
@@ -40,7 +40,7 @@ def test_what_other_machines_need_pickles() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is here")
 def test_ray_is_an_extra(tmp_path: Path) -> None:
-    """Where it is not installed the error says what to install, and nothing is written."""
+    """Without Ray, the error names the package to install, and nothing is written."""
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(ConfigError, match=r"needs Ray\. Hint: pip install 'penstock\[ray\]'"):
         pack(f"{tmp_path}/a.txt", tmp_path / "out", executor="ray")
@@ -48,7 +48,7 @@ def test_ray_is_an_extra(tmp_path: Path) -> None:
 
 
 def test_memory_is_divided() -> None:
-    """Of what may be held, at most half is the writers': 40 MiB for each shard, 136 of Parquet; too little is refused."""
+    """Writers get at most half of the memory, 40 MiB per shard and 136 for Parquet; too little memory is refused."""
     assert memory_shares(400 * MIB, 4, "tar") == (240 * MIB, 4)
     assert memory_shares(400 * MIB, 9, "tar") == (200 * MIB, 5)
     assert memory_shares(400 * MIB, 4, "parquet.zst") == (264 * MIB, 1)

@@ -1,4 +1,4 @@
-"""Every format that is written, compressed or not: the same samples back, the same bytes each time, counted and indexed."""
+"""Every written format, compressed or not: the same samples, reproducible bytes, right counts and indexes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.store.local import LocalStore
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """12 samples of a json each."""
+    """Return 12 samples with a json each."""
     root = tmp_path / "source"
     root.mkdir()
     for number in range(12):
@@ -33,7 +33,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def values_of(path: Path) -> list[bytes]:
-    """The one field of each sample."""
+    """Return the only field of each sample."""
     parser = parser_of(ps.formats.format_of_name(path.name) or "", shard=str(path))
     found = [sample for piece in feed_in_pieces(parser, path.read_bytes()) for sample in piece]
     found += parser.finish()
@@ -42,7 +42,7 @@ def values_of(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS_WRITTEN if not name.startswith("parquet")])
 def test_the_same_bytes_and_the_same_samples(source: Path, tmp_path: Path, name: str) -> None:
-    """Packed twice, every shard is equal, verified, read by the format that its name says, and has each sample once."""
+    """Packing twice gives equal shards, which are verified, read by their name's format, and have each sample once."""
     fields = {"recordio": "json=record", "tfrecord": "json=record"}.get(name.partition(".")[0])
     for folder in ("one", "two"):
         packed = pack(
@@ -61,7 +61,7 @@ def test_the_same_bytes_and_the_same_samples(source: Path, tmp_path: Path, name:
 
 @pytest.mark.parametrize("name", ["mds", "tar.zst", "mds.gz"])
 def test_the_index_is_what_reading_would_give(source: Path, tmp_path: Path, name: str) -> None:
-    """Offsets, checksums and keys are those that ``penstock index`` finds; compressed shards have keys alone."""
+    """Offsets, checksums and keys equal those that ``penstock index`` finds; compressed shards have only keys."""
     pack(source, tmp_path / "out", format=name, samples_max=5, allow_loss=True)
     place = Destination(LocalStore(tmp_path / "out")).place
     mine = {key: place.load_shard(row) for key, row in place.load().rows.items()}
@@ -75,7 +75,7 @@ def test_the_index_is_what_reading_would_give(source: Path, tmp_path: Path, name
 
 
 def test_parquet_has_codecs_and_checksums(source: Path, tmp_path: Path) -> None:
-    """``parquet.zst`` and the like are Parquet whose pages are compressed; a flipped bit in one is found."""
+    """``parquet.zst`` and similar formats compress Parquet's pages; a flipped bit in a page is found."""
     parquet = pytest.importorskip("pyarrow.parquet")
     for name, codec in (
         ("parquet", "UNCOMPRESSED"),
@@ -99,7 +99,7 @@ def test_parquet_has_codecs_and_checksums(source: Path, tmp_path: Path) -> None:
 
 
 def test_mosaicml_finds_its_index(source: Path, tmp_path: Path) -> None:
-    """``index.json`` lies in each folder of MDS shards, of all of them, in order; it grows and goes with them."""
+    """Each folder of MDS shards has an ``index.json`` of all of them, in order, which changes with them."""
 
     def entries(folder: Path) -> list[tuple[str, int, int]]:
         table = json.loads((folder / "index.json").read_text())
@@ -124,7 +124,7 @@ def test_mosaicml_finds_its_index(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_foreign_index_json_stays(source: Path, tmp_path: Path) -> None:
-    """One that no packing wrote is not replaced, whatever is asked."""
+    """An ``index.json`` that no packing wrote is never replaced."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out/index.json").write_text("mine")
     for options in ({"append": True}, {"overwrite": True}):
@@ -137,7 +137,7 @@ def test_a_foreign_index_json_stays(source: Path, tmp_path: Path) -> None:
 
 
 def test_names_say_the_compression(source: Path, tmp_path: Path) -> None:
-    """``x-%06d.tar.gz`` is a compressed tar; another format beside it is refused; the manifest says with what it was made."""
+    """``x-%06d.tar.gz`` is a compressed tar; a contradicting format is refused; the manifest has the software versions."""
     pack(source, tmp_path / "out/x-%06d.tar.gz")
     data = (tmp_path / "out/x-000000.tar.gz").read_bytes()
     assert data[4:8] == bytes(4)  # no time
@@ -153,7 +153,7 @@ def test_names_say_the_compression(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_broken_compressed_shard_is_found(source: Path, tmp_path: Path) -> None:
-    """gzip and zstd end with a checksum of what is in them: a flipped bit does not pass."""
+    """gzip and zstd end with a checksum of their content, so a flipped bit is found."""
     for name in ("tar.gz", "tar.zst"):
         pack(source, tmp_path / name, format=name, allow_loss=True)
         (path,) = shards(tmp_path / name)
@@ -169,7 +169,7 @@ def test_a_broken_compressed_shard_is_found(source: Path, tmp_path: Path) -> Non
 
 
 def test_every_format_that_is_written_is_read() -> None:
-    """By the registry's name, and by its suffix."""
+    """A written format is read by its registry name and by its suffix."""
     for written in FORMATS_WRITTEN.values():
         assert written.read_as in FORMATS
         assert ps.formats.format_of_name(f"x{written.suffix}") == written.read_as
