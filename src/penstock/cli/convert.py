@@ -54,7 +54,9 @@ def convert(
     key_field: KeyField = None,
     fields: Annotated[
         str | None,
-        typer.Option("--fields", metavar="SPEC", help="Fields to take, and their new names: image/encoded=jpg,label=cls."),
+        typer.Option(
+            "--fields", metavar="SPEC", help="Fields to take, and their new names: image/encoded=jpg,label=cls."
+        ),
     ] = None,
     allow_loss: AllowLoss = False,
     losses: Annotated[
