@@ -1,4 +1,4 @@
-"""What an HTTP answer means: typed errors, ``ObjectInfo``, spans. Shared by the S3 and the plain HTTP store."""
+"""What an HTTP answer means: typed errors, ``ObjectInfo`` and spans, for the S3 store and the plain HTTP store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequ
 _BAD_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"})
 _TRANSIENT = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "XMinioServerNotInitialized"})
 
-_WEIRD_SERVER_REPLY, _TOO_LARGE = 8, 100  # of libcurl, which pycurl 7.49 does not name
+_WEIRD_SERVER_REPLY, _TOO_LARGE = 8, 100  # codes of libcurl that pycurl 7.49 does not name
 _TLS_CODES = frozenset({pycurl.E_SSL_CONNECT_ERROR, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE,
                         pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CIPHER, pycurl.E_SSL_ISSUER_ERROR})  # fmt: skip
 _NO_DESCRIPTORS = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
@@ -64,7 +64,7 @@ _HINTS = {
 
 @lru_cache(maxsize=4096)
 def http_date_s(text: bytes) -> float | None:
-    """Seconds since the epoch of an HTTP date, or None where it is none."""
+    """Return an HTTP date in seconds since the epoch; None if `text` is no date."""
     try:
         return parsedate_to_datetime(text.decode("latin-1")).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
@@ -72,7 +72,7 @@ def http_date_s(text: bytes) -> float | None:
 
 
 def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, checksums: Mapping[str, str]) -> ObjectInfo:
-    """The record of an object from the headers of a GET or HEAD."""
+    """Return the record of an object from the headers of the answer to a GET or HEAD."""
     etag = headers.get(b"etag")
     modified = headers.get(b"last-modified")
     return ObjectInfo(
@@ -86,21 +86,26 @@ def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, check
 
 
 def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | None) -> tuple[int, ByteRange]:
-    """Size of the object and the bytes that follow, from the head of a successful GET.
+    """Return the object's size and the bytes that follow, from the head of a successful GET.
 
-    Both are ``UNKNOWN_BYTES`` long where the whole object follows in chunks: its end is where the last chunk says so.
+    Both are ``UNKNOWN_BYTES`` long if the whole object follows in chunks, because only the last chunk tells where it ends.
+
+    Args:
+        status: Status of the answer.
+        headers: Headers of the answer, by lower-case name.
+        asked: The range that was requested; None for the whole object.
 
     Raises:
-        ProtocolError: the answer does not say, or does not provably hold what was asked for.
-        SpanError: the server ignores ranges, and this one begins past the object's end.
+        ProtocolError: The answer does not say, or does not provably hold what was requested.
+        SpanError: The server ignores ranges, and the requested one begins past the object's end.
     """
-    if status not in (200, 206):  # 204 of a portal, 203 of a proxy that changed the body
+    if status not in (200, 206):  # portals answer with 204, proxies that changed the body with 203
         raise ProtocolError(f"HTTP status {status} is no answer to a GET", hint="is there a proxy on the way?")
     length = headers.get(b"content-length", b"")
     coding = headers.get(b"transfer-encoding")
     if coding is not None and coding.lower() != b"chunked":
         raise ProtocolError(f"Transfer-Encoding {coding.decode('latin-1')!r} cannot be read")
-    if status == 206 or (asked is not None and b"content-range" in headers):  # rclone sends ranges with a status of 200
+    if status == 206 or (asked is not None and b"content-range" in headers):  # rclone sends ranges with status 200
         span, total = _content_range(headers.get(b"content-range", b""))
         if (
             asked is None
@@ -130,7 +135,7 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
 
 
 def ignores_range(asked: ByteRange, size: str) -> ProtocolError:
-    """The error for a whole object, of `size` in words, in answer to a range that it cannot stand for."""
+    """Return the error for a whole object in answer to a range; `size` is the object's size in words."""
     return ProtocolError(
         f"asked for {asked.length_bytes} bytes at {asked.start}, got the whole object of {size}",
         hint="this server ignores Range",
@@ -153,7 +158,7 @@ def _content_range(text: bytes) -> tuple[ByteRange, int]:
 
 
 def unforeseen(error: Exception) -> StoreError:
-    """An answer that nobody thought of, or a defect of ours: whoever waits must hear of it."""
+    """Return the error for an answer that nobody foresaw, or for a defect of penstock: whoever waits must hear of it."""
     failure = ProtocolError(
         f"the answer cannot be read: {type(error).__name__}: {error}", hint="this should not happen"
     )
@@ -162,7 +167,7 @@ def unforeseen(error: Exception) -> StoreError:
 
 
 def transport_error(answer: HttpAnswer) -> StoreError:
-    """Why no whole answer came."""
+    """Return the error that says why no complete answer arrived."""
     code, reason = answer.curl_error, answer.reason
     if "proxy syntax" in reason:  # libcurl quotes the URL that it cannot read
         reason = "the proxy's URL cannot be read"
@@ -200,7 +205,14 @@ def transport_error(answer: HttpAnswer) -> StoreError:
 def status_error(  # noqa: C901 - a table
     status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None
 ) -> StoreError:
-    """The error that an answer outside 2xx means. `code` and `message` are the error document's, where there is one."""
+    """Return the error that an answer outside 2xx means.
+
+    Args:
+        status: Status of the answer.
+        headers: Headers of the answer, by lower-case name.
+        code: Code in the error document; None if there is none.
+        message: Message in the error document; None if there is none.
+    """
     what = message or f"HTTP status {status}"
     fields: dict[str, Any] = {
         "status": status,
@@ -253,7 +265,7 @@ def _retry_after_s(text: bytes) -> float | None:
 
 
 def attempt_record(answer: HttpAnswer, offset_bytes: int, *, throttled: bool) -> Attempt:
-    """The transport's timings as the record that ``fetch`` adapts on."""
+    """Return the transport's timings as the record to which ``fetch`` adapts."""
     headers = answer.headers
     request_id = headers.get(b"x-amz-request-id") or headers.get(b"x-request-id")
     return Attempt(

@@ -1,7 +1,7 @@
-"""Who asks: access keys, found by the AWS conventions and refreshed before they expire.
+"""Access keys: found by the AWS conventions, and refreshed before they expire.
 
-botocore's chain knows environment, config files, profiles, SSO, web identity, container and instance roles. It costs
-0.1 s to import, so it is asked only where keys, region and endpoint are not all given by arguments or environment.
+botocore's chain knows environment, config files, profiles, SSO, web identity, container and instance roles. Importing it
+takes 0.1 s, so it is used only if arguments and environment do not give keys, region and endpoint.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     _Call: TypeAlias = "Callable[[Credentials | CredentialsError], None]"
 
 REFRESH_CHECK_S = 60.0
-"""botocore renews temporary keys from 15 minutes before they expire; we ask it this often, off the data path."""
+"""botocore renews temporary keys from 15 minutes before they expire; it is called this often, off the data path."""
 
 CHAIN_S_MAX = 60.0
-"""How long whoever asks waits for the chain: a ``credential_process`` has no deadline of its own, nor has a login."""
+"""Seconds that an operation waits for the chain: a ``credential_process`` or a login has no deadline of its own."""
 
 _ANONYMOUS_HINT = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, choose a profile by AWS_PROFILE or profile=, "
@@ -39,9 +39,9 @@ class Credentials:
     """Fixed access keys.
 
     Attributes:
-        access_key: Public part.
-        secret_key: Never shown.
-        session_token: Of temporary keys.
+        access_key: ID of the access key, the public part.
+        secret_key: The secret part; never shown.
+        session_token: Session token of temporary keys; None for permanent ones. Never shown.
     """
 
     access_key: str
@@ -53,7 +53,7 @@ class Credentials:
             raise ConfigError("access_key and secret_key must not be empty", hint="anonymous=True asks without keys")
         for name in ("access_key", "secret_key", "session_token"):
             value = getattr(self, name) or ""
-            if not value.isprintable() or " " in value:  # of a file read whole: its line break would end a header
+            if not value.isprintable() or " " in value:  # such as the line break of a file, which would end a header
                 raise ConfigError(f"{name} holds white space or a control character", hint="strip() it")
 
 
@@ -61,14 +61,18 @@ class CredentialProvider:
     """Gives the keys to sign with, without ever blocking whoever submits.
 
     Args:
-        fixed: Keys that never change; else the chain is asked.
-        profile: Name of a profile in the AWS config files.
+        fixed: Keys that never change; None takes those of botocore's chain.
+        profile: Name of a profile in the AWS config files; None takes the one that the environment names.
+
+    Attributes:
+        current: The keys; None while they are unknown.
+        source: Where they come from, for messages.
     """
 
     def __init__(self, fixed: Credentials | None, *, profile: str | None = None) -> None:
         self._fixed = fixed
         self._profile = profile
-        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
+        self._lock = threading.RLock()  # reentrant, because a finaliser may submit in the midst of it
         self._waiting: list[list[_Call]] = []
         self._running = False
         self._check_due_s = float("inf") if fixed else 0.0
@@ -79,25 +83,25 @@ class CredentialProvider:
             forks.register(self)
 
     def recipe(self) -> tuple[Credentials | None, str | None]:
-        """Arguments of ``provider`` that make the like of it in another process."""
+        """Return the arguments with which ``provider`` makes an equal provider in another process."""
         return (None if self.source == "environment" else self._fixed), self._profile
 
     def now(self) -> Credentials | None:
-        """The keys, or None where ``when_known`` must be used. Starts a renewal in the background when one is due."""
+        """Return the keys; None if ``when_known`` must be used. Starts a renewal in the background if one is due."""
         if time.monotonic() >= self._check_due_s and self.current is not None:
             self._start(None)
         return self.current
 
     def when_known(self, call: Callable[[Credentials | CredentialsError], None]) -> None:
-        """Have `call` called with the keys, or why there are none, from another thread, after ``CHAIN_S_MAX`` at most."""
+        """Call `call` with the keys, or with the reason why there are none, from another thread, within ``CHAIN_S_MAX``."""
         from penstock.transport import engine
 
-        asked = [call]  # emptied by whoever answers: the timer must not keep a transfer alive
+        asked = [call]  # whoever answers empties it, so that the timer does not keep a transfer alive
         self._start(asked)
         engine.call_later(CHAIN_S_MAX, lambda: self._answer([asked], _late()))
 
     def expired(self, used: Credentials | None) -> bool:
-        """The store said that `used` are expired: forget them. Returns whether others can be had."""
+        """Forget the keys `used`, which the store calls expired; returns whether there may be others."""
         if self._fixed is not None:
             return False
         with self._lock:
@@ -107,10 +111,10 @@ class CredentialProvider:
         return True
 
     def resolve(self) -> Credentials:
-        """The keys, blocking: for ``penstock info``.
+        """Wait for the keys; for ``penstock info``.
 
         Raises:
-            CredentialsError: there are none.
+            CredentialsError: There are none.
         """
         return self.current or self._ask()
 
@@ -130,7 +134,7 @@ class CredentialProvider:
             result = self._ask()
         except CredentialsError as error:
             result = error
-        except Exception as error:  # a missing profile, a broken config file: whoever waits must hear
+        except Exception as error:  # a missing profile, a broken config file, ...: whoever waits must hear of it
             result = CredentialsError(f"the AWS credential chain failed: {error}", hint=_ANONYMOUS_HINT)
         with self._lock:
             if isinstance(result, Credentials):
@@ -140,7 +144,7 @@ class CredentialProvider:
         self._answer(waiting, result)
 
     def _answer(self, waiting: list[list[_Call]], result: Credentials | CredentialsError) -> None:
-        """Tell those that were not told yet."""
+        """Call those that wait and were not called yet."""
         for asked in waiting:
             with self._lock:
                 calls, asked[:] = asked[:], []
@@ -152,7 +156,7 @@ class CredentialProvider:
 
         try:
             if self._chain is None:
-                # not session.get_credentials(), which would give the expired ones again
+                # session.get_credentials() would return the expired keys again.
                 self._chain = (
                     botocore_session(self._profile, _named()).get_component("credential_provider").load_credentials()
                 )
@@ -169,8 +173,8 @@ class CredentialProvider:
         )
 
     def after_fork_in_child(self) -> None:
-        """See ``forks``."""
-        self._lock = threading.RLock()  # a finaliser may cancel, or submit, in the midst of it
+        """Forget the parent's thread and those that wait for it."""
+        self._lock = threading.RLock()
         self._waiting = []
         self._running = False
 
@@ -181,7 +185,7 @@ def _late() -> CredentialsError:
 
 
 def provider(credentials: Credentials | None, profile: str | None) -> CredentialProvider:
-    """The process's provider for these arguments: one chain, asked once, for all stores that share it."""
+    """Return the process's provider for these arguments; stores with the same arguments share it and its chain."""
     if credentials is None and profile is None:
         access_key, secret_key = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
         if access_key and secret_key:
@@ -195,7 +199,7 @@ def provider(credentials: Credentials | None, profile: str | None) -> Credential
 
 
 def _named() -> str | None:
-    """The profile that the environment names: part of what is remembered, for it may change."""
+    """Return the profile that the environment names; it may change, so it is part of the key under which one is cached."""
     return os.environ.get("AWS_PROFILE")
 
 
@@ -206,10 +210,12 @@ def _provider(credentials: Credentials | None, profile: str | None, _key: str | 
 
 @lru_cache(maxsize=16)
 def botocore_session(profile: str | None, _key: str | None) -> Any:
-    """Botocore's session for a profile, or for the one that the environment names: the one place that imports it.
+    """Return botocore's session for a profile, or for the one that the environment names.
+
+    Only this module imports botocore.
 
     Raises:
-        ConfigError: the profile is in no config file.
+        ConfigError: The profile is in no config file.
     """
     import botocore.exceptions
     import botocore.session
@@ -217,16 +223,16 @@ def botocore_session(profile: str | None, _key: str | None) -> Any:
     session = botocore.session.Session(profile=profile)
     try:
         session.get_scoped_config()
-    except botocore.exceptions.BotoCoreError as error:  # no such profile, or a file that is none
+    except botocore.exceptions.BotoCoreError as error:  # no such profile, or a file that cannot be parsed
         reason = str(error)
     else:
         return session
-    # By itself: the parser's error, which would stand behind it, quotes the lines of the file that it cannot read.
+    # Raised outside of the handler, because the parser's error would be its context, and quotes lines of the file.
     raise ConfigError(reason, hint="profiles are sections of ~/.aws/config")
 
 
 def setting_region(profile: str | None) -> str | None:
-    """The region by environment or config file, or None."""
+    """Return the region that the environment or the config file names, or None."""
     found = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if found or not _config_says("region", profile):
         return found or None
@@ -235,7 +241,7 @@ def setting_region(profile: str | None) -> str | None:
 
 
 def setting_endpoint_url(profile: str | None) -> str | None:
-    """The S3 endpoint by environment or config file (services section first), or None for AWS itself."""
+    """Return the S3 endpoint that the environment or the config file names (services section first); None for AWS itself."""
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return None
     found = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -249,7 +255,7 @@ def setting_endpoint_url(profile: str | None) -> str | None:
 
 
 def setting_addressing(profile: str | None) -> str | None:
-    """``addressing_style`` of the config file's s3 section, or None."""
+    """Return ``addressing_style`` of the config file's s3 section, or None."""
     if not _config_says("addressing_style", profile):
         return None
     section = botocore_session(profile, _named()).get_scoped_config().get("s3")
@@ -258,10 +264,10 @@ def setting_addressing(profile: str | None) -> str | None:
 
 
 def _config_says(setting: str, profile: str | None) -> bool:
-    """Whether the config file may say something of `setting`: where its name is not in it, botocore's import is spared.
+    """Whether botocore has to read the config file for `setting`; False saves its import.
 
-    A profile that somebody names is looked for in any case: it has to be there. So is what is wrong with a file that
-    is none.
+    It has to if the file mentions the setting, if a profile is named, which must then be there, and if the file cannot be
+    parsed, because botocore says what is wrong with it.
     """
     if profile is not None or os.environ.get("AWS_PROFILE"):
         return True
@@ -278,7 +284,7 @@ def _config_says(setting: str, profile: str | None) -> bool:
 
 
 def _is_ini(text: str) -> bool:
-    """Whether botocore can parse a config file; where nothing is in it, that is known without a parser."""
+    """Whether botocore can parse a config file."""
     if not text:
         return True
     import configparser

@@ -1,6 +1,7 @@
-"""One operation as one HTTP request: what the S3 and the plain HTTP store have in common.
+"""One operation as one HTTP request: what the S3 store and the plain HTTP store have in common.
 
-A head is held against what was asked before any of its body is taken; an end becomes a ``Completion``, well or not.
+The head of an answer is compared with the request before any of its body is taken. The end of an exchange, well or not,
+becomes a ``Completion``.
 """
 
 from __future__ import annotations
@@ -34,26 +35,32 @@ _NO_CHECKSUMS: dict[str, str] = {}
 
 
 class RemoteStore(Store):
-    """A store whose operations are HTTP requests. Connections and threads are the process's; only its use ends."""
+    """A store whose operations are HTTP requests. Connections and threads belong to the process; closing ends its use."""
 
     _closed = False
 
     def close(self) -> None:
-        """Refuse further operations; those under way go on. Idempotent."""
+        """Refuse further operations; those in flight continue. Idempotent."""
         self._closed = True
 
     def check_open(self) -> None:
-        """Called before an operation.
+        """Refuse an operation if the store was closed.
 
         Raises:
-            ClosedError: after ``close()``.
+            ClosedError: ``close()`` was called.
         """
         if self._closed:
             raise ClosedError(f"{self.describe('')} was closed", hint="connect() gives another store")
 
 
 class Exchange(Resent, ABC, Generic[S]):
-    """The transport's sink and the caller's ``Transfer`` at once: two objects fewer per request."""
+    """An operation and its HTTP exchange: the transport's sink and the caller's transfer in one object.
+
+    Args:
+        store: The store.
+        operation: The operation.
+        sink: The caller's sink.
+    """
 
     __slots__ = ("cancelled", "info", "operation", "sink", "span", "store", "transfers", "whole")
 
@@ -63,14 +70,14 @@ class Exchange(Resent, ABC, Generic[S]):
         self.sink = sink
         self.transfers: list[Transfer] = []
         self.cancelled = False
-        self.info: Any = None  # ObjectInfo and
-        self.span: Any = None  # ByteRange of a Get, once its head has come
-        self.whole = False
+        self.info: Any = None  # ObjectInfo of a Get, once the head of its answer has arrived
+        self.span: Any = None  # ByteRange of its body, likewise
+        self.whole = False  # whether that is the whole object
 
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: HttpRequest) -> None:
-        """Hand a request to the transport, on any thread; if the operation was cancelled meanwhile, so is this."""
+        """Submit a request to the transport, on any thread; it is cancelled if the operation was cancelled meanwhile."""
         transfer = engine.submit(request)
         self.transfers.append(transfer)
         if self.cancelled:
@@ -79,7 +86,7 @@ class Exchange(Resent, ABC, Generic[S]):
     # ── HttpSink ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> Landing | None:
-        """See ``HttpSink``."""
+        """Check the head of an answer, and ask the caller's sink where the body goes; see ``HttpSink.on_head``."""
         operation = self.operation
         if not isinstance(operation, Get):
             self.check_document(headers)
@@ -88,13 +95,13 @@ class Exchange(Resent, ABC, Generic[S]):
         if self.span.length_bytes == 0:
             return None
         unknown = self.span.end == UNKNOWN_BYTES
-        if unknown and operation.span is not None:  # the sink's place has the range's length: this may become longer
+        if unknown and operation.span is not None:  # the sink's landing is as long as the range; the body may be longer
             return GrowingLanding(self._check_length)
         landing: Landing | None = self.sink.head(self.info, self.span)
         return GrowingLanding(self._check_length) if unknown and landing is None else landing
 
     def _check_length(self, length_bytes: int) -> None:
-        """Bound a body of unknown length for which the sink has no place."""
+        """Bound a body of unknown length for which the sink has no landing."""
         asked: ByteRange | None = self.operation.span  # type: ignore[union-attr]
         if asked is not None and length_bytes > asked.end:
             raise ignores_range(asked, f"{length_bytes} bytes or more")
@@ -108,19 +115,24 @@ class Exchange(Resent, ABC, Generic[S]):
             )
 
     def _learn(self, operation: Get, status: int, headers: dict[bytes, bytes]) -> None:
-        """What the head of a successful GET says; ``ProtocolError`` where it is not what was asked for."""
+        """Take in the head of a successful GET.
+
+        Raises:
+            ProtocolError: The answer is not what was requested.
+            ObjectChangedError: It describes another version.
+        """
         size_bytes, self.span = served_span(status, headers, operation.span)
         self.whole = self.span.length_bytes == size_bytes
         checksums = full_object(headers) if status == 200 or self.whole else _NO_CHECKSUMS
         info = object_info(operation.key, headers, size_bytes, checksums)
         self.check_described(headers)
         pin = operation.if_match
-        if pin is not None and info.etag is not None and info.etag != pin:  # some ignore If-Match
+        if pin is not None and info.etag is not None and info.etag != pin:  # some servers ignore If-Match
             raise ObjectChangedError(f"the object is now {info.etag}, not {pin}")
         self.info = info
 
     def on_end(self, answer: HttpAnswer) -> None:
-        """See ``HttpSink``."""
+        """Turn the end of the exchange into a completion; see ``HttpSink.on_end``."""
         completion = Completion(self.operation)
         try:
             if self.healed(answer):
@@ -166,7 +178,7 @@ class Exchange(Resent, ABC, Generic[S]):
             completion.span = self.span._replace(end=self.span.start + landing.length_bytes)
             return
         received = answer.received_bytes
-        if self.span.end == UNKNOWN_BYTES:  # the last chunk has come: it has as many bytes as there were
+        if self.span.end == UNKNOWN_BYTES:  # the last chunk has arrived, so the length is known
             asked: ByteRange | None = self.operation.span  # type: ignore[union-attr]
             whole = ByteRange(0, received)
             self.span = completion.span = whole if asked is None else asked.within(received)
@@ -193,17 +205,17 @@ class Exchange(Resent, ABC, Generic[S]):
     # ── what the stores do differently ─────────────────────────────────────────────────────────────────────────────
 
     def healed(self, answer: HttpAnswer) -> bool:
-        """Whether the answer told how it should have been asked, and it was, again."""
+        """Send the request again if the answer says how it should have been sent, and return whether it was."""
         return False
 
     def check_document(self, headers: dict[bytes, bytes]) -> None:
-        """Refuse the body of an answer to something else than a ``Get``."""
+        """Refuse the body of an answer to any operation but a ``Get``; raises ``ProtocolError``."""
 
     def check_described(self, headers: dict[bytes, bytes]) -> None:
-        """Refuse an answer that cannot be of an object."""
+        """Refuse an answer that cannot describe an object; raises ``ProtocolError``."""
 
     def fill_head(self, completion: Completion, operation: Head, headers: dict[bytes, bytes]) -> None:
-        """``info`` of a ``Head``."""
+        """Set the ``info`` of a ``Head``."""
         length = headers.get(b"content-length", b"")
         if not length.isdigit():
             raise ProtocolError(
@@ -214,12 +226,12 @@ class Exchange(Resent, ABC, Generic[S]):
         self.check_described(headers)
 
     def fill_other(self, completion: Completion, answer: HttpAnswer) -> None:
-        """Values of what is neither ``Get`` nor ``Head``, where a store takes such operations."""
+        """Set what other operations than ``Get`` and ``Head`` return, if the store has them."""
 
     @abstractmethod
     def refusal(self, answer: HttpAnswer) -> StoreError:
-        """What an answer outside 2xx means."""
+        """Return the error that an answer outside 2xx means."""
 
     @abstractmethod
     def named(self, error: StoreError) -> StoreError:
-        """`error`, with operation, URL and span."""
+        """Return `error` with operation, URL and span."""

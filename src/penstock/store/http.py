@@ -1,4 +1,4 @@
-"""``HttpStore``: objects behind plain HTTP(S), read only: GET, HEAD and ranges; there is nothing to list."""
+"""``HttpStore``: objects behind plain HTTP(S). It only reads, with GET, HEAD and ranges, and cannot list."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _REDIRECTS_MAX = 5
 _HEAD_REFUSED = (401, 403, 405, 501)
 _FIRST_BYTE = ByteRange(0, 1)
 _IN_URLS = "/~-._!$&'()*+,;=:@%"
-"""Kept of a key with a query: it was cut out of a URL, and is percent-encoded."""
+"""Characters that are not quoted in a key with a query, because it was cut out of a URL and is percent-encoded."""
 
 
 class HttpStore(RemoteStore):
     """Read-only objects below a base URL.
 
     Args:
-        base_url: ``http(s)://host/path/``; a query (a presigned URL's) is kept on every request and never shown.
-        transport: Deadlines and connections.
+        base_url: ``http(s)://host/path/``; a query, such as a presigned URL's, is sent with every request and never shown.
+        transport: Deadlines and connections; None means ``TransportConfig()``.
     """
 
     keys_have_queries = True
@@ -51,11 +51,11 @@ class HttpStore(RemoteStore):
         return _rebuild, (self._base_url, self.transport)
 
     def describe(self, key: Key) -> str:
-        """The URL without its query, which may be a signature."""
+        """Return the URL of `key` without its query, which may be a signature."""
         return public_url(self._root + key)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``. Anything but ``Get`` and ``Head`` raises ``ConfigError``."""
+        """Start a ``Get`` or ``Head``; see ``Store.submit``. Any other operation raises ``ConfigError``."""
         if not isinstance(operation, (Get, Head)):
             raise ConfigError(f"{self._root} is read only over HTTP, and cannot be listed",
                               hint="give the keys, or a manifest")  # fmt: skip
@@ -67,10 +67,10 @@ class HttpStore(RemoteStore):
         return exchange
 
     def url(self, key: Key) -> str:
-        """Where `key` is, to be asked.
+        """Return the URL of `key` for requests.
 
         Raises:
-            ConfigError: it is empty, or has a ``.`` or ``..`` segment.
+            ConfigError: The key is empty, or has a ``.`` or ``..`` segment.
         """
         name, _, query = key.partition("?")
         if not name or has_dot_segment(name):
@@ -85,9 +85,9 @@ def _rebuild(base_url: str, transport: TransportConfig) -> HttpStore:
 
 
 class _HttpExchange(Exchange[HttpStore]):
-    """One GET or HEAD. A HEAD that is refused, or tells no size, becomes a GET of one byte.
+    """One GET or HEAD. A HEAD that is refused, or does not tell the size, becomes a GET of one byte.
 
-    URLs are signed, and servers made, for GET alone.
+    Many URLs are signed for GET alone, and some servers answer only GET.
     """
 
     __slots__ = ("instead", "url")
@@ -95,10 +95,10 @@ class _HttpExchange(Exchange[HttpStore]):
     def __init__(self, store: HttpStore, operation: Get | Head, sink: Sink) -> None:
         super().__init__(store, operation, sink)
         self.url = store.url(operation.key)
-        self.instead = False  # of a HEAD
+        self.instead = False  # whether a GET is sent instead of a HEAD
 
     def send(self) -> None:
-        """Ask."""
+        """Send the request."""
         operation = self.operation
         headers = ["Accept-Encoding: identity"]
         span = operation.span if isinstance(operation, Get) else _FIRST_BYTE if self.instead else None

@@ -1,7 +1,7 @@
 """``S3Store``: the operations of ``types.py`` as S3 requests over the transport, one attempt each.
 
-No retry, no hedge, no limit: those are wrappers. What is here is what only S3 knows: URLs and addressing, signing
-input, headers, XML, regions, clock skew, checksums, and what an answer provably holds.
+Retries, hedges and limits are wrappers. This module has what only S3 knows: which request an operation is, how an answer is
+read, and which answers say how the request should have been sent (another region, another time, fresh keys).
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ if TYPE_CHECKING:
     from penstock.types import Head, Key
 
 _DOCUMENT_BYTES_MAX = 64 << 20
-"""Bound of an XML answer; a page of 1 000 keys of 1 024 bytes, percent-encoded, has 4 MiB."""
+"""Largest XML answer in bytes; a page of 1 000 keys of 1 024 bytes, percent-encoded, has 4 MiB."""
 _OF_OBJECTS = frozenset({b"etag", b"last-modified", b"x-amz-request-id"})
 _HEALS_MAX = 3
-"""Times that one operation may be sent again because the store told its region, or the time."""
+"""How often one operation may be sent again because the answer said how it should have been sent."""
 
 
 class S3Store(RemoteStore):
     """One bucket, or the part of it below a prefix, at an S3-compatible endpoint.
 
-    Of a endpoint without a bucket, ``ListPage`` gives the buckets, as prefixes; it can do nothing else.
+    Without a bucket, ``ListPage`` returns the buckets as prefixes, and no other operation is possible.
 
     Args:
-        endpoint: Where: bucket, prefix, endpoint, region, addressing.
-        provider: Who asks; None for anonymous requests.
-        transport: Deadlines and connections.
-        options: Requester pays, SSE-C, expected owner.
+        endpoint: Where the bucket is: endpoint, region, addressing, prefix.
+        provider: Provider of the credentials; None for anonymous requests.
+        transport: Deadlines and connections; None means ``TransportConfig()``.
+        options: Requester pays, SSE-C, expected owner; None means ``S3Options()``.
     """
 
     def __init__(
@@ -82,26 +82,28 @@ class S3Store(RemoteStore):
         self.transport = transport or TransportConfig()
         self.options = options or S3Options()
         self.keeps_checksums = self.options.upload_checksums
-        self._signing: tuple[tuple[Credentials, str, float], Signing] | None = None  # one value: threads share it
+        self._signing: tuple[tuple[Credentials, str, float], Signing] | None = (
+            None  # one value, because threads share it
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.endpoint, self.provider and self.provider.recipe(), self.transport, self.options)
 
     def describe(self, key: Key) -> str:
-        """``s3://bucket/prefix/key``; without a bucket ``s3://``."""
+        """Return ``s3://bucket/prefix/key``; ``s3://`` without a bucket."""
         if not self.endpoint.bucket:
             return "s3://"
         return f"s3://{self.endpoint.bucket}/{self.endpoint.prefix}{key}"
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
-        """See ``Store``. Bad keys and ranges raise ``ConfigError`` here."""
+        """Start `operation`; see ``Store.submit``. Bad keys and ranges raise ``ConfigError``."""
         self.check_open()
         exchange = _S3Exchange(self, operation, sink)
         exchange.send()
         return exchange
 
     def signing(self, credentials: Credentials) -> Signing:
-        """Who signs for these keys; the same object as long as keys, region and the store's clock are the same."""
+        """Return the signer for `credentials`; the same object as long as keys, region and the store's clock are the same."""
         endpoint = self.endpoint
         known, wanted = self._signing, (credentials, endpoint.region, endpoint.clock_offset_s)
         if known is not None and known[0] == wanted:
@@ -126,7 +128,7 @@ def _rebuild(
 
 
 class _S3Exchange(Exchange[S3Store]):
-    """One operation as one request, sent again only where the answer tells how it should have been sent."""
+    """One operation as one request, sent again only if the answer says how it should have been sent."""
 
     __slots__ = ("credentials", "heals", "wire")
 
@@ -191,9 +193,9 @@ class _S3Exchange(Exchange[S3Store]):
                                 hint="is this an S3 endpoint?")  # fmt: skip
 
     def check_described(self, headers: dict[bytes, bytes]) -> None:
-        """Every S3 tells an object's ETag, its time, or with what an Object Lambda makes, at least the request's id.
+        """Refuse an answer without ETag, time and request ID: a portal's page, or an empty answer of a broken proxy.
 
-        Otherwise the answer is a portal's page, or a broken proxy's nothing.
+        Every S3 sends an object's ETag or time, and at least the request ID for what an Object Lambda makes.
         """
         if not headers.keys() & _OF_OBJECTS:
             raise ProtocolError("the answer has no ETag, no Last-Modified and no request id", retryable=True)
@@ -216,7 +218,7 @@ class _S3Exchange(Exchange[S3Store]):
     # ── healing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def healed(self, answer: HttpAnswer) -> bool:
-        """Send again if the answer says how: another region, the store's clock, fresh keys."""
+        """Send again if the answer says how: in another region, at the store's time, or with fresh keys."""
         status = answer.status
         if (
             status in (200, 206)
@@ -251,7 +253,7 @@ class _S3Exchange(Exchange[S3Store]):
         return True
 
     def _inside(self, location: str) -> bool:
-        """Whether a temporary redirect stays with whoever runs the endpoint: keys sign for nobody else."""
+        """Whether a temporary redirect stays with whoever runs the endpoint; requests are signed for nobody else."""
         try:
             target, here = urlsplit(location), urlsplit(self.wire.url)
             same_port = (target.scheme, target.port) == (here.scheme, here.port)
@@ -282,7 +284,7 @@ class _S3Exchange(Exchange[S3Store]):
 
 
 def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, prefix: str) -> None:
-    """Values of everything but ``Get`` and ``Head`` from a 2xx answer."""
+    """Set what operations other than ``Get`` and ``Head`` return, from a 2xx answer."""
     headers = answer.headers
     body = answer.landing.view if answer.landing is not None else memoryview(b"")
     if isinstance(operation, ListPage):
@@ -290,7 +292,7 @@ def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, pref
         if prefix:
             completion.value = _relative(completion.value, len(prefix))
     elif isinstance(operation, Put):
-        if b"etag" not in headers:  # a portal's page, with a status of 200, that never stored it
+        if b"etag" not in headers:  # a portal's page, with status 200; nothing was stored
             raise ProtocolError("the answer to a write has no ETag", retryable=True)
         completion.info = object_info(
             operation.key, headers, len(memoryview(operation.body).cast("B")), full_object(headers)
@@ -307,7 +309,7 @@ def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, pref
         completion.value = value
         if not isinstance(operation, CopyPart):
             key = operation.key if isinstance(operation, CompleteMultipart) else operation.target
-            # whoever asked knows the size; the answer does not tell
+            # The caller knows the size; the answer does not tell it.
             completion.info = ObjectInfo(key, 0, value.etag or None, checksums=value.checksums)
     elif isinstance(operation, AbortMultipart) or len(operation.keys) == 1:
         if answer.status != 204 and b"x-amz-request-id" not in headers:
@@ -319,7 +321,7 @@ def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, pref
 
 
 def _relative(page: Page, length: int) -> Page:
-    """A page with its keys relative to the store's prefix of `length` characters."""
+    """Return a page with its keys relative to the store's prefix, which has `length` characters."""
     objects = [info._replace(key=info.key[length:]) for info in page.objects]
     return Page(objects, [prefix[length:] for prefix in page.prefixes], page.next_token)
 

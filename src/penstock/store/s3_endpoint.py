@@ -1,8 +1,8 @@
-"""Where a bucket is: endpoint, region, addressing, and the store's clock; corrected by what the store answers.
+"""Where a bucket is: endpoint, region, addressing, and the store's clock; answers of the store correct it.
 
-Amazon's hosts are ``bucket.s3.region.amazonaws.com``; a bucket whose name has dots, or is no host name, is asked by path,
-for its certificate would not match. Other endpoints are asked by path unless told otherwise: most have no wildcard DNS.
-Source: S3 user guide, "Virtual hosting", "Access point ARNs"; measured on ministack and Ceph RGW.
+Amazon's hosts are ``bucket.s3.region.amazonaws.com``. A bucket whose name has dots, or cannot be a host name, is addressed by
+path, because the certificate would not match. Other endpoints are addressed by path by default, because most have no
+wildcard DNS. Source: S3 user guide, "Virtual hosting", "Access point ARNs"; tried on ministack and Ceph RGW.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{1,253}[A-Za-z0-9]")
 _ACCESS_POINT = re.compile(r"arn:(aws[a-z-]*):s3:([a-z0-9-]+):([0-9]{12}):accesspoint[:/]([a-z0-9-]+)")
 _SKEW_S_MIN = 300.0
-"""S3 refuses requests more than 15 minutes off; a 403 without a reason is taken for skew from 5 minutes on."""
+"""S3 refuses requests whose time is more than 15 minutes off; from 5 minutes on, a 403 without a reason is taken for that."""
 
 _SIGNED_BODY_BYTES_MAX = 1 << 20
-"""Over TLS, larger bodies go unsigned (``UNSIGNED-PAYLOAD``), as in the AWS SDKs: TLS and the checksum guard them."""
+"""Over TLS, larger bodies are not signed (``UNSIGNED-PAYLOAD``), as in the AWS SDKs: TLS and the checksum protect them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,12 +39,14 @@ class S3Endpoint:
     """Where one bucket is, and below which prefix its keys are.
 
     Attributes:
-        bucket: Name, or an access point's ARN; empty for the service itself, which lists its buckets.
-        prefix: Prepended to every key; empty, or any string, usually ending with ``/``.
-        endpoint_url: ``http(s)://host[:port][/path]``; None is Amazon's.
-        region: To sign for.
+        bucket: Name of the bucket, or an access point's ARN; empty for the service itself, which lists its buckets.
+        prefix: String before every key; may be empty, and usually ends with ``/``.
+        endpoint_url: ``http(s)://host[:port][/path]``; None means Amazon.
+        region: Region to sign for.
         addressing: ``"auto"``, ``"path"`` or ``"virtual"``.
-        clock_offset_s: Seconds that the store's clock is ahead of this host's; 0 unless it complained.
+        clock_offset_s: Seconds that the store's clock is ahead of this host's; 0 unless the store complained.
+        base_url: URL before the encoded key, derived from the others.
+        copy_source: Name of the bucket in ``x-amz-copy-source``, derived from the others.
     """
 
     bucket: str
@@ -92,27 +94,27 @@ class S3Endpoint:
 
     @property
     def domain(self) -> str:
-        """The domain of whoever runs the endpoint: a redirect out of it is not followed."""
+        """Domain of whoever runs the endpoint; a redirect out of it is not followed."""
         if self.endpoint_url is not None:
             return urlsplit(self.endpoint_url).hostname or ""
         return "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
 
     def move(self, region: str) -> None:
-        """The store says that the bucket is elsewhere."""
+        """Use another region, in which the store says that the bucket is."""
         self.region = region
         self._rebase()
 
     def set_clock(self, store_now_s: float) -> None:
-        """The store says what time it is, in seconds since the epoch."""
+        """Use the store's time, in seconds since the epoch, from now on."""
         self.clock_offset_s = store_now_s - time.time()
 
     def is_skewed(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether an answer's ``Date`` is far from this host's clock (HEAD has no body to say so)."""
+        """Whether an answer's ``Date`` is far from this host's time; the answer to a HEAD has no body that could say so."""
         date_s = http_date_s(headers.get(b"date", b""))
         return date_s is not None and abs(date_s - time.time() - self.clock_offset_s) > _SKEW_S_MIN
 
     def payload_header(self, body: Buffer) -> str:
-        """What is signed of a body: its hash, or over TLS that of a large one is left out."""
+        """Return the header with the hash of a body, which is signed; a large body is not hashed over TLS."""
         size_bytes = memoryview(body).nbytes
         if self.base_url.startswith("https:") and size_bytes > _SIGNED_BODY_BYTES_MAX:
             return "x-amz-content-sha256: UNSIGNED-PAYLOAD"

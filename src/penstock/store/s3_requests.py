@@ -1,6 +1,6 @@
-"""Operations to S3 requests: method, URL, headers, body. Pure: no clock, no keys, no socket.
+"""Turns operations into S3 requests: method, URL, headers, body. Pure: no clock, no credentials, no socket.
 
-Source: Amazon S3 API reference, one operation each; conditional writes and full-object checksums as of 2025.
+Source: Amazon S3 API reference, the page of each operation; conditional writes and full-object checksums as of 2025.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ if TYPE_CHECKING:
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_~/-][A-Za-z0-9_.~/-]*")
 _CHECKSUM = "crc32c"
-"""What is sent with data: of those that S3 took up together, and also keeps of whole objects made of parts, the cheapest
-here: 18 to 23 GB/s, CRC32 by zlib 3 to 4. Whoever reads the object later verifies it at the same speed."""
-
+"""Checksum that is sent with data. Of those that S3 also keeps of whole objects made of parts, it is the cheapest: 18 to
+23 GB/s, where zlib computes CRC32 at 3 to 4 GB/s. Whoever reads the object later verifies it at the same speed."""
 
 CLAIM_HEADER = "x-amz-meta-penstock-claim"
-"""Who wrote an object that was not to exist: see ``types.Put``."""
+"""Header that tells which write made an object that was not to exist yet; ``types.Put`` explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +49,11 @@ class S3Options:
     """What some buckets demand of every request.
 
     Attributes:
-        requester_pays: Agree to pay for requests and transfer.
-        sse_customer_key: 32 bytes: the AES-256 key of objects encrypted with a customer's key (SSE-C).
-        expected_bucket_owner: 12-digit account that must own the bucket.
-        upload_checksums: Send a CRC32C with everything written; off for stores that refuse what they do not know.
+        requester_pays: Whether to agree to pay for requests and transfer.
+        sse_customer_key: 32 bytes, the AES-256 key of objects that are encrypted with a customer's key (SSE-C); None if
+            they are not.
+        expected_bucket_owner: 12-digit ID of the account that must own the bucket; None accepts any.
+        upload_checksums: Whether to send a CRC32C with everything that is written; False is for stores that refuse it.
     """
 
     requester_pays: bool = False
@@ -66,14 +66,14 @@ class S3Options:
             raise ConfigError(f"sse_customer_key has {len(self.sse_customer_key)} bytes, AES-256 takes 32")
 
     def headers(self) -> list[str]:
-        """Of every request."""
+        """Return the headers of every request."""
         lines = ["x-amz-request-payer: requester"] if self.requester_pays else []
         if self.expected_bucket_owner:
             lines.append(f"x-amz-expected-bucket-owner: {self.expected_bucket_owner}")
         return lines
 
     def key_headers(self, infix: str = "") -> list[str]:
-        """Of requests that read or write an object's bytes."""
+        """Return the headers of requests that read or write an object's bytes; `infix` is ``"copy-source-"`` for a source."""
         key = self.sse_customer_key
         if key is None:
             return []
@@ -83,9 +83,20 @@ class S3Options:
 
 
 class S3Request(NamedTuple):
-    """A request, but for what signing adds."""
+    """A request before it is signed.
 
-    name: str  # of the operation, for people: GET, LIST, ...
+    Attributes:
+        name: Name of the operation for messages: ``GET``, ``LIST``, ...
+        key: Key that it is about; the prefix of a listing.
+        method: HTTP method.
+        url: URL with query, percent-encoded.
+        headers: Lines ``Name: value``.
+        body: uint8[n] to send; None if there is none.
+        region: Region to sign for.
+        redirected_url: URL that a temporary redirect named; None if there was none.
+    """
+
+    name: str
     key: Key
     method: str
     url: str
@@ -96,11 +107,11 @@ class S3Request(NamedTuple):
 
 
 def encoded_key(key: Key) -> str:
-    """`key` percent-encoded for a path.
+    """Percent-encode `key` for a path.
 
     Raises:
-        ConfigError: empty, longer than 1 024 bytes, or with a ``.`` or ``..`` segment: libcurl's SigV4 signs the path
-            that it normalised, which would be another object.
+        ConfigError: The key is empty, longer than 1 024 bytes, or has a ``.`` or ``..`` segment. HTTP clients and proxies
+            resolve such segments away, which would name another object.
     """
     if not key:
         raise ConfigError("the key is empty")
@@ -114,10 +125,10 @@ def encoded_key(key: Key) -> str:
 
 
 def build_request(endpoint: S3Endpoint, options: S3Options, operation: Operation) -> S3Request:
-    """The request that `operation` is.
+    """Return the request for `operation`.
 
     Raises:
-        ConfigError: a key or range that no request can carry.
+        ConfigError: No request can carry the key or range.
     """
     if isinstance(operation, Get):
         return _get(endpoint, options, operation)
@@ -126,7 +137,7 @@ def build_request(endpoint: S3Endpoint, options: S3Options, operation: Operation
     keyless = isinstance(operation, ListPage) or (isinstance(operation, Delete) and body is not None)
     url = endpoint.base_url + ("" if keyless else _path(endpoint, key)) + query
     if body is not None:
-        headers = [*headers, "Expect:"]  # no round trip of its own; a refused body is small or multipart
+        headers = [*headers, "Expect:"]  # saves a round trip; a body that is refused is small or a part
     return S3Request(name, key, method, url, options.headers() + headers, body, endpoint.region)
 
 

@@ -1,8 +1,8 @@
-"""Stores whose operations block a thread: memory, local files, fsspec.
+"""The base of stores whose operations block a thread: memory, local files, fsspec.
 
-``ThreadedStore`` gives them the core's verb: ``submit`` puts the operation in a queue, one of a bounded number of
-daemon threads performs it, maps its exceptions and tells the sink, exactly once. Threads start when there is work and
-end with ``close()``, or when the store is dropped.
+``ThreadedStore.submit`` puts an operation in a queue. One of a bounded number of daemon threads performs it, maps its
+exceptions and calls the sink, exactly once. Threads start when there is work, and end with ``close()`` or when the store is
+dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,12 @@ class Runnable(Protocol):
 
 
 class Pool:
-    """A bounded number of daemon threads that perform jobs in the order they came; see the module."""
+    """A bounded number of daemon threads that perform jobs in the order in which they came.
+
+    Args:
+        threads_max: The most threads; at least 1.
+        name: Name of the pool, for its threads and for messages.
+    """
 
     def __init__(self, *, threads_max: int, name: str) -> None:
         self.threads_max = threads_max
@@ -72,23 +77,23 @@ class Pool:
         forks.register(self)
 
     def _reset(self) -> None:
-        self._jobs: SimpleQueue[Runnable | None] = SimpleQueue()  # put() is reentrant: a finaliser may submit
+        self._jobs: SimpleQueue[Runnable | None] = SimpleQueue()  # put() is reentrant, because a finaliser may submit
         self._lock = threading.RLock()  # reentrant for the same reason
         self._threads: list[threading.Thread] = []
         self._busy_count = 0
         self._closed = False
 
     def after_fork_in_child(self) -> None:
-        """The threads stayed in the parent, and so did the jobs; an open pool may start its own."""
+        """Forget the threads and jobs, which are the parent's; a pool that is open may start its own."""
         closed = self._closed
         self._reset()
         self._closed = closed
 
     def put(self, job: Runnable) -> None:
-        """Queue `job`; a thread is started where all are busy and the bound allows.
+        """Queue `job`, and start a thread if all are busy and the bound allows.
 
         Raises:
-            ClosedError: after ``close()``.
+            ClosedError: The pool was closed.
         """
         with self._lock:
             if self._closed:
@@ -104,14 +109,14 @@ class Pool:
         while (job := self._jobs.get()) is not None:
             try:
                 job.run()
-            except Exception:  # of its sink: a thread that ended would leave the other jobs waiting
+            except Exception:  # raised by its sink; if the thread ended, the other jobs would wait for ever
                 log.exception("A callback failed on a thread of %s.", self.name)
             del job  # an idle thread keeps no buffer alive
             with self._lock:
                 self._busy_count -= 1
 
     def end(self) -> list[threading.Thread]:
-        """Have the threads end once the queue is empty, without waiting: finalisers must not. Idempotent."""
+        """End the threads once the queue is empty, without waiting, because finalisers must not wait. Idempotent."""
         with self._lock:
             threads, self._threads = self._threads, []
             self._closed = True
@@ -120,14 +125,14 @@ class Pool:
         return threads
 
     def close(self) -> None:
-        """Finish what is queued, then end the threads; idempotent."""
+        """Finish what is queued, then end the threads. Idempotent."""
         for thread in self.end():
             if thread is not threading.current_thread():
                 thread.join()
 
 
 class BlockingJob:
-    """One submitted operation: the ``Transfer`` that ``submit`` returns, and the work behind it."""
+    """One submitted operation: the transfer that ``submit`` returns, and the work behind it."""
 
     __slots__ = ("_answered", "_perform", "begun_s", "cancelled", "completion", "operation", "sink", "submitted_s")
 
@@ -142,22 +147,24 @@ class BlockingJob:
         self._perform = perform
 
     def cancel(self) -> None:
-        """See ``Transfer``: what has not begun is not begun, what runs stops at its next step."""
+        """Cancel the operation: it does not begin, or stops at its next step."""
         self.cancelled = True
 
     def unanswered_s(self) -> float:
-        """See ``Transfer``."""
+        """Return the seconds that it has run without an answer; 0 if it waits or has answered."""
         return time.monotonic() - self.begun_s if self.begun_s and not self._answered else 0.0
 
     def check(self) -> None:
-        """Called between the steps of a long operation; raises when it was cancelled."""
+        """Raise ``CancelledOperationError`` if it was cancelled; called between the steps of a long operation."""
         if self.cancelled:
             raise CancelledOperationError("cancelled")
 
     def land(self, info: ObjectInfo, span: ByteRange) -> tuple[Landing, memoryview]:
-        """Where the body of a ``Get`` goes, by the sink's choice: the landing, and uint8[n] of it to be filled.
+        """Ask the sink where the body of a ``Get`` goes.
 
-        Whoever fills it moves ``landing.position``. The view may be shorter than `span`: then only that is wanted.
+        Returns:
+            The landing, and a view of it, uint8[n], to be filled; whoever fills it moves ``landing.position``. If the view
+            is shorter than `span`, only so many bytes are wanted.
         """
         self._answered = True
         landing = self.sink.head(info, span)
@@ -169,7 +176,7 @@ class BlockingJob:
         return landing, memoryview(landing.buffer)[landing.position : end]
 
     def run(self) -> None:
-        """Perform the operation on this thread and tell the sink."""
+        """Perform the operation on this thread, and tell the sink how it ended."""
         self.begun_s = time.monotonic()
         completion = self.completion
         try:
@@ -203,8 +210,8 @@ class ThreadedStore(Store):
     """A store that implements one blocking method per operation.
 
     Args:
-        threads_max: The most threads that perform operations at the same time.
-        name: For the threads' names and for messages.
+        threads_max: The most threads that perform operations at the same time; at least 1.
+        name: Name of the store, for its threads and for messages.
     """
 
     def __init__(self, *, threads_max: int, name: str) -> None:
@@ -214,11 +221,11 @@ class ThreadedStore(Store):
         weakref.finalize(self, self._pool.end).atexit = False  # at exit the threads are daemons
 
     def submit(self, operation: Operation, sink: Sink) -> BlockingJob:
-        """See ``penstock.types.Core``.
+        """Queue `operation`; see ``Store.submit``.
 
         Raises:
-            ConfigError: a key that cannot be, by the rule that the message names.
-            ClosedError: after ``close()``.
+            ConfigError: The store cannot hold such a key, by the rule that the message names.
+            ClosedError: The store was closed.
         """
         for key in keys_of(operation):
             self.check_key(key)
@@ -229,19 +236,19 @@ class ThreadedStore(Store):
         return job
 
     def close(self) -> None:
-        """Finish what was submitted, end the threads; idempotent."""
+        """Finish what was submitted, and end the threads. Idempotent."""
         self._pool.close()
 
     def check_key(self, key: Key) -> None:
         """Refuse a key that this store cannot hold.
 
         Raises:
-            ConfigError: naming the rule.
+            ConfigError: The key breaks the rule that the message names.
         """
         check_key(key)
 
     def perform(self, job: BlockingJob) -> None:
-        """Perform ``job.operation`` and write the answer to ``job.completion``; whatever it raises is mapped."""
+        """Perform ``job.operation`` and write the answer to ``job.completion``; the caller maps what it raises."""
         operation, completion = job.operation, job.completion
         match operation:
             case Get():
@@ -281,7 +288,7 @@ class ThreadedStore(Store):
     def _complete(self, operation: CompleteMultipart, job: BlockingJob) -> ObjectInfo: ...
 
     def as_store_error(self, error: Exception, operation: Operation) -> StoreError:
-        """`error` as one of ours, with operation and URL. An ``OSError`` is mapped by its errno's builtin class."""
+        """Return `error` as a ``StoreError`` with operation and URL; an ``OSError`` is mapped by its class and errno."""
         what = VERBS[type(operation)]
         url = self.describe(next(iter(keys_of(operation)), getattr(operation, "prefix", "")))
         if isinstance(error, StoreError):
@@ -323,7 +330,7 @@ VERBS: dict[type, str] = {
 
 
 def keys_of(operation: Operation) -> tuple[Key, ...]:
-    """The keys that an operation names."""
+    """Return the keys that an operation names."""
     match operation:
         case ListPage():
             return ()
@@ -336,10 +343,10 @@ def keys_of(operation: Operation) -> tuple[Key, ...]:
 
 
 def span_within(operation: Get, size_bytes: int) -> ByteRange | None:
-    """The bytes that a ``Get`` names in an object of `size_bytes`: cut at its end; None for all of an empty one.
+    """Return the bytes that a ``Get`` names in an object of `size_bytes`, cut at its end; None for an empty object.
 
     Raises:
-        SpanError: it starts at or past the end.
+        SpanError: The range starts at or past the end.
     """
     if operation.span is None:
         return ByteRange(0, size_bytes) if size_bytes else None
