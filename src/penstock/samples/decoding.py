@@ -82,7 +82,7 @@ def _joined_fields(stage: Decode, members: Mapping[str, Any], context: SampleCon
 
 
 def _members_of(field: Field, members: Mapping[str, Any], context: SampleContext) -> list[memoryview]:
-    found = []
+    views = []
     for name in field.names:
         data = members.get(name)
         if data is None:
@@ -99,10 +99,10 @@ def _members_of(field: Field, members: Mapping[str, Any], context: SampleContext
             view = memoryview(data)
             if is_typed(view) and not field.TAKES_NUMBERS:
                 raise ValueError(f"the member is {np.asarray(view).dtype}{list(view.shape or ())}, not bytes")
-            found.append(view)
+            views.append(view)
         except (TypeError, ValueError) as error:
             raise _decode_error(field, [], context, error) from error
-    return found
+    return views
 
 
 def _decode_error(field: Field, data: Sequence[memoryview], context: SampleContext, error: Exception) -> DataError:

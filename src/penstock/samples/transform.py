@@ -109,11 +109,11 @@ class SampleTransform:
         for prepared in self._stages:
             stage = prepared.stage
             if isinstance(stage, Decode):
-                found = {
+                declared = {
                     name: spec for field in stage.fields for name, spec in zip(field.names, field.specs, strict=True)
                 }
-                specs = {name: spec for name, spec in found.items() if spec is not None}
-                if len(specs) < len(found):
+                specs = {name: spec for name, spec in declared.items() if spec is not None}
+                if len(specs) < len(declared):
                     specs = None
             elif isinstance(stage, Map):
                 specs = None if stage.fields is None else dict(stage.fields)

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 ReadFunction: TypeAlias = "Callable[[str], bytes | Mapping[str, bytes]]"
 
 THREADS_MAX = 32
-"""Calls at the same time, of all streams that share the threads: most of the time calls wait."""
+"""Number of simultaneous calls over all streams that share the threads; it is large because calls mostly wait."""
 
 CALLS_AHEAD_PER_THREAD = 4
 JOIN_S_MAX = 5.0
 
 
 class _Call:
-    """One call of the function. It is done once ``done`` is set: with fields, with an error, or cancelled."""
+    """One call of the function. When ``done`` is set, it has fields or an error, or it is cancelled."""
 
     __slots__ = ("done", "error", "fields", "is_cancelled", "key", "number")
 
@@ -49,17 +49,17 @@ class _Call:
         self.done = threading.Event()
 
     def cancel(self) -> None:
-        """Have the call not made, if it has not begun, and nobody wait for it."""
+        """Cancel the call: it is not made unless it has started, and nobody waits for it."""
         self.is_cancelled = True
         self.done.set()
 
 
 class CallThreads:
-    """Threads that call a function. Each starts with a call, until there are enough.
+    """Threads that call a function. Every call starts another thread, up to `threads_max`.
 
     Args:
-        read: The user's function: a key to bytes, or to the bytes of each field.
-        threads_max: Number of threads.
+        read: The user's function, which takes a key and returns bytes, or the bytes of each field.
+        threads_max: Largest number of threads.
     """
 
     def __init__(self, read: ReadFunction, threads_max: int) -> None:
@@ -71,7 +71,14 @@ class CallThreads:
         self._closed = False
 
     def submit(self, number: int, key: str) -> _Call:
-        """Have the function called for a key.
+        """Schedule a call of the function.
+
+        Args:
+            number: Number of the sample.
+            key: The key to call the function with.
+
+        Returns:
+            The call, which a thread makes.
 
         Raises:
             ClosedError: the threads were closed.
@@ -86,7 +93,7 @@ class CallThreads:
         return call
 
     def close(self) -> None:
-        """Make no more calls, and wait for those under way, but at most ``JOIN_S_MAX`` seconds; idempotent."""
+        """Cancel waiting calls, and wait for running ones at most ``JOIN_S_MAX`` seconds; idempotent."""
         with self._lock:
             self._closed = True
         with suppress(Empty):
@@ -98,7 +105,7 @@ class CallThreads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def __del__(self) -> None:
-        if hasattr(self, "_threads"):  # threads refer to the queue alone, so that they end with the last reader
+        if hasattr(self, "_threads"):  # the threads refer to the queue only, so they end with the last reader
             self._end_threads()
 
     def _end_threads(self) -> None:
@@ -113,7 +120,7 @@ class CallThreads:
 
 
 def _work(calls: SimpleQueue[_Call | None], read: ReadFunction) -> None:
-    """Make calls until there is a None."""
+    """Make the calls in the queue until it holds None."""
     while (call := calls.get()) is not None:
         if call.is_cancelled:
             continue
@@ -124,15 +131,15 @@ def _work(calls: SimpleQueue[_Call | None], read: ReadFunction) -> None:
         except BaseException as error:
             call.error = error
         call.done.set()
-        del call  # the next one may be long in coming
+        del call  # do not keep its bytes while the thread waits for the next call
 
 
 class CallStream:
-    """Samples of a function in the order of their numbers, called ahead.
+    """Samples that a function reads, in the order of their numbers; calls run ahead of the consumer.
 
     Args:
-        threads: The threads that call.
-        keys: Key of each sample.
+        threads: The threads that call the function.
+        keys: The key of each sample.
         numbers: Numbers of the samples; pulled by the iterating thread.
         owns_threads: Whether the threads end with the stream.
     """
@@ -151,11 +158,11 @@ class CallStream:
         return self
 
     def __next__(self) -> NumberedSample:
-        """The next sample. Blocks for the function.
+        """Return the next sample; blocks until the function has returned it.
 
         Raises:
-            DecodeError: the function failed; ``__cause__`` is what it raised.
-            ClosedError: the stream was closed meanwhile.
+            DecodeError: the function failed; ``__cause__`` is the original error.
+            ClosedError: the stream was closed in the meantime.
         """
         calls = self._calls
         while len(calls) < self._ahead_count and (number := next(self._numbers, None)) is not None:
@@ -173,7 +180,7 @@ class CallStream:
         return call.number, Sample(call.key, call.fields, 0, size_bytes), call.key
 
     def close(self) -> None:
-        """Cancel the calls that have not begun; from any thread, idempotent."""
+        """Cancel the calls that have not started; any thread may call this; idempotent."""
         for call in list(self._calls):
             call.cancel()
         if self._owns_threads:
@@ -220,32 +227,38 @@ class FunctionReader:
         self._make_threads()
 
     def read_batch(self, numbers: Sequence[int]) -> Iterator[NumberedSample]:
-        """Some samples; see ``SampleReader``."""
+        """Read some samples, in the order of `numbers`."""
         return self.stream(numbers)
 
     def stream(self, numbers: Iterable[int], *, threads_count: int | None = None) -> CallStream:
-        """Samples in the order of `numbers`; see ``SampleReader``."""
+        """Return a stream of samples in the order of `numbers`.
+
+        Args:
+            numbers: Numbers of the samples; pulled a little ahead of what is read.
+            threads_count: Number of threads that call the function for this stream; None: the threads that all streams
+                of the reader share.
+        """
         if threads_count is None:
             return CallStream(self._threads, self._keys, numbers, owns_threads=False)
         return CallStream(CallThreads(self._read, threads_count), self._keys, numbers, owns_threads=True)
 
     def requests(self, number: int) -> Sequence[PlanItem]:
-        """Nothing: the function reads."""
+        """Return nothing, because the function reads."""
         del number
         return ()
 
     def iter_keys(self) -> Iterator[str]:
-        """The key of each sample, in order."""
+        """Iterate over the keys of all samples, in order."""
         return iter(self._keys)
 
     def find(self, key: str) -> int | None:
-        """Number of the first sample with this key. Cost: the first call makes a dict of all keys."""
+        """Return the number of the first sample with this key, or None. Cost: the first call makes a dict of all keys."""
         if self._by_key is None:
             self._by_key = {key: number for number, key in reversed(list(enumerate(self._keys)))}
         return self._by_key.get(key)
 
     def close(self) -> None:
-        """Wait for calls under way, but not for ever, and end the threads; idempotent."""
+        """Wait for running calls at most ``JOIN_S_MAX`` seconds, and end the threads; idempotent."""
         self._threads.close()
 
 

@@ -27,10 +27,10 @@ class IndexedReader(StoredReader):
     """Samples of shards, in the versions that were indexed.
 
     Args:
-        known: What the index says of the shards; complete.
+        known: The shards in the index of the data set; all of them must be indexed.
         fields: Members to read; None: all.
-        gap_bytes: The widest gap that ``read_batch`` reads through; None: as wide as pays, by what was measured.
-        indexes_max: Number of shards' indexes to keep; None: all that were needed.
+        gap_bytes: The widest gap that ``read_batch`` reads through; None: as wide as measurements say is worthwhile.
+        indexes_max: Number of shard indexes to keep in memory; None: all that were needed.
 
     Raises:
         ConfigError: a shard is not indexed, or its format cannot be read from any sample.
@@ -63,7 +63,7 @@ class IndexedReader(StoredReader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._map = SampleMap(self._known, indexes_max=self._indexes_max)  # the indexes that are needed are read again
+        self._map = SampleMap(self._known, indexes_max=self._indexes_max)  # reads shard indexes again when needed
 
     def __len__(self) -> int:
         return len(self._map)
@@ -74,23 +74,23 @@ class IndexedReader(StoredReader):
         self._known.place.store.close()
 
     def iter_keys(self) -> Iterator[str]:
-        """The key of each sample, in order. Cost: reads the keys of all shards."""
+        """Iterate over the keys of all samples, in order. Cost: reads the keys of all shards."""
         return self._map.iter_keys()
 
     def find(self, key: str) -> int | None:
-        """Number of the first sample with this key. Cost: the first call reads the keys of all shards."""
+        """Return the number of the first sample with this key, or None. Cost: the first call reads the keys of all shards."""
         return self._map.find(key)
 
     def numbers(self, shards: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Numbers of samples, from the numbers of their shards and their numbers in them; all int64[n]."""
+        """Return the numbers of samples, given their shards and their numbers within them; all int64[n]."""
         return self._starts[shards] + samples
 
     def load_indexes(self, shards: Collection[int]) -> None:
-        """Have the indexes of some shards. Cost: one read for each that is not kept, many at a time."""
+        """Read the indexes of some shards. Cost: one read per index that is not in memory, many at a time."""
         self._map.load(shards)
 
     def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
-        """Where the bytes of some samples lie."""
+        """Return where the bytes of some samples lie."""
         extents = self._map.extents(numbers)
         for shard in {extent.shard for extent in extents}:
             self._need_head(shard)
@@ -105,7 +105,7 @@ class IndexedReader(StoredReader):
         return located
 
     def made(self, located: LocatedSample, data: Sequence[memoryview]) -> NumberedSample:
-        """A sample, from its bytes or from those of the members that were read."""
+        """Make a sample from its bytes, or from those of the members that were read."""
         extent: SampleExtent = located.context
         is_all = self._fields is None or (len(data) == 1 and len(data[0]) == extent.span.length_bytes)
         sample = self._map.parse(extent, data[0]) if is_all else self._map.parse_some(extent, data)
@@ -114,7 +114,7 @@ class IndexedReader(StoredReader):
         return located.number, sample, self._known.shards[extent.shard].shard.url
 
     def _wanted(self, extent: SampleExtent) -> list[ByteRange] | None:
-        """What to read of a sample if leaving out members pays; None: all of it."""
+        """Return the spans to read of a sample if skipping members is worthwhile; None: read all of it."""
         row = self._known.rows[extent.shard]
         shard = cast("Shard", self._known.shards[extent.shard].shard)
         if self._fields is None or row is None or not may_pay(shard, row, self._fields):
@@ -122,7 +122,7 @@ class IndexedReader(StoredReader):
         return wanted_spans(extent.known, extent.sample, 1, fields=self._fields, gap_bytes=gap_bytes_of(shard))
 
     def _need_head(self, shard: int) -> None:
-        """Read once what the parser of every sample of a shard needs; nothing for most formats."""
+        """Read, once per shard, the bytes that the parser needs for every sample; most formats need none."""
         head = self._map.head_span(shard)
         if head is not None:
             found, _, size_bytes, _, if_match = self._known.shards[shard]

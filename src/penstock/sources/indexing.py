@@ -57,10 +57,10 @@ def build_index(
         raise ConfigError(f"{pipeline.source!r} is not one set of shards", hint="index its sources one by one")
     finder = ShardFinder(pipeline.source, fetch=None)
     try:
-        found = finder.find()
-        place = _place(found, beside=beside, index_dir=index_dir)
+        all_shards = finder.find()
+        place = _place(all_shards, beside=beside, index_dir=index_dir)
         return index.build(
-            found,
+            all_shards,
             place,
             again=again,
             foreign_indexes=foreign_indexes,
@@ -72,9 +72,9 @@ def build_index(
 
 
 def _place(
-    found: Sequence[Shard], *, beside: bool | None, index_dir: str | os.PathLike[str] | None
+    shards: Sequence[Shard], *, beside: bool | None, index_dir: str | os.PathLike[str] | None
 ) -> index.IndexPlace:
     if beside:
-        return index.beside(found)
-    place = index.found_beside(found) if beside is None and index_dir is None else None
-    return place or index.in_directory(found, index_dir)
+        return index.beside(shards)
+    place = index.found_beside(shards) if beside is None and index_dir is None else None
+    return place or index.in_directory(shards, index_dir)

@@ -1,10 +1,10 @@
-"""Ranges of a batch that lie near each other in a shard are read by one request, as far as that pays.
+"""Merges ranges of a batch that lie near each other in a shard into one request, where that is faster.
 
-Reading a gap costs bandwidth; a second request costs a connection for as long as its answer takes to begin. On one
-connection they break even at ``first_byte_s * bytes_per_s`` (``bench/coalesce.py``). The requests of a batch run side by
-side, though, and a request that hides behind others costs no time: by that rule, all gaps between 128 random samples of a
-few shards would be worth reading, which reads the shards whole, sixteen times the bytes. So gaps are read through,
-narrowest first, only until as many requests are left as may be in flight at once. A gap that costs less than sending a
+Reading a gap costs bandwidth; a second request occupies a connection until its response starts. On one connection they
+break even at ``first_byte_s * bytes_per_s`` (``bench/coalesce.py``). The requests of a batch run side by side, however,
+and a request that runs beside others costs no time: by the break-even rule all gaps between 128 random samples of a few
+shards would be read, which reads the shards completely, sixteen times the bytes. Gaps are therefore read through,
+narrowest first, only until no more requests are left than may be in flight at once. A gap that costs less than sending a
 request is always read through.
 """
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 BREAK_EVEN_BYTES = 512 * KIB
-"""The gap as long as nothing is measured: the default of ``FetchConfig.gap_bytes_max``."""
+"""The break-even gap before anything is measured, in bytes: the default of ``FetchConfig.gap_bytes_max``."""
 
 
 class RequestedRange(NamedTuple):
-    """Bytes of a sample.
+    """One range of a sample.
 
     Attributes:
         row: Index of the sample in the batch.
@@ -45,17 +45,17 @@ class RequestedRange(NamedTuple):
 
 
 class MergedRead(NamedTuple):
-    """One request, and the ranges that lie in what it reads."""
+    """One request, and the ranges that it contains."""
 
     item: PlanItem
     ranges: list[RequestedRange]
 
 
 def break_even_bytes(stores: Iterable[Store]) -> int:
-    """The gap that takes as long to read, on one connection, as the next answer takes to begin, by what was measured.
+    """Return the gap in bytes that takes as long to read, on one connection, as the next response takes to start.
 
     Args:
-        stores: The stores that are read; the narrowest gap of them counts.
+        stores: The stores to read from, which have measured both; the narrowest gap counts.
 
     Cost: a few medians of 512 numbers for each store.
     """
@@ -74,13 +74,13 @@ def _break_even_bytes(store: Store) -> int:
 
 
 def gap_worth_bytes(gaps: Sequence[int], *, others_count: int, break_even_bytes: int, requests_max: int) -> int:
-    """The widest gap to read through.
+    """Return the widest gap to read through, in bytes.
 
     Args:
-        gaps: Bytes between neighbours in one object.
+        gaps: Numbers of bytes between neighbouring ranges of one object.
         others_count: Number of requests that are left if every gap is read through.
         break_even_bytes: The gap at which reading and a second request cost the same, on one connection.
-        requests_max: Most requests in flight at once.
+        requests_max: Largest number of requests in flight at once.
     """
     surplus = len(gaps) + others_count - requests_max
     if surplus <= 0:
@@ -93,19 +93,19 @@ def gap_worth_bytes(gaps: Sequence[int], *, others_count: int, break_even_bytes:
 def merged_reads(
     ranges: Sequence[RequestedRange], stores: Iterable[Store], config: FetchConfig, *, gap_bytes: int | None = None
 ) -> list[MergedRead]:
-    """The requests for some ranges, which read each byte once.
+    """Return the requests for some ranges; together they read no byte twice.
 
     Args:
-        ranges: The ranges in any order; of an object that is read whole, only one.
+        ranges: The ranges in any order; an object that is read as a whole may occur once only.
         stores: The stores that hold the objects.
         config: How the stores are read.
-        gap_bytes: The widest gap to read through; None: as wide as pays.
+        gap_bytes: The widest gap to read through; None: as ``gap_worth_bytes`` says.
     """
     reads = [MergedRead(each.item, [each]) for each in ranges if each.item.span is None]
     ordered = sorted((each.item.key, each.item.span, each) for each in ranges if each.item.span is not None)
     if gap_bytes is None:
         gaps = [after[1].start - before[1].end for before, after in pairwise(ordered) if before[0] == after[0]]
-        is_few = len(ranges) <= config.requests_max  # the usual case, in which no median is needed
+        is_few = len(ranges) <= config.requests_max  # the usual case, which needs no medians
         gap_bytes = gap_worth_bytes(
             gaps,
             others_count=len(ranges) - len(gaps),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ObjectReader(StoredReader):
     """Objects, or groups of objects, in the order in which they were listed, and in the versions that were listed.
 
-    Names and versions are kept as blocks of bytes: a million objects cost the bytes of their names and about 50 bytes
-    each, and not a million Python objects.
+    Names and versions are kept in blocks of memory and not as Python objects: each costs the bytes of its name and about
+    50 bytes more.
 
     Args:
         source: The source as the pipeline describes it.
@@ -61,13 +61,13 @@ class ObjectReader(StoredReader):
         return len(self._stores_of)
 
     def iter_keys(self) -> Iterator[str]:
-        """The key of each sample, in order."""
+        """Iterate over the keys of all samples, in order."""
         if self._group_by is None:
             return iter(self._names)
         return (self._member(self._bounds[number])[0] for number in range(len(self)))
 
     def find(self, key: str) -> int | None:
-        """Number of the first sample with this key. Cost: the first call makes a dict of all keys."""
+        """Return the number of the first sample with this key, or None. Cost: the first call makes a dict of all keys."""
         if self._by_key is None:
             by_key: dict[str, int] = {}
             for number, each in enumerate(self.iter_keys()):
@@ -76,11 +76,11 @@ class ObjectReader(StoredReader):
         return self._by_key.get(key)
 
     def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
-        """Where the bytes of some samples lie."""
+        """Return where the bytes of some samples lie."""
         return [self._located(number) for number in numbers]
 
     def made(self, located: LocatedSample, data: Sequence[memoryview]) -> NumberedSample:
-        """A sample, from its objects."""
+        """Make a sample from the bytes of its objects."""
         number, items, (key, fields) = located
         assert self.store is not None
         if len(data) == 1:
@@ -98,9 +98,9 @@ class ObjectReader(StoredReader):
         return LocatedSample(number, [self._item(each, prefix) for each in range(row, stop)], (key, fields))
 
     def _member(self, row: int) -> tuple[str, str]:
-        """Key of the sample that an object belongs to, and the object's field in it."""
+        """Return the key of the sample that an object belongs to, and the object's field in it."""
         member = member_of(self._names[row], self._group_by)
-        assert member is not None  # else it belongs to no group
+        assert member is not None  # objects without a group were left out
         return member
 
     def _item(self, row: int, prefix: str) -> PlanItem:
@@ -114,12 +114,12 @@ class ObjectReader(StoredReader):
 
 
 def _by_name(objects: Any) -> dict[str, Shard]:
-    """Objects by the name that gives key and field of their sample: without the query of a URL, which may be a signature."""
+    """Return objects by the name from which key and field follow: without the query of a URL, which may be a signature."""
     named: dict[str, Shard] = {}
     for each in objects:
         name = each.key
         if "?" in name:
             name = each.url.removeprefix(each.store.describe(""))
-            name += f"#{len(named)}" if name in named else ""  # only the query tells one object from another
+            name += f"#{len(named)}" if name in named else ""  # only the query distinguishes the objects
         named[name] = each
     return named

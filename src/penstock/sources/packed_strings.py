@@ -1,4 +1,4 @@
-"""``PackedStrings``: many strings in one block of memory, which a fork does not copy page by page."""
+"""``PackedStrings``: many strings in one block of memory, whose pages forked processes share."""
 
 from __future__ import annotations
 

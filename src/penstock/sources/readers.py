@@ -1,9 +1,9 @@
 """``SampleReader``: the samples of a source by number; and the base of the readers whose samples lie in stores.
 
 A reader is set up once, in the process that opens the source, and is pickled to worker processes without connections.
-It gives samples in two ways. ``read_batch`` reads a batch that is wanted as a whole: its ranges are sorted, merged and
-requested together, and samples come in the order that reads best. ``stream`` gives samples in the order of their
-numbers, reads ahead, and needs bounded memory however many there are.
+It reads samples in two ways. ``read_batch`` reads a batch that is needed as a whole: its ranges are sorted, merged and
+requested together, and samples come in the order of the requests. ``stream`` returns samples in the order of the
+requested numbers, reads ahead, and needs bounded memory for any number of samples.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ LOCATED_COUNT = 64
 
 
 class SampleStream(Protocol):
-    """Samples in the order of the numbers that were asked for, read ahead. One thread iterates; any thread may close."""
+    """Samples in the order of the requested numbers, read ahead. One thread iterates; any thread may close."""
 
     def __iter__(self) -> Self:
-        """The stream."""
+        """Return the stream itself."""
 
     def __next__(self) -> NumberedSample:
-        """The next sample. Blocks for its bytes.
+        """Return the next sample; blocks until its bytes are there.
 
         Raises:
             StoreError, DataError: the sample cannot be read.
-            ClosedError: the stream was closed meanwhile.
+            ClosedError: the stream was closed in the meantime.
         """
 
     def close(self) -> None:
@@ -62,17 +62,17 @@ class SampleReader(Protocol):
         """The number of samples."""
 
     def read_batch(self, numbers: Sequence[int]) -> Iterator[NumberedSample]:
-        """Some samples, in the order that reads best.
+        """Read some samples, in the order that is fastest to read.
 
         Args:
-            numbers: Numbers of the samples, each once.
+            numbers: Numbers of the samples; each may occur once only.
 
         Raises:
             StoreError, DataError: a sample cannot be read.
         """
 
     def stream(self, numbers: Iterable[int], *, threads_count: int | None = None) -> SampleStream:
-        """Samples in the order of `numbers`. Reading ahead begins with the first sample that is taken.
+        """Return a stream of samples in the order of `numbers`. Reading ahead starts when the first sample is taken.
 
         Args:
             numbers: Numbers of the samples; pulled a little ahead of what is read.
@@ -81,16 +81,16 @@ class SampleReader(Protocol):
         """
 
     def requests(self, number: int) -> Sequence[PlanItem]:
-        """What a stream requests for a sample; nothing if a user's function reads it."""
+        """Return what a stream requests for a sample; nothing if a user's function reads it."""
 
     def iter_keys(self) -> Iterator[str]:
-        """The key of each sample, in order."""
+        """Iterate over the keys of all samples, in order."""
 
     def find(self, key: str) -> int | None:
-        """Number of the first sample with this key; None if no sample has it. Cost: the first call reads all keys."""
+        """Return the number of the first sample with this key, or None. Cost: the first call reads all keys."""
 
     def close(self) -> None:
-        """Let go of stores and threads; idempotent."""
+        """Close stores and threads; idempotent."""
 
 
 class LocatedSample(NamedTuple):
@@ -98,8 +98,8 @@ class LocatedSample(NamedTuple):
 
     Attributes:
         number: Number of the sample.
-        items: What to read.
-        context: What the reader that located it needs in order to make the sample.
+        items: The ranges to read.
+        context: Data of the reader, from which it makes the sample.
     """
 
     number: int
@@ -112,7 +112,7 @@ class StoredReader(ABC):
 
     Args:
         stores: The stores. If there are several, keys in ``LocatedSample`` are those of ``MultiStore``.
-        gap_bytes: The widest gap that ``read_batch`` reads through; None: as wide as pays, by what was measured.
+        gap_bytes: The widest gap that ``read_batch`` reads through; None: as wide as measurements say is worthwhile.
     """
 
     def __init__(self, stores: Sequence[Store], *, gap_bytes: int | None) -> None:
@@ -126,14 +126,14 @@ class StoredReader(ABC):
 
     @abstractmethod
     def located(self, numbers: Sequence[int]) -> list[LocatedSample]:
-        """Where the bytes of some samples lie."""
+        """Return where the bytes of some samples lie."""
 
     @abstractmethod
     def made(self, located: LocatedSample, data: Sequence[memoryview]) -> NumberedSample:
-        """A sample, from the bytes of each of its items."""
+        """Make a sample from the bytes of each of its items."""
 
     def read_batch(self, numbers: Sequence[int]) -> Iterator[NumberedSample]:
-        """Some samples, in the order that reads best; see ``SampleReader``."""
+        """Read some samples, in the order of their ranges in the stores; nearby ranges are read by one request."""
         from penstock.sources.merging import RequestedRange, merged_reads
 
         assert self.store is not None
@@ -143,7 +143,7 @@ class StoredReader(ABC):
         ]
         config = self.store.fetch_config or FetchConfig()
         reads = merged_reads(ranges, self.stores, config, gap_bytes=self._gap_bytes)
-        arrived: dict[int, list[Any]] = {}  # by row, the ranges that are here of samples that have several
+        arrived: dict[int, list[Any]] = {}  # by row: the ranges that have arrived, of samples with several ranges
         for blob in self.store.read_many([read.item for read in reads]):
             item, inside = reads[blob.request_index]
             start = item.span.start if item.span is not None else 0
@@ -159,12 +159,12 @@ class StoredReader(ABC):
                     yield self.made(located[row], arrived.pop(row))
 
     def stream(self, numbers: Iterable[int], *, threads_count: int | None = None) -> StoredStream:
-        """Samples in the order of `numbers`; near neighbours are read together. See ``SampleReader``."""
-        del threads_count  # nothing is called
+        """Return a stream of samples in the order of `numbers`; neighbours that lie near each other are read together."""
+        del threads_count  # no function is called
         return StoredStream(self, numbers)
 
     def requests(self, number: int) -> Sequence[PlanItem]:
-        """What a stream requests for a sample."""
+        """Return what a stream requests for a sample."""
         return self.located([number])[0].items
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class StoredStream:
         return self._reader.made(located, [blob.data, *(next(blobs).data for _ in range(len(located.items) - 1))])
 
     def close(self) -> None:
-        """Cancel what is being read; from any thread, idempotent."""
+        """Cancel what is being read; any thread may call this; idempotent."""
         self._closed = True
         if self._blobs is not None:
             self._blobs.close()

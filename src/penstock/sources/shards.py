@@ -28,8 +28,8 @@ class ShardVersion(NamedTuple):
     """The version of a shard.
 
     Attributes:
-        etag: ETag, or the store's own pin; None if it is not known, or the store has none.
-        size_bytes: Size; None if it is not known.
+        etag: ETag, or what the store uses instead to identify a version; None if it is not known or the store has none.
+        size_bytes: Size in bytes; None if it is not known.
     """
 
     etag: str | None
@@ -37,43 +37,43 @@ class ShardVersion(NamedTuple):
 
 
 class ShardVersions:
-    """The versions of the shards of one source that differ from the listing: what indexes and answers have said since.
+    """The versions of shards of one source that indexes and responses have added to what the listing says.
 
-    Shards themselves never change. This table alone is written while a job reads, by the threads that read.
+    Shards themselves never change. Only this table is written while a job reads, by the threads that read.
     """
 
     def __init__(self) -> None:
         self._learned: dict[Shard, ShardVersion] = {}
 
     def learned(self, shard: Shard) -> ShardVersion | None:
-        """The version of a shard, if something was learned about it since the listing."""
+        """Return the version of a shard if it is known better than from the listing, otherwise None."""
         return self._learned.get(shard)
 
     def learn(self, shard: Shard, *, etag: str | None = None, size_bytes: int | None = None) -> None:
-        """Note what an answer said of a shard.
+        """Record what a response or an index says about a shard.
 
         Args:
             shard: The shard.
-            etag: ETag; it is ignored if one is known, because a job reads one version of each shard.
-            size_bytes: Size; None leaves what is known.
+            etag: ETag; ignored if one is already known, because a job reads one version of each shard.
+            size_bytes: Size in bytes; None keeps the known size.
         """
         known = shard.version
-        found = ShardVersion(known.etag or etag, known.size_bytes if size_bytes is None else size_bytes)
-        if found != known:
-            self._learned[shard] = found
+        version = ShardVersion(known.etag or etag, known.size_bytes if size_bytes is None else size_bytes)
+        if version != known:
+            self._learned[shard] = version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """One shard, or object, of a source. Its version is in the table of its source.
+    """One shard or object of a source; the table of its source holds its version.
 
     Attributes:
-        store: The store that holds it.
-        key: Key in this store.
-        versions: The table that knows its version.
-        format: Format, a name in ``formats``, if the pipeline says it; None if the shard has to tell.
-        listed_etag: ETag in the listing; None if it was not listed.
-        listed_size_bytes: Size in the listing; None if it was not listed.
+        store: The store that it lies in.
+        key: Its key in `store`.
+        versions: The table with its version.
+        format: Name of the format that the pipeline gives; None: the name or the first bytes of the shard tell.
+        listed_etag: ETag in the listing; None if the listing has none or the shard was not listed.
+        listed_size_bytes: Size in the listing, in bytes; None if the shard was not listed.
     """
 
     store: Store
@@ -82,11 +82,13 @@ class Shard:
     format: str | None = None
     listed_etag: str | None = None
     listed_size_bytes: int | None = None
-    _url: str | None = None  # to ask a store's wrappers for it takes as long as to make a shard
+    _url: str | None = (
+        None  # made when first used: describing it through a store's wrappers is as slow as making a shard
+    )
 
     @property
     def url(self) -> str:
-        """The URL, without secrets, for messages and for ``__shard__``."""
+        """URL without secrets, as messages and ``__shard__`` show it."""
         if self._url is None:
             object.__setattr__(self, "_url", self.store.describe(self.key))
         assert self._url is not None
@@ -94,24 +96,24 @@ class Shard:
 
     @property
     def version(self) -> ShardVersion:
-        """The version that this job reads, as far as it is known."""
+        """Version that this job reads, as far as it is known."""
         return self.versions.learned(self) or ShardVersion(self.listed_etag, self.listed_size_bytes)
 
     @property
     def etag(self) -> str | None:
-        """ETag of the version that this job reads. Another ETag in a later answer is an error."""
+        """ETag of the version that this job reads; a later response with another ETag is an error."""
         learned = self.versions.learned(self)
         return self.listed_etag if learned is None else learned.etag
 
     @property
     def size_bytes(self) -> int | None:
-        """Size of the version that this job reads."""
+        """Size in bytes of the version that this job reads; None if it is not known."""
         learned = self.versions.learned(self)
         return self.listed_size_bytes if learned is None else learned.size_bytes
 
 
 _Entry: TypeAlias = "tuple[str, Key, str | None, int | None]"
-"""A listed shard: the root of its store, its key in it, its ETag and its size in bytes."""
+"""A listed shard: the root of its store, its key in that store, its ETag, and its size in bytes."""
 
 
 class _Listing(NamedTuple):
