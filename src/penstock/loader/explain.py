@@ -10,8 +10,9 @@ from penstock.config import FetchConfig, check_names
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
 from penstock.loader.options import LoaderOptions, Options
-from penstock.loader.plan.loader_plan import make_plan, row_bytes
+from penstock.loader.plan.loader_plan import make_plan
 from penstock.loader.plan.sources import SourceFinder
+from penstock.loader.plan.stages import row_bytes
 from penstock.loader.plan.streaming import StreamReadPlan
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
@@ -22,10 +23,10 @@ from penstock.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.loader.lanes.lane_parts import IndexedSource
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
+    from penstock.sources.data_source import DataSource
     from penstock.sources.shards import Shard
 
 LISTED_PER_REQUEST = 1000
@@ -151,13 +152,11 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     return made
 
 
-def _source(
-    leaf: Pipeline, share: float, found: IndexedSource, known_count: int, *, sample_bytes: float | None
-) -> SourcePlan:
+def _source(leaf: Pipeline, share: float, found: DataSource, *, sample_bytes: float | None) -> SourcePlan:
     """What was found of a source; `sample_bytes`: of a sample, where neither an index nor the listing tells."""
     shards = found.shards
     sizes = [shard.size_bytes for shard in shards]
-    samples_count = sum(found.counts) if found.objects is not None or found.rows else None
+    samples_count = found.samples_count if found.is_indexed else None
     total_bytes = sum(size for size in sizes if size is not None) if None not in sizes else None
     if sample_bytes is None:
         sample_bytes = (total_bytes or 0) / max(1, samples_count or 0)
@@ -172,7 +171,7 @@ def _source(
         formats=tuple(sorted(names)) if isinstance(leaf.source, Shards) else (),
         entry_bytes=_entry_bytes(shards, unit_bytes) if isinstance(leaf.source, Shards) else 0,
         unit_bytes=unit_bytes,
-        indexed_count=known_count,
+        indexed_count=found.indexed_count,
         samples_count=samples_count,
         sample_bytes=round(sample_bytes),
     )
@@ -220,7 +219,7 @@ def _explanation(pipeline: Pipeline, plan: LoaderPlan, options: Options) -> tupl
     assert memory is not None
     asks, refusal = _asks(plan, memory)
     flat, shuffle = pipeline.flat(), pipeline.stage(Shuffle)
-    looks = zip(flat.leaves, flat.schedule[0][1], job.sources, plan.known_counts, strict=True)
+    looks = zip(flat.leaves, flat.schedule[0][1], job.sources, strict=True)
     sources = tuple(_source(*look, sample_bytes=sample_bytes) for look in looks)
     lanes_owned = len(job.order.lanes_owned)
     is_objects = all(source.objects is not None for source in job.sources)
@@ -252,7 +251,7 @@ def _explanation(pipeline: Pipeline, plan: LoaderPlan, options: Options) -> tupl
     return explanation, refusal
 
 
-def _listing_requests(source: IndexedSource) -> int:
+def _listing_requests(source: DataSource) -> int:
     """Pages of 1 000 keys; shards given by name are not listed."""
     listed_count = sum(shard.listed_size_bytes is not None for shard in source.shards)
     return -(-listed_count // LISTED_PER_REQUEST)

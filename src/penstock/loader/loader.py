@@ -262,7 +262,7 @@ class Loader:
             TypeError: there is no index, or a stage changes the number of samples.
         """
         plan = self._planned()
-        batches = plan.read_plan.batches(self.epoch, batching=plan.batching) if not plan.carries else None
+        batches = plan.batches(self.epoch)
         if batches is None:
             raise TypeError(
                 "this loader does not know its number of batches: shards without an index tell how many samples they "

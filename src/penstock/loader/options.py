@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from penstock.config import MIB, check_configs, check_path, check_whole
+from penstock.config import MIB, check_configs, check_path, check_whole, cores_count
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,6 +123,11 @@ class Options:
     def prefetch_count(self) -> int:
         """Batches that may wait, whatever their size."""
         return PREFETCH_BATCHES if self.prefetch_batches is None else self.prefetch_batches
+
+    @property
+    def threads_count(self) -> int:
+        """Number of decode threads: as given, otherwise one for each core that this process may use."""
+        return self.threads or cores_count()
 
     def values(self) -> dict[str, Any]:
         """All of them by name."""

@@ -16,8 +16,7 @@ from penstock.loader.batches.run import RunPlan
 from penstock.loader.epoch.consensus import RankConsensus
 from penstock.loader.epoch.opening import EpochRequest, WorkerOptions, open_epoch
 from penstock.loader.options import PREFETCH_BYTES
-from penstock.loader.plan.loader_plan import LoaderPlan, make_plan, threads_count
-from penstock.loader.plan.mix import reweighted
+from penstock.loader.plan.loader_plan import LoaderPlan, make_plan
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.sources import SourceFinder
 from penstock.loader.position import IndexPosition, OutOfOrderPosition, feed_position
@@ -174,7 +173,7 @@ class Session:
             for stage, count in transform.dropped.items():
                 dropped[stage] = dropped.get(stage, 0) + count
         cached = cache_sums(self._finder.stores)
-        return self.meter.read(threads_count=threads_count(self.options), dropped=dropped, cached=cached)
+        return self.meter.read(threads_count=self.options.threads_count, dropped=dropped, cached=cached)
 
     def _close_finder(self) -> None:
         self.meter.add(cache_sums(self._finder.stores), {})
@@ -186,7 +185,7 @@ class Session:
             line.summarise(self.statistics(), epoch=self.epoch, batches=self._batches_count, now_s=now_s)
         elif line.is_due(now_s):
             plan = self.planned()
-            batches = None if plan.carries else plan.read_plan.batches(self.epoch, batching=plan.batching)
+            batches = plan.batches(self.epoch)
             count = None if batches is None else len(batches)
             line.draw(self.statistics(), epoch=self.epoch, batch=self._batches_count, batches=count, now_s=now_s)
 
@@ -237,7 +236,7 @@ class Session:
         place = feed_position(self._position)
         position = place.position if isinstance(place, IndexPosition) else 0  # nothing else is the place of a mix
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
-        reweighted(self.pipeline, plan, weights, epoch=self.epoch, position=from_position)
+        self._plan = plan.with_weights(weights, epoch=self.epoch, position=from_position)
         self._close_epoch()  # what was prefetched is read again
         if self._batches_count and self._position is None:
             self._position = IndexPosition(0)
@@ -291,7 +290,7 @@ class Session:
             batch=batch,
             batch_size=plan.rows_count,
             drop_last=plan.batching.drop_last,
-            threads_count=threads_count(self.options),
+            threads_count=self.options.threads_count,
             prefetch_batches=self.options.prefetch_count,
             prefetch_bytes=PREFETCH_BYTES if self.options.prefetch_batches is None else 0,
             seed=seed,
@@ -308,7 +307,8 @@ class Session:
         )
         epoch = open_epoch(request, consensus=agreement, workers=self._worker_options())
         self._loaded = None
-        _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.said, plan.weights_said)
+        weights = f", weights {plan.facts['weights']}" if "weights" in plan.facts else ""
+        _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.summary, weights)
         return epoch
 
     def _worker_options(self) -> WorkerOptions | None:

@@ -130,11 +130,13 @@ def test_an_index_that_counts_too_many_is_noticed(folder: Path, tmp_path: Path) 
 
     made = pipeline(folder, window=None)
     with ps.Loader(made, index_dir=index(made, tmp_path / "index")) as loader:
-        job: Any = loader._planned().read_plan
-        source = job.sources[0]
+        plan = loader._planned()
+        read_plan: Any = plan.read_plan
+        source = read_plan.sources[0]
         rows = [row._replace(samples_count=row.samples_count + (row.key == "s-003.tar")) for row in source.rows]
-        job.sources = [source._replace(rows=rows)]
-        job.order = replace(job.order, samples=[row.samples_count for row in rows])
+        order = replace(read_plan.order, samples=[row.samples_count for row in rows])
+        wrong = replace(read_plan, sources=[replace(source, rows=rows)], order=order)
+        loader._session._plan = replace(plan, read_plan=wrong)
         with pytest.raises(CorruptShardError, match=r"15 samples.*14.*s-003\.tar"):
             list(loader)
 

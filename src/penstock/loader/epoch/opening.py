@@ -103,14 +103,14 @@ def open_epoch(
         ConfigError: The options do not go together, or the position does not belong to this job.
     """
     plan = request.plan
-    if plan.read_plan.mode == "index" and not plan.carries:
+    if plan.read_plan.mode == "index" and not plan.is_rebatched:
         consensus = None
     if consensus is not None and request.stride[1] > 1:
         raise ConfigError(f"stride={request.stride} with ranks that have to agree", hint="run `penstock index`")
     if workers is not None:
-        opened = _rebatch_in_processes(request, workers) if plan.carries else _run_in_processes(request, workers)
+        opened = _rebatch_in_processes(request, workers) if plan.is_rebatched else _run_in_processes(request, workers)
         return _in_order(request, opened, consensus)
-    if plan.carries:
+    if plan.is_rebatched:
         return _in_order(request, _rebatch_in_threads(request), consensus)
     if request.run_plan.in_order or consensus is not None:
         return _in_order(request, _run_in_threads(request), consensus)
@@ -133,7 +133,7 @@ def _in_order(request: EpochRequest, opened: _OpenedRun, consensus: RankConsensu
             position=opened.position,
             ends_with_last=plan.ends_with_last,
         )
-    if plan.carries:
+    if plan.is_rebatched:
         return RebatchedBatches(
             opened.run, finisher, rows_count=rows_count, first_number=first_number, stride=request.stride
         )
@@ -193,7 +193,9 @@ def _start_workers(
         run_plan=run_plan,
         processes_count=workers.processes_count,
     )
-    jobs = worker_jobs(division, pipeline=plan.pipeline, run_plan=run_plan, epoch=request.epoch, rebatches=plan.carries)
+    jobs = worker_jobs(
+        division, pipeline=plan.pipeline, run_plan=run_plan, epoch=request.epoch, rebatches=plan.is_rebatched
+    )
     run = ProcessRun(
         run_plan,
         assigner=division.assigner,
@@ -201,7 +203,7 @@ def _start_workers(
         pool=workers.pool,
         restarts=workers.restarts,
         meter=request.meter,
-        counts_samples=not plan.carries,
+        counts_samples=not plan.is_rebatched,
     )
     return division, run
 
@@ -265,7 +267,7 @@ def _open_feed(request: EpochRequest) -> EpochFeed:
 
 def _builder(request: EpochRequest, feed: Feed, *, skipped_count: int = 0) -> Callable[[EpochRun], BatchBuilder]:
     plan, epoch = request.plan, request.epoch
-    if plan.carries:
+    if plan.is_rebatched:
         from penstock.loader.batches.rebatching import LocalRebatcher
 
         return lambda run: LocalRebatcher(run, feed, epoch=epoch, skip_count=skipped_count)
@@ -291,7 +293,7 @@ def _any_delivery(request: EpochRequest) -> Delivery | None:
     plan, run_plan = request.plan, request.run_plan
     transforms = tuple(transform.uncounted() for transform in run_plan.transforms)
     batching = plan.read_batching._replace(drop_last=False)
-    for read_plan in (plan.read_plan, plan.read_plan.divided(0, 1)):
+    for read_plan in (plan.read_plan, plan.read_plan.for_rank(0, 1)):
         feed = read_plan.begin(request.epoch, None, batching=batching).feed
         run = EpochRun(
             run_plan._replace(transforms=transforms, drop_last=False, in_order=True),

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from penstock.formats import Sample
     from penstock.index import ShardIndex
     from penstock.loader.lanes.lane import Lane
-    from penstock.loader.lanes.lane_parts import IndexedSource, LanePart, ShardIndexes
+    from penstock.loader.lanes.lane_parts import LanePart, ShardIndexes
     from penstock.loader.lanes.segments import ReadOptions, SampleSource, SourcedSamples
     from penstock.order import IndexedOrder, MixOrder
+    from penstock.sources.data_source import DataSource
     from penstock.sources.shards import Shard
     from penstock.types import Buffer
 
@@ -108,7 +109,7 @@ class FirstBatchPrefetch:
 
     def __init__(
         self,
-        sources: Sequence[IndexedSource],
+        sources: Sequence[DataSource],
         *,
         indexes: ShardIndexes,
         reading: ReadOptions,

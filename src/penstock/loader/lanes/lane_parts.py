@@ -20,34 +20,8 @@ if TYPE_CHECKING:
     from penstock.index import IndexPlace, ShardIndex, ShardRow
     from penstock.order import IndexedOrder, MixOrder
     from penstock.order import Segment as Stored
-    from penstock.sources.readers import SampleReader
+    from penstock.sources.data_source import DataSource
     from penstock.sources.shards import Shard
-
-
-class IndexedSource(NamedTuple):
-    """One source, and what its index says.
-
-    Attributes:
-        shards: The shards, as listed.
-        rows: The row of each shard in the index.
-        place: Where the indexes of the shards lie; None for objects.
-        objects: Reads the samples, if each can be read by itself without an index; there are no rows then.
-    """
-
-    shards: Sequence[Shard]
-    rows: Sequence[ShardRow]
-    place: IndexPlace | None
-    objects: SampleReader | None
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """Number of samples in each shard; each object is a shard of one sample."""
-        return [1] * len(self.objects) if self.objects is not None else [row.samples_count for row in self.rows]
-
-    @property
-    def sample_bytes(self) -> float:
-        """Mean size of a stored sample; 0 for objects."""
-        return sum(row.size_bytes for row in self.rows) / max(1, sum(self.counts)) if self.objects is None else 0.0
 
 
 class LanePart(NamedTuple):
@@ -130,13 +104,13 @@ class ShardIndexes:
     Cost: one small read, and 12 bytes for each sample, for each shard that is loaded.
     """
 
-    def __init__(self, sources: Sequence[IndexedSource]) -> None:
+    def __init__(self, sources: Sequence[DataSource]) -> None:
         self._sources = sources
         self._loaded: dict[tuple[int, int], ShardIndex] = {}
 
     def load(self, source: int, shards: Sequence[int]) -> Iterator[ShardIndex]:
         """The indexes of some shards of a source, in order, as they arrive; all missing ones are requested at once."""
-        loaded, (_, rows, place, _) = self._loaded, self._sources[source]
+        loaded, rows, place = self._loaded, self._sources[source].rows, self._sources[source].place
         missing = [shard for shard in dict.fromkeys(shards) if (source, shard) not in loaded]
         assert place is not None
         arriving = zip(missing, place.load_shards([rows[shard] for shard in missing]), strict=True)
@@ -176,14 +150,14 @@ class ShardIndexes:
         return [self._segment(part.source, stored, number, fields) for number, stored in enumerate(part.stored)]
 
     def _segment(self, source: int, stored: Stored, number: int, fields: frozenset[str] | None) -> ShardSegment:
-        shards, rows, place, _ = self._sources[source]
-        shard = stored.shard % len(shards)
+        data = self._sources[source]
+        shard = stored.shard % len(data.shards)
         return segment_of(
             stored,
             number,
-            shard=shards[shard],
-            row=rows[shard],
-            place=place,
+            shard=data.shards[shard],
+            row=data.rows[shard],
+            place=data.place,
             known=self._loaded.get((source, shard)),
             fields=fields,
             source=source,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.loader.lanes.feed import EpochFeed, LanesFeed
 from penstock.loader.lanes.first_batch import FirstBatchPrefetch, PrefetchedLane
@@ -21,44 +21,36 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.feed import Batching, Feed
     from penstock.loader.lanes.first_batch import PrefetchedSamples
     from penstock.loader.lanes.lane import SampleLane
-    from penstock.loader.lanes.lane_parts import IndexedSource, LanePart
+    from penstock.loader.lanes.lane_parts import LanePart
     from penstock.loader.lanes.segments import ReadOptions
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.loader.position import FeedPosition
     from penstock.order import IndexedOrder
+    from penstock.sources.data_source import DataSource
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedReadPlan:
-    """What this rank reads, in the order of an index.
+    """The part of an indexed data set that this rank reads.
 
-    Args:
-        sources: One, or those of the mix, in its order.
-        order: Of epoch 0.
-        reading: How.
-        threads_count: For users' functions that read.
-        prefetched_count: Number of positions, of all ranks, whose samples do not wait for their runs: those of a batch.
-        memory: See ``ReadPlan``.
+    Attributes:
+        sources: The source, or the sources of a mix in its order.
+        order: Order of epoch 0.
+        reading: Options of the lanes.
+        threads_count: Number of threads that call a user's read function.
+        prefetched_count: Number of positions, of all ranks, whose samples need not wait for their runs: those of a batch.
+        memory: Memory that the rank holds at most.
     """
 
-    mode = "index"
+    mode: ClassVar[str] = "index"
 
-    def __init__(
-        self,
-        sources: Sequence[IndexedSource],
-        *,
-        order: IndexedOrder | MixOrder,
-        reading: ReadOptions,
-        threads_count: int,
-        prefetched_count: int,
-        memory: MemoryPlan | None,
-    ) -> None:
-        self.order = order
-        self.memory: MemoryPlan | None = memory
-        self.threads_count = threads_count
-        self._prefetched_count = prefetched_count
-        self.sources = sources
-        self.reading = reading
+    sources: Sequence[DataSource]
+    order: IndexedOrder | MixOrder
+    reading: ReadOptions
+    threads_count: int
+    prefetched_count: int
+    memory: MemoryPlan | None
 
     def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
         """See ``ReadPlan``."""
@@ -82,33 +74,29 @@ class IndexedReadPlan:
             threads_count=self.threads_count,
         )
 
-    def divided(self, rank: int, world_size: int) -> IndexedReadPlan:
-        """The same job as another rank of another world sees it; the order of positions stays."""
-        return self._divided(rank, world_size, self.reading)
+    def for_rank(self, rank: int, world_size: int) -> IndexedReadPlan:
+        """See ``ReadPlan``."""
+        return replace(self, order=replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count))
 
     def for_worker(self, number: int, workers_count: int) -> IndexedReadPlan:
-        """What one of several worker processes reads: to the order, a worker is a rank of a larger world.
+        """The part of one worker process: to the order, a worker is a rank of a larger world.
 
         Args:
             number: Number of the worker, from 0.
             workers_count: Number of workers of this rank, each with an equal share of the memory.
         """
         rank, world_size = self.order.rank, self.order.world_size
-        return self._divided(rank + world_size * number, world_size * workers_count, self.reading.share(workers_count))
-
-    def _divided(self, rank: int, world_size: int, reading: ReadOptions) -> IndexedReadPlan:
-        order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count)
-        return IndexedReadPlan(
-            self.sources,
-            order=order,
-            reading=reading,
-            threads_count=self.threads_count,
-            prefetched_count=self._prefetched_count,
-            memory=self.memory,
-        )
+        own = self.for_rank(rank + world_size * number, world_size * workers_count)
+        return replace(own, reading=self.reading.share(workers_count))
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
-        """See ``ReadPlan``; those from position `origin` on."""
+        """See ``ReadPlan``.
+
+        Args:
+            epoch: Epoch number, from 0.
+            batching: Size of the batches.
+            origin: Position of the order at which the first of the batches begins.
+        """
         order = self.order.at_epoch(epoch)
         return Batches(
             samples_count=order.samples_count,
@@ -123,8 +111,9 @@ class IndexedReadPlan:
     def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
         """See ``ReadPlan``.
 
-        Cost: what reading ahead of the first sample costs: an index of each shard that is entered or left inside or that
-            holds samples of the first batch. For formats with a table of contents also that, of up to ``LOOKS_MAX`` shards.
+        Cost: the same index reads as before the first sample of an epoch: one for each shard that a lane enters or leaves
+            inside, or that holds a sample of the first batch. For formats with a table of contents also this table, of at
+            most ``TABLES_MAX`` shards.
         """
         order, stop = self.order, self.batches(0, batching=batching).stop
         estimator = RequestEstimator(self.reading)
@@ -193,7 +182,7 @@ class IndexedReadPlan:
                 lane.close()
             raise
         turn = sum(number < first_lane for number in owned)
-        if turn == len(owned):  # the rank's lanes had their turn in this round
+        if turn == len(owned):  # all lanes of the rank have had their turn in this round
             rounds, turn = rounds + 1, 0
         return LanesFeed(
             lanes,
@@ -207,7 +196,7 @@ class IndexedReadPlan:
 
     def _prefetch(self, indexes: ShardIndexes) -> FirstBatchPrefetch:
         return FirstBatchPrefetch(
-            self.sources, indexes=indexes, reading=self.reading, positions_count=self._prefetched_count
+            self.sources, indexes=indexes, reading=self.reading, positions_count=self.prefetched_count
         )
 
     def _window_bytes(self, order: IndexedOrder | MixOrder) -> int:
@@ -217,7 +206,7 @@ class IndexedReadPlan:
             part = order.sources[number] if isinstance(order, MixOrder) else order
             if part.shuffled:
                 share = len(order.lanes_owned) / order.lanes_count
-                window_bytes += share * min(part.window, sum(source.counts)) * source.sample_bytes
+                window_bytes += share * min(part.window, source.samples_count) * source.sample_bytes
         return round(window_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Changing the weights of a mix while it is read."""
+"""The order of a mix, and changes of its weights while it is read."""
 
 from __future__ import annotations
 
@@ -6,30 +6,65 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.order import MixOrder
+from penstock.order import MixedSource, MixOrder, MixWeights
 from penstock.pipeline import Mix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.loader.plan.loader_plan import LoaderPlan
+    from penstock.loader.plan.loader_plan import OrderOptions
     from penstock.pipeline import Pipeline
 
+_AT_END: dict[str, Any] = {"all": "stop", "first": "first", "repeat": "repeat"}
 
-def reweighted(
+
+def mixed_order(
+    pipeline: Pipeline, counts: Sequence[Sequence[int]], options: OrderOptions, saved: Mapping[str, Any]
+) -> MixOrder:
+    """The order of a mix.
+
+    Args:
+        pipeline: The pipeline that mixes.
+        counts: Number of samples in each shard, by source.
+        options: What every order is made with.
+        saved: Facts of a saved state. It remembers all changes of the weights; without one they are those of the pipeline.
+    """
+    flat = pipeline.flat()
+    history = [MixWeights(shares, 0, position) for position, shares in flat.schedule]
+    if "weights" in saved:
+        history = [MixWeights.from_json(entry) for entry in saved["weights"]]
+    window = max(1, options.window // len(counts))
+    return MixOrder(
+        sources=tuple(MixedSource(samples=samples, window=window, shuffled=options.shuffled) for samples in counts),
+        history=tuple(history),
+        at_end=_AT_END[flat.stop],
+        seed=options.seed,
+        lanes=options.lanes,
+        rank=options.rank,
+        world_size=options.world_size,
+    )
+
+
+def reweighted_order(
+    order: object,
     pipeline: Pipeline,
-    plan: LoaderPlan,
     weights: Sequence[float] | Mapping[Pipeline, float],
     *,
     epoch: int,
     position: int,
-) -> None:
-    """Give the plan's order other weights from a position of an epoch on, and its facts the history of them.
+) -> MixOrder:
+    """The order of a mix with other weights from a position of an epoch on.
+
+    Args:
+        order: Order of epoch 0, so far.
+        pipeline: The pipeline that mixes.
+        weights: Weights of the parts of the mix, in its order or by pipeline.
+        epoch: Epoch number, from 0.
+        position: Position in this epoch from which the weights hold.
 
     Raises:
-        ConfigError: there is no mix, or the weights do not fit its parts.
+        ConfigError: There is no mix, or the weights do not fit its parts.
     """
-    order: Any = plan.read_plan.order
     if not isinstance(order, MixOrder) or not isinstance(pipeline.source, Mix):
         raise ConfigError(f"set_weights() needs a mix, this loader reads {pipeline.source!r}")
     parts = pipeline.source.parts
@@ -42,13 +77,11 @@ def reweighted(
             f"set_weights() got {weights!r} for a mix of {len(parts)} parts",
             hint="a mapping of the mix's own pipelines",
         )
-    entries = []
+    shares: list[float] = []
     for part, weight in zip(parts, given, strict=True):
-        inner = part.flat().schedule
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise ConfigError(f"set_weights() weight {weight!r} must be a number of at least 0")
-        shares = next(each for begin, each in reversed(inner) if begin <= position)
-        entries += [weight * share for share in shares]
-    changed = order.at_epoch(epoch).with_weights(entries, position=position)
-    plan.read_plan.order = changed.at_epoch(0)
-    plan.facts["weights"] = [each.as_json() for each in changed.history]
+        schedule = part.flat().schedule
+        inner = next(each for begin, each in reversed(schedule) if begin <= position)
+        shares += [weight * share for share in inner]
+    return order.at_epoch(epoch).with_weights(shares, position=position).at_epoch(0)

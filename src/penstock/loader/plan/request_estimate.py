@@ -1,4 +1,4 @@
-"""What an epoch asks of its stores: GETs and bytes, counted from the segments that the lanes of a rank read."""
+"""An estimate of an epoch's requests: GETs and bytes, counted from the segments that the lanes of a rank read."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from penstock.loader.lanes.segments import ReadOptions, ShardSegment
     from penstock.sources.readers import SampleReader
 
-LOOKS_MAX = 64
-"""Shards whose table of contents is read in order to count. Each costs a request or two, which thousands are not worth."""
+TABLES_MAX = 64
+"""Number of shards whose table of contents is read for an estimate. Each costs one or two requests, so thousands would be
+too many."""
 
 
 class RequestEstimate(NamedTuple):
-    """GETs and their bytes.
+    """A number of GETs and of bytes, at least and at most.
 
-    Retries and hedges are left out, and what a rank reads once more to pad a batch of which every sample was dropped.
-    What an epoch is sure to ask and the most that it may ask differ by what is read ahead where it ends before its last
-    byte: at most the rest of one shard for each lane, and what lanes do not share of their tables of contents.
+    It leaves out retries and hedges, and the row of another rank that pads a batch whose samples were all dropped.
+    Minimum and maximum differ if an epoch ends before its last byte, by what has been read ahead: at most the rest of one
+    shard for each lane. They also differ by tables of contents that lanes may read once each.
     """
 
     requests_min: int
@@ -37,12 +38,12 @@ class RequestEstimate(NamedTuple):
     def __add__(self, other: RequestEstimate) -> RequestEstimate:  # type: ignore[override]
         return RequestEstimate(*(one + two for one, two in zip(self, other, strict=True)))
 
-    def at_most(self) -> RequestEstimate:
-        """The same, where none of it is sure."""
+    def none_certain(self) -> RequestEstimate:
+        """The same requests, if it is not certain that any is made."""
         return RequestEstimate(0, self.requests_max, 0, self.bytes_max)
 
-    def begun(self) -> RequestEstimate:
-        """The same, where only the beginning is sure."""
+    def first_certain(self) -> RequestEstimate:
+        """The same requests, if only the first is certain, and not how many bytes of it arrive."""
         return RequestEstimate(min(1, self.requests_min), self.requests_max, 0, self.bytes_max)
 
 
@@ -54,71 +55,71 @@ class UnknownRequestsError(Exception):
 
 
 class RequestEstimator:
-    """Adds up what a rank asks.
+    """Adds up the requests of a rank.
 
     Args:
-        reading: How its lanes read.
+        reading: Options of its lanes.
     """
 
     def __init__(self, reading: ReadOptions) -> None:
         self.total = NOTHING
         self._reading = reading
-        self._looked: dict[int, RangedShard] = {}  # by shard
+        self._tables: dict[int, RangedShard] = {}  # by the identity of the shard
 
     def add_spans(self, spans: Iterable[ByteRange]) -> None:
-        """Spans that are one GET each."""
+        """Add spans that are one GET each."""
         for span in spans:
             self.total += RequestEstimate(1, 1, span.length_bytes, span.length_bytes)
 
     def add_lane(
         self, segments: Sequence[ShardSegment], *, needed_count: int | None, ends_inside: bool = False
     ) -> None:
-        """What a lane reads one after the other.
+        """Add what a lane reads.
 
         Args:
-            segments: All that the lane may read.
-            needed_count: Samples that the epoch takes from it; None: all that there are.
-            ends_inside: Whether its last sample is not the last of its shard.
+            segments: All segments that the lane may read, in order.
+            needed_count: Number of samples that the epoch takes from the lane; None takes all.
+            ends_inside: Whether the last of these samples is not the last of its shard.
 
         Raises:
-            UnknownRequestsError: only reading tells.
-            ConfigError: a unit of a shard does not fit the memory budget, as the lane says.
+            UnknownRequestsError: Only reading tells.
+            ConfigError: A unit of a shard does not fit the memory budget.
         """
         for number, segment in enumerate(segments):
-            asks = self._ranged(segment) if is_ranged(segment) else self._streamed(segment)
+            requests = self._ranged(segment) if is_ranged(segment) else self._streamed(segment)
             if needed_count is not None:
-                count = segment.count or needed_count + 1  # without a count nobody knows where it ends
+                count = segment.count or needed_count + 1  # without a count nobody knows where the segment ends
                 is_last = number == len(segments) - 1
                 is_cut_short = is_last and ends_inside and segment.end_bytes is None and not is_ranged(segment)
                 if needed_count <= 0:
-                    asks = asks.at_most()
+                    requests = requests.none_certain()
                 elif needed_count < count or is_cut_short:
-                    asks = asks.begun()
+                    requests = requests.first_certain()
                 needed_count -= count
-            self.total += asks
+            self.total += requests
 
     def add_objects(self, objects: SampleReader, numbers: Iterable[int], *, needed_count: int | None = None) -> None:
-        """Samples that are objects, in the order in which they are read.
+        """Add samples that are objects.
 
         Args:
             objects: The source.
-            numbers: Numbers of the source's samples, from 0, in the order in which they are read.
-            needed_count: How many of them the epoch takes; None: all.
+            numbers: Numbers of samples of the source, from 0, in the order in which they are read.
+            needed_count: Number of these samples that the epoch takes; None takes all.
 
         Raises:
-            UnknownRequestsError: a size was not listed.
+            UnknownRequestsError: The listing does not say a size.
         """
-        if objects.store is None:  # the user's function reads
+        if objects.store is None:  # a function of the user reads
             return
         part_bytes = (objects.store.fetch_config or FetchConfig()).part_bytes
-        requests = {}
+        requests: dict[int, RequestEstimate] = {}
         for at, number in enumerate(numbers):
             if number not in requests:
                 requests[number] = sum(
                     (_whole(item.size_bytes, part_bytes) for item in objects.requests(number)), NOTHING
                 )
-            is_sure = needed_count is None or at < needed_count
-            self.total += requests[number] if is_sure else requests[number].at_most()
+            is_certain = needed_count is None or at < needed_count
+            self.total += requests[number] if is_certain else requests[number].none_certain()
 
     def _streamed(self, segment: ShardSegment) -> RequestEstimate:
         if segment.shard.size_bytes is None or segment.format is None:
@@ -132,7 +133,7 @@ class RequestEstimator:
         if head is not None and segment.offset_bytes:
             first_bytes = min(next(head()).length_bytes, segment.shard.size_bytes)
             found += RequestEstimate(1, 1, first_bytes, first_bytes)
-            if segment.offset_bytes > first_bytes:  # a head that is longer, and ends before it, takes a second look
+            if segment.offset_bytes > first_bytes:  # a longer head, which ends before the segment, takes a second GET
                 found += RequestEstimate(0, 1, 0, segment.offset_bytes)
         return found
 
@@ -140,20 +141,20 @@ class RequestEstimator:
         if segment.shard.size_bytes is None:
             raise UnknownRequestsError
         key = id(segment.shard)
-        is_new = key not in self._looked
-        if is_new and len(self._looked) == LOOKS_MAX:
+        is_new = key not in self._tables
+        if is_new and len(self._tables) == TABLES_MAX:
             raise UnknownRequestsError
         shard = RangedShard(segment, reading=self._reading)
         try:
             items = shard.planned()
-            self._looked.setdefault(key, shard)  # its table of contents is kept for other lanes
+            self._tables.setdefault(key, shard)  # keeps the table of contents for other lanes
         finally:
-            if is_new and key not in self._looked:
+            if is_new and key not in self._tables:
                 shard.close()
         found = NOTHING
-        for span in shard.looked:  # again, where the first lane is done with the shard before the second begins
-            sure = int(is_new)
-            found += RequestEstimate(sure, 1, sure * span.length_bytes, span.length_bytes)
+        for span in shard.looked:  # read again if the first lane has finished the shard before the second one begins it
+            certain = int(is_new)
+            found += RequestEstimate(certain, 1, certain * span.length_bytes, span.length_bytes)
         for item in items:
             assert item.span is not None
             requests = len(cut(item.span, self._reading.sizes.part_bytes))
@@ -162,7 +163,7 @@ class RequestEstimator:
 
 
 def _whole(size_bytes: int | None, part_bytes: int) -> RequestEstimate:
-    """An object that is read whole."""
+    """The requests for an object that is read whole."""
     if size_bytes is None:
         raise UnknownRequestsError
     requests = len(cut(ByteRange(0, size_bytes), part_bytes))

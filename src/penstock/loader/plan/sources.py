@@ -1,90 +1,66 @@
-"""What there is to read: the shards of each source, and whether an index knows them."""
+"""The sources of a pipeline: their shards or objects, and what indexes know of them."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, StoreError
 from penstock.index import beside, in_directory, lookup
 from penstock.pipeline import Mix, Objects, Shards
+from penstock.sources.data_source import DataSource
 from penstock.sources.shards import ShardFinder
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
-    from penstock.index import EarlyIndex, IndexPlace, Lookup, ShardRow
+    from penstock.index import EarlyIndex
     from penstock.pipeline import Pipeline
-    from penstock.sources.readers import SampleReader
     from penstock.sources.shards import Shard
     from penstock.store import Store
 
 _log = logging.getLogger("penstock.loader")
 
 
-class DataSource(NamedTuple):
-    """One source.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineData:
+    """The sources of a pipeline.
 
     Attributes:
-        shards: In an order that the URLs fix.
-        rows: What an index knows of each.
-        place: Where that index lies; None: there is none.
-        objects: Samples that are objects of their own; they need no index.
-        outdated_count: Number of shards that an index knows, but in another version.
+        sources: The source, or the sources of a mix in its order.
+        is_indexed: Whether an index knows all shards and is used.
+        summary: One line about this, for people.
     """
 
-    shards: list[Shard]
-    rows: Sequence[ShardRow | None]
-    place: IndexPlace | None
-    objects: SampleReader | None = None
-    outdated_count: int = 0
-
-    @property
-    def samples_count(self) -> int:
-        """As far as it is known."""
-        return len(self.objects) if self.objects is not None else sum(row.samples_count for row in self.rows if row)
-
-
-class DataSources(NamedTuple):
-    """All sources of a pipeline.
-
-    Attributes:
-        pipeline: Whose they are.
-        sources: In the order of its mix.
-        is_indexed: Whether an index knows all of them, and is to be used.
-        said: One line on that, for people.
-    """
-
-    pipeline: Pipeline
-    sources: list[DataSource]
+    sources: Sequence[DataSource]
     is_indexed: bool
-    said: str
+    summary: str
 
-
-def data_digest(sources: Iterable[DataSource]) -> str:
-    """Identity of a data set: a digest of its shards' URLs, sizes and versions, as far as the listing tells."""
-    digest = hashlib.blake2b(digest_size=16)
-    for source in sources:
-        lines = [f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n" for shard in source.shards]
-        if source.objects is not None:
-            lines += [f"{key}\n" for key in source.objects.iter_keys()]
-        digest.update("".join(lines).encode(errors="surrogateescape"))  # at once: there may be millions
-    return digest.hexdigest()
+    def digest(self) -> str:
+        """Identity of the data: a digest of the URLs, sizes and ETags of the listing."""
+        digest = hashlib.blake2b(digest_size=16)
+        for source in self.sources:
+            lines = [f"{shard.url}\n{shard.listed_size_bytes}\n{shard.listed_etag}\n" for shard in source.shards]
+            if source.objects is not None:
+                lines += [f"{key}\n" for key in source.objects.iter_keys()]
+            digest.update("".join(lines).encode(errors="surrogateescape"))  # one call: there may be millions of lines
+        return digest.hexdigest()
 
 
 class SourceFinder:
-    """Lists a pipeline's sources and looks for indexes. The stores stay open until ``close()``.
+    """Lists the sources of a pipeline and looks for indexes. The stores stay open until ``close()``.
 
     Args:
-        pipeline: Whose sources.
-        fetch: For the stores.
-        index_dir: Where an index may lie besides its data set.
-        cache: For the stores.
-        share: See ``Loader``.
+        pipeline: The pipeline.
+        fetch: Read options of the stores.
+        index_dir: Directory that may hold an index; None is the default directory.
+        cache: Cache around the stores, if any.
+        share: The ``share=`` of ``Loader``: lists on one rank, and gives the listing to all.
     """
 
     def __init__(
@@ -96,39 +72,42 @@ class SourceFinder:
         cache: CacheConfig | str | os.PathLike[str] | None = None,
         share: Callable[[Callable[[], bytes]], bytes] | None = None,
     ) -> None:
-        self._pipeline = pipeline
         self._index_dir = index_dir
         self._sources: list[tuple[Shards | Objects, ShardFinder]] = []
         for leaf in pipeline.flat().leaves:
             assert not isinstance(leaf.source, Mix)
             self._sources.append((leaf.source, ShardFinder(leaf.source, fetch=fetch, cache=cache, share=share)))
 
-    def find(self, *, index: str) -> DataSources:
-        """Look.
+    def find(self, *, index: str) -> PipelineData:
+        """List the sources, and look for indexes of their shards.
 
         Args:
-            index: ``"stream"``: whatever an index says; ``"require"`` or ``"index"``: refuse where there is none;
-                ``"auto"``: use it where there is one of all shards.
+            index: ``"stream"`` ignores indexes; ``"require"`` or ``"index"`` needs one; ``"auto"`` uses one if it knows all
+                shards.
 
         Raises:
-            ObjectMissingError: a prefix or pattern has no shard.
-            StoreError: the store could not be listed.
-            ConfigError: a URL that no store takes; no index, and one is required.
+            ObjectMissingError: A prefix or pattern has no shard.
+            StoreError: A store cannot be listed.
+            ConfigError: No store takes a URL; or an index is needed, and there is none of all shards.
         """
-        sources = [self._found(number, index) for number in range(len(self._sources))]
-        unknown = [row for source in sources if source.objects is None for row in source.rows].count(None)
+        sources = [self._source(number, index) for number in range(len(self._sources))]
         total = sum(len(source.shards) for source in sources)
         samples = sum(source.samples_count for source in sources)
+
+        def data(summary: str, *, is_indexed: bool) -> PipelineData:
+            return PipelineData(sources=sources, is_indexed=is_indexed, summary=summary)
+
         if all(source.objects is not None for source in sources):
-            return DataSources(self._pipeline, sources, True, f"reading {samples} samples that are objects")
+            return data(f"reading {samples} samples that are objects", is_indexed=True)
         if index == "stream":
-            return DataSources(self._pipeline, sources, False, f"reading {total} shards without an index, as asked")
-        if not unknown:
+            return data(f"reading {total} shards without an index, as asked", is_indexed=False)
+        if all(source.is_indexed for source in sources):
             places = ", ".join(source.place.url for source in sources if source.place is not None)
-            return DataSources(self._pipeline, sources, True, f"reading {total} shards, {samples} samples, by {places}")
-        said = f"no index knows {unknown} of {total} shards"
+            return data(f"reading {total} shards, {samples} samples, by {places}", is_indexed=True)
+        unknown = sum(len(source.shards) - source.indexed_count for source in sources if source.objects is None)
+        summary = f"no index knows {unknown} of {total} shards"
         if index != "auto":
-            raise ConfigError(f"{said}, and this loader reads with one", hint="run `penstock index URL`")
+            raise ConfigError(f"{summary}, and this loader reads with one", hint="run `penstock index URL`")
         if unknown < total or any(source.outdated_count for source in sources):
             # shards were added, replaced or copied: without a warning, length and order would change unnoticed
             _log.warning(
@@ -137,11 +116,11 @@ class SourceFinder:
                 total - unknown,
                 total,
             )
-        return DataSources(self._pipeline, sources, False, f"reading {total} shards without an index: {said}")
+        return data(f"reading {total} shards without an index: {summary}", is_indexed=False)
 
     @property
     def stores(self) -> list[Store]:
-        """Those that are open."""
+        """The stores that are open."""
         return [store for _, finder in self._sources for store in finder.stores]
 
     def close(self) -> None:
@@ -149,38 +128,45 @@ class SourceFinder:
         for _, finder in self._sources:
             finder.close()
 
-    def _found(self, number: int, index: str) -> DataSource:
+    def _source(self, number: int, index: str) -> DataSource:
         source, finder = self._sources[number]
         if isinstance(source, Objects):
             return _of_objects(source, finder)
         if index == "stream":
-            shards = finder.find()
-            return DataSource(shards, [None] * len(shards), None)
+            return DataSource(shards=finder.find())
         early = finder.early_index()
         try:
-            return self._looked_up(finder.find(), needed=index != "auto", early=early)
+            return self._with_index(finder.find(), needed=index != "auto", early=early)
         finally:
             if early is not None:
                 early.close()
 
-    def _looked_up(self, shards: list[Shard], *, needed: bool, early: EarlyIndex | None) -> DataSource:
-        nothing = DataSource(shards, [None] * len(shards), None)
+    def _with_index(self, shards: list[Shard], *, needed: bool, early: EarlyIndex | None) -> DataSource:
+        """The source, with what an index knows of its shards."""
         is_listed = all(shard.etag is not None and shard.size_bytes is not None for shard in shards)
-        # versions that were not listed cost a request each: asked only where there is something to compare them with
-        if not needed and not is_listed and not self._any_index(shards):
-            return nothing
+        # A version that was not listed costs a request: those are made only if there is an index to compare with.
+        if not needed and not is_listed and not self._has_index(shards):
+            return DataSource(shards=shards)
         try:
-            found: Lookup = lookup(shards, index_dir=self._index_dir, early=early)
+            found = lookup(shards, index_dir=self._index_dir, early=early)
         except (ConfigError, StoreError):
             if needed:
                 raise
-            return nothing
+            return DataSource(shards=shards)
         for shard, each in zip(shards, found.shards, strict=True):
             if shard.etag is None or shard.size_bytes is None:
                 shard.versions.learn(shard, etag=each.if_match, size_bytes=each.size_bytes)
-        return DataSource(shards, found.rows, found.place, outdated_count=found.outdated_count)
+        rows = [row for row in found.rows if row is not None]
+        return DataSource(
+            shards=shards,
+            rows=rows if found.is_complete else (),
+            place=found.place,
+            indexed_count=len(rows),
+            outdated_count=found.outdated_count,
+        )
 
-    def _any_index(self, shards: list[Shard]) -> bool:
+    def _has_index(self, shards: list[Shard]) -> bool:
+        """Whether there is any index beside the shards or in the index directory."""
         for place_of in (beside, lambda given: in_directory(given, self._index_dir)):
             try:
                 if len(place_of(shards).load()):
@@ -194,8 +180,8 @@ def _of_objects(source: Objects, finder: ShardFinder) -> DataSource:
     if source.read is not None:
         from penstock.sources.functions import FunctionReader
 
-        return DataSource([], [], None, FunctionReader(source))
+        return DataSource(shards=[], objects=FunctionReader(source))
     from penstock.sources.objects import ObjectReader
 
     shards = finder.find()
-    return DataSource(shards, [None] * len(shards), None, ObjectReader(source, shards))
+    return DataSource(shards=shards, objects=ObjectReader(source, shards))

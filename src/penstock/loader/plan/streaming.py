@@ -1,15 +1,14 @@
-"""Reading without an index: whole shards in lanes, and a cursor that says where each lane is."""
+"""Reading without an index: lanes stream whole shards, and a position says how far each lane is."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
-from penstock.loader.lanes.feed import EpochFeed, StreamLanesFeed
+from penstock.loader.lanes.feed import Batching, EpochFeed, StreamLanesFeed
 from penstock.loader.lanes.lane import Lane, PinnedBytes
-from penstock.loader.lanes.lane_parts import IndexedSource
 from penstock.loader.lanes.reading import LaneReader
 from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, ShardSegment
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
@@ -19,40 +18,49 @@ from penstock.types import strong_etag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.loader.lanes.feed import Batching
     from penstock.loader.lanes.segments import ReadOptions
     from penstock.loader.plan.memory import MemoryNeeds, MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.loader.position import FeedPosition, LanePosition, RunStart, StreamPosition
     from penstock.order import StreamOrder
+    from penstock.sources.data_source import DataSource
     from penstock.sources.shards import Shard
 
 
 SIZED_COUNT = 8
-"""Samples of each lane from which the size of all is estimated."""
+"""Number of samples of each lane from which the size of all samples is estimated."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReadPlan:
-    """What this rank reads, in the order that needs no index.
+    """The part of a data set without an index that this rank reads.
 
-    Args:
-        shards: Of the data set, as listed.
-        order: Of epoch 0.
-        reading: How.
-        holding: What that holds, once the size of samples is known.
+    Attributes:
+        source: The data set.
+        order: Order of epoch 0.
+        reading: Options of the lanes.
+        needs: Memory that reading needs, once the size of a sample is known.
     """
 
-    mode = "stream"
-    memory: MemoryPlan | None = None
+    mode: ClassVar[str] = "stream"
 
-    def __init__(
-        self, shards: Sequence[Shard], *, order: StreamOrder, reading: ReadOptions, holding: MemoryNeeds
-    ) -> None:
-        self.order = order
-        self._holding = holding
-        self._shards = shards
-        self.sources: Sequence[IndexedSource] = [IndexedSource(shards, [], None, None)]
-        self.reading = reading
+    source: DataSource
+    order: StreamOrder
+    reading: ReadOptions
+    needs: MemoryNeeds
+
+    @property
+    def sources(self) -> Sequence[DataSource]:
+        """See ``ReadPlan``."""
+        return [self.source]
+
+    @property
+    def memory(self) -> None:
+        """See ``ReadPlan``: only the first samples tell."""
+
+    @property
+    def _shards(self) -> Sequence[Shard]:
+        return self.source.shards
 
     def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
         """See ``ReadPlan``."""
@@ -68,40 +76,29 @@ class StreamReadPlan:
             round_count=0 if position is None else position.round_count,
             turn=0 if position is None else position.turn,
             count=batching.take if position is None else position.left_count,
-            window_bytes=lambda: self._checked(lanes),
+            window_bytes=lambda: self._window_bytes(lanes),
         )
         return EpochFeed(feed, None)
 
-    def divided(self, rank: int, world_size: int) -> StreamReadPlan:
-        """See ``ReadPlan``; nothing is recorded of what it reads."""
-        order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_configured)
-        return StreamReadPlan(
-            self._shards, order=order, reading=self.reading._replace(recording=None), holding=self._holding
-        )
-
     def for_worker(self, workers_count: int) -> StreamReadPlan:
-        """What one of several worker processes reads, with its share of the memory; its position says which lanes it owns."""
-        return StreamReadPlan(
-            self._shards, order=self.order, reading=self.reading.share(workers_count), holding=self._holding
-        )
+        """The part of one worker process, with its share of the memory. Its position names the lanes that it owns."""
+        return replace(self, reading=self.reading.share(workers_count))
 
-    def _checked(self, lanes: Sequence[Lane]) -> int:
-        """What the window of these lanes holds, now that samples are here; a plan that the budget cannot hold is refused."""
-        plan = self._holding.plan(_mean_bytes(lanes), self.reading.sizes)
-        plan.check()
-        return plan.window_bytes * len(lanes) // self._holding.readers_count
+    def for_rank(self, rank: int, world_size: int) -> StreamReadPlan:
+        """See ``ReadPlan``. No index is recorded of what it reads."""
+        order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_configured)
+        return replace(self, order=order, reading=self.reading._replace(recording=None))
 
     def sized(self) -> tuple[float, MemoryPlan]:
-        """Bytes of a sample as stored, on average, and what the rank holds: what ``begin`` checks, by the same samples.
+        """The mean size of a sample as stored, in bytes, and the memory of the rank, as ``begin`` estimates them.
 
         Raises:
-            StoreError, DataError: they cannot be read.
+            StoreError, DataError: The first samples cannot be read.
 
         Cost: the first samples of each of the rank's lanes, read in parts of 256 KiB.
         """
         reading = self.reading._replace(sizes=ReadAheadSizes(PART_BYTES_MIN, 1), recording=None)
-        small = StreamReadPlan(self._shards, order=self.order, reading=reading, holding=self._holding)
-        lanes = small._lanes(self.order, None, [])
+        lanes = replace(self, reading=reading)._lanes(self.order, None, [])
         try:
             for lane in lanes:
                 while lane.is_waiting and len(lane.first(SIZED_COUNT)) < SIZED_COUNT:
@@ -110,12 +107,12 @@ class StreamReadPlan:
         finally:
             for lane in lanes:
                 lane.close()
-        return sample_bytes, self._holding.plan(sample_bytes, self.reading.sizes)
+        return sample_bytes, self.needs.plan(sample_bytes, self.reading.sizes)
 
     def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
         """See ``ReadPlan``."""
-        order, asking = self.order, RequestEstimator(self.reading)
-        may_end_early = order.world_size > 1 and batching.drop_last  # with the first rank that runs out
+        order, estimator = self.order, RequestEstimator(self.reading)
+        may_end_early = order.world_size > 1 and batching.drop_last  # all ranks stop when the first one runs out
         needed = batching.take
         try:
             for turn, number in enumerate(order.lanes_owned):
@@ -124,17 +121,27 @@ class StreamReadPlan:
                 ]
                 for segment in segments:
                     segment.format = segment.format or format_of_name(segment.shard.key)
-                taken = None if needed is None else int(turn < needed)  # how long shards are, nobody knows
-                asking.add_lane(segments, needed_count=1 if may_end_early and taken is None else taken)
+                taken = None if needed is None else int(turn < needed)  # the lengths of shards are not known
+                estimator.add_lane(segments, needed_count=1 if may_end_early and taken is None else taken)
         except UnknownRequestsError:
             return None
-        return asking.total
+        return estimator.total
 
     def batches(self, epoch: int, *, batching: Batching) -> None:
-        """See ``ReadPlan``; nobody knows."""
+        """See ``ReadPlan``: only reading tells."""
+
+    def _window_bytes(self, lanes: Sequence[Lane]) -> int:
+        """Bytes that the window of these lanes holds, estimated from their first samples.
+
+        Raises:
+            ConfigError: The memory that the rank needs exceeds its budget.
+        """
+        plan = self.needs.plan(_mean_bytes(lanes), self.reading.sizes)
+        plan.check()
+        return plan.window_bytes * len(lanes) // self.needs.readers_count
 
     def _lanes(self, order: StreamOrder, position: StreamPosition | None, read: list[ShardSegment]) -> list[Lane]:
-        """The rank's lanes that have something left; `read` grows by what they read."""
+        """The lanes of the rank that have something left. Their segments are added to `read`."""
         pins = PinnedBytes(self.reading.pinned_bytes_max)
         lanes: list[Lane] = []
         try:
@@ -151,7 +158,6 @@ class StreamReadPlan:
     def _lane(
         self, number: int, order: StreamOrder, pins: PinnedBytes, position: LanePosition, read: list[ShardSegment]
     ) -> Lane:
-        """A lane; `read` grows by what it reads."""
         segments = [ShardSegment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
         start, emitted_count = position
         if start.segment_index is not None:
@@ -164,7 +170,7 @@ class StreamReadPlan:
 
 
 def _mean_bytes(lanes: Sequence[Lane]) -> float:
-    """Of the first samples of all lanes as stored, those that have arrived."""
+    """Mean size of the first samples of all lanes as stored, of those that have arrived."""
     samples = [sample for lane in lanes for sample in lane.first(SIZED_COUNT)]
     return sum(value.nbytes for sample in samples for value in sample.fields.values()) / max(1, len(samples))
 

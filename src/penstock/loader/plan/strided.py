@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from penstock.formats import Sample
     from penstock.loader.lanes.feed import Batching, Feed
-    from penstock.loader.lanes.lane_parts import IndexedSource
     from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
+    from penstock.sources.data_source import DataSource
 
 PAYS = 0.75
 """Of what n workers read otherwise: ranges that save less are not worth their requests."""
@@ -62,7 +62,7 @@ def read_factor(*, sample_bytes: float, rows_count: int, every: int, gap_bytes: 
 
 
 def worker_factors(
-    found: Sequence[IndexedSource], *, sample_bytes: float, rows_count: int, shuffled: bool
+    found: Sequence[DataSource], *, sample_bytes: float, rows_count: int, shuffled: bool
 ) -> dict[int, float]:
     """How often a DataLoader with so many workers reads each byte.
 
@@ -150,7 +150,7 @@ class StridedFeed:
     """
 
     def __init__(
-        self, source: IndexedSource, *, order: IndexedOrder, strides: Strides, copies_max: int, meter: Meter
+        self, source: DataSource, *, order: IndexedOrder, strides: Strides, copies_max: int, meter: Meter
     ) -> None:
         self._reader = IndexedReader(_lookup_of(source), fields=None, indexes_max=INDEXES_MAX)
         self._order = order
@@ -235,7 +235,7 @@ class StridedFeed:
         self._requested_rows[lane] = row
 
 
-def _lookup_of(source: IndexedSource) -> Lookup:
+def _lookup_of(source: DataSource) -> Lookup:
     assert source.place is not None
     pairs = zip(source.shards, source.rows, strict=True)
     found = [VersionedShard(shard, row.key, row.size_bytes, row.etag, shard.etag) for shard, row in pairs]
@@ -288,7 +288,7 @@ def can_stride(source: Any) -> bool:
     return source.place is not None and enterable and len({id(shard.store) for shard in source.shards}) == 1
 
 
-def _pays(source: IndexedSource, order: IndexedOrder, batches: Batches, every: int) -> bool:
+def _pays(source: DataSource, order: IndexedOrder, batches: Batches, every: int) -> bool:
     gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
     rows_count = max(1, batches.batch_size // len(order.lanes_owned))
     factor = read_factor(

@@ -25,7 +25,7 @@ from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder, w
 from penstock.loader.batches.run import Delivery, EpochRun, OpenBatch
 from penstock.loader.lanes.feed import LanesFeed
 from penstock.loader.lanes.lane import Lane
-from penstock.loader.plan.loader_plan import is_plain
+from penstock.loader.plan.stages import is_plain
 from penstock.loader.statistics import cache_sums
 from penstock.loader.workers.messages import (
     AddSlot,

@@ -65,11 +65,11 @@ def test_read_ahead_has_what_the_window_leaves() -> None:
         window_count=16384, rows_count=3 * 128, row_bytes=150_528, readers_count=64, data_bytes=None, fetch=fetch
     )
     for sample_bytes in (1_000, 60_000, 115_000):
-        plan = holding.plan(sample_bytes, holding.sizes(sample_bytes))
+        plan = holding.plan(sample_bytes, holding.read_ahead(sample_bytes))
         plan.check()
         assert plan.read_ahead_bytes >= 96 * MIB
     with pytest.raises(ConfigError, match="more than its budget of 2 GiB"):
-        holding.plan(130_000, holding.sizes(130_000)).check()
+        holding.plan(130_000, holding.read_ahead(130_000)).check()
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])
