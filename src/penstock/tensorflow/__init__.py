@@ -1,4 +1,4 @@
-"""The TensorFlow door, the one place that imports TensorFlow: see README.md in this folder."""
+"""The interface to TensorFlow. No other part of penstock imports TensorFlow."""
 
 try:
     from penstock.tensorflow.datasets import dataset, signature_of

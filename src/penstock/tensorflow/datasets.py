@@ -27,18 +27,18 @@ def dataset(
     signature: Mapping[str, tf.TensorSpec] | None = None,
     **options: Unpack[LoaderOptions],
 ) -> tf.data.Dataset:
-    """A ``tf.data.Dataset`` of dicts of tensors, one element per batch, in the ``Loader``'s order.
+    """Return a ``tf.data.Dataset`` of dicts of tensors, one element per batch, in the ``Loader``'s order.
 
-    Each iteration is one whole epoch; the next one, also after one that was left early, is the next epoch. Batches
-    cross into TensorFlow as arrays, never sample by sample: numbers as they lie, text and bytes as ``tf.string[B]``,
-    ragged columns as ``tf.RaggedTensor``. Raw TFRecords are a column too:
+    Each iteration is one whole epoch, and the next iteration is the next epoch, even if one ends early. Batches are passed to
+    TensorFlow as arrays, not sample by sample: numbers unchanged, text and bytes as ``tf.string[B]``, ragged columns as
+    ``tf.RaggedTensor``. Raw TFRecords are a column too:
     ``.map(lambda batch: tf.io.parse_example(batch["record"], features))``.
 
     Args:
-        source: A pipeline that ends with ``.batch(n)``; or a ``Loader``, which stays yours to close, and to ask for
+        source: A pipeline that ends with ``.batch(n)``, or a ``Loader``. The caller closes a loader, and may use its
             ``statistics()`` and ``state_dict()``.
-        signature: Dtype and shape of each column. Default: the first batch's, with the batch size left open.
-        **options: As for ``Loader``, where `source` is a pipeline.
+        signature: Dtype and shape of each column. The default is those of the first batch, with any batch size.
+        **options: The same options as for ``Loader``, if `source` is a pipeline.
 
     Returns:
         A data set. Its ``element_spec`` is the signature, such as
@@ -46,13 +46,14 @@ def dataset(
         knows its length. It prefetches by itself; a further ``.prefetch()`` only makes a saved state run ahead.
 
     Raises:
-        ConfigError: a column cannot be a tensor; there is no batch to look at; options for a loader made already.
+        ConfigError: A column cannot become a tensor, there is no batch to take the signature from, or options are given with
+            a ``Loader``.
 
-    Cost: as ``Loader``. Without `signature` reading begins at once, and what was read is the first epoch's beginning.
+    Cost: that of a ``Loader``. Without `signature`, reading begins at once, and what was read begins the first epoch.
     """
     if isinstance(source, Loader):
         if options:
-            raise ConfigError(f"{', '.join(options)}: the loader is made already", hint="give them to ps.Loader")
+            raise ConfigError(f"{', '.join(options)}: the loader exists already", hint="pass them to ps.Loader")
         loader = source
     else:
         loader = Loader(source, **options)
@@ -60,7 +61,9 @@ def dataset(
     batches_count = None
     if signature is None:
         signature = signature_of(epochs.first_batch())
-        batches_count = _length_of(loader) if loader is not source else None  # yours may go on inside an epoch
+        batches_count = (
+            _length_of(loader) if loader is not source else None
+        )  # a caller's loader may continue inside an epoch
     made = tf.data.Dataset.from_generator(_flat(epochs, signature), output_signature=dict(signature))
     if batches_count is not None:
         made = made.apply(tf.data.experimental.assert_cardinality(batches_count))
@@ -68,10 +71,10 @@ def dataset(
 
 
 def signature_of(batch: Mapping[str, Any]) -> dict[str, tf.TensorSpec]:
-    """What ``tf.data`` must know of batches like this one: dtype and shape of each column, the batch size left open.
+    """Return the element spec of batches like this one: dtype and shape of each column, with any batch size.
 
     Raises:
-        ConfigError: no dict, or a column is neither an array, nor ragged, nor a list of ``str`` or ``bytes``.
+        ConfigError: The batch is not a dict, or a column is neither an array, nor ragged, nor a list of ``str`` or ``bytes``.
     """
     if not isinstance(batch, Mapping):
         raise ConfigError(
@@ -88,7 +91,7 @@ def signature_of(batch: Mapping[str, Any]) -> dict[str, tf.TensorSpec]:
             signature[name] = tf.TensorSpec((None,), tf.string)
         else:
             raise ConfigError(
-                f"the column {name!r} holds {type(column[0]).__name__} objects, which no tensor holds",
+                f"the column {name!r} holds {type(column[0]).__name__} objects, which tensors cannot hold",
                 hint="turn them into arrays, numbers or text in .map(), or leave them out",
             )
     return signature
@@ -102,7 +105,7 @@ def _length_of(loader: Loader) -> int | None:
 
 
 class _Epochs:
-    """Makes each iteration an epoch of its own. A first batch that was looked at is not lost."""
+    """Makes each iteration a separate epoch. The first batch, if it was read for the signature, is not lost."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -113,7 +116,7 @@ class _Epochs:
         batches = self._next_epoch()
         first = next(batches, None)
         if first is None:
-            raise ConfigError("there is no batch to tell dtypes and shapes by", hint="give signature=")
+            raise ConfigError("there is no batch to take dtypes and shapes from", hint="pass signature=")
         self._begun = (first, batches)
         return first
 
@@ -133,7 +136,7 @@ class _Epochs:
 
 
 def _flat(epochs: _Epochs, signature: Mapping[str, tf.TensorSpec]) -> Callable[[], Iterator[dict[str, Any]]]:
-    """A function as ``from_generator`` wants it."""
+    """Return the function that ``from_generator`` needs."""
     strings = [name for name, spec in signature.items() if spec.dtype == tf.string]
     ragged = [name for name, spec in signature.items() if isinstance(spec, tf.RaggedTensorSpec)]
 

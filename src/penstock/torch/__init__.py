@@ -1,4 +1,4 @@
-"""The PyTorch door, the one place that imports torch: see README.md in this folder."""
+"""The interface to PyTorch. No other part of penstock imports torch."""
 
 try:
     from penstock.torch.batches import Tensors, as_tensors
@@ -11,9 +11,11 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     text = "penstock.torch needs PyTorch. Hint: pip install 'penstock[torch]'"
-    raise ModuleNotFoundError(text, name="torch") from error  # not ConfigError: who tries imports catches ImportError
+    raise ModuleNotFoundError(
+        text, name="torch"
+    ) from error  # not ConfigError: code that tries imports catches ImportError
 
-Normalise, writer = Normalize, checkpoint_writer  # the same by their earlier names
+Normalise, writer = Normalize, checkpoint_writer  # earlier names of these two
 
 __all__ = [
     "CheckpointWriter", "IterableDataset", "MapDataset", "Normalise", "Normalize", "Prefetch", "Tensors", "agree",

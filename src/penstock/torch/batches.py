@@ -1,4 +1,4 @@
-"""Batches as tensors, on the same memory."""
+"""Batches as tensors that share the memory of the arrays."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ from penstock.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_TENSOR_KINDS = "biufc"  # strings, dates and objects have no tensor
+_TENSOR_KINDS = "biufc"  # there are no tensors of strings, dates and objects
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can save its place: ``Loader`` here, and in torchdata and Lightning whatever has these two."""
+    """An object that can save its position, such as ``Loader``. torchdata and Lightning look for these two methods."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The place."""
+        """Return the position."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there."""
+        """Continue at a position."""
 
 
 def as_tensors(batch: Any) -> Any:
-    """A batch with its arrays as tensors that share their memory; lists (text, bytes, keys) stay lists.
+    """Return a batch with tensors in place of its arrays. They share memory; lists (text, bytes, keys) remain lists.
 
     Args:
-        batch: As a ``Loader`` gives it: a dict, in which a ragged column is a pair of data and offsets, or what the
-            pipeline's ``collate`` made.
+        batch: A batch of a ``Loader``: a dict, in which a ragged column is a pair of data and offsets, or the result of the
+            pipeline's ``collate``.
 
     Returns:
-        The same dict (or tuple), with a ``torch.Tensor`` of the array's dtype and shape, on the CPU, for each array of
-        numbers.
+        The same dict or tuple with, for each array of numbers, a ``torch.Tensor`` on the CPU of the same dtype and shape.
 
-    Cost: no copy; some microseconds per field.
+    Cost: some microseconds per field; nothing is copied.
     """
     return converted(batch, _tensor)
 
 
 def converted(value: Any, fn: Callable[[Any], Any]) -> Any:
-    """`value` with `fn` applied to everything in it that is neither a dict nor a tuple."""
+    """Return a copy of `value` with `fn` applied to everything in it that is neither a dict nor a tuple."""
     if isinstance(value, Mapping):
         return {name: converted(each, fn) for name, each in value.items()}
     if isinstance(value, tuple):
@@ -61,10 +60,13 @@ def _tensor(value: Any) -> Any:
 
 @boundary
 class Tensors:
-    """Any iterable of batches, a ``Loader`` at best, as batches of tensors. Each ``iter`` is one of the iterable's.
+    """Iterates batches of tensors.
 
-    It has the length and the state of what it is given, so that a trainer which saves and restores its dataloaders
-    (Lightning) does so here.
+    It has the length and the state of the iterable, so that a trainer that saves and restores its dataloaders, such as
+    Lightning, also saves and restores this one.
+
+    Args:
+        batches: An iterable of batches, usually a ``Loader``. Each iteration iterates it once.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -74,36 +76,36 @@ class Tensors:
         return _TensorIterator(iter(self.batches))
 
     def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]  # TypeError where they do not know, as with any iterable
+        return len(self.batches)  # type: ignore[arg-type]  # TypeError if the length is not known, as for any iterable
 
     def __bool__(self) -> bool:
-        return True  # also where the length is not known
+        return True  # even if the length is not known
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's.
+        """Return the state of the loader.
 
         Raises:
-            ConfigError: what was given has no state.
+            ConfigError: The iterable has no state.
         """
         return stateful(self.batches).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken: the loader's; see there.
+        """Continue where `state` was saved.
 
         Raises:
-            ConfigError: what was given has no state.
+            ConfigError: The iterable has no state.
         """
         stateful(self.batches).load_state_dict(state)
 
 
 def stateful(batches: object) -> Stateful:
-    """`batches`, which can save their place.
+    """Return `batches` if they can save their position.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: They cannot.
     """
     if not isinstance(batches, Stateful):
-        raise ConfigError(f"{type(batches).__name__} has no state_dict()", hint="give it a ps.Loader")
+        raise ConfigError(f"{type(batches).__name__} has no state_dict()", hint="pass a ps.Loader")
     return batches
 
 

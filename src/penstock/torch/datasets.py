@@ -32,27 +32,28 @@ STATE_VERSION = 1
 
 @boundary
 class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """Batches of tensors, ready made: give it to ``DataLoader(dataset, batch_size=None)``, or iterate it as it is.
+    """Iterates complete batches of tensors, by itself or in ``DataLoader(dataset, batch_size=None)``.
 
-    Each ``iter`` is one whole epoch in the ``Loader``'s order; the next ``iter``, also after ``break``, is the next
-    epoch. It decodes in threads of its own and needs no workers. With ``num_workers=n``, worker j yields this rank's
-    batches k with k mod n = j, so that the DataLoader's order is the ``Loader``'s. With an index, and where the gaps
-    between its samples pay, a worker reads its own samples' ranges alone; else it reads all of the rank's, and decodes its
-    own (where samples may be dropped, all): ``explain()`` says how often bytes are read. Prefer none, and
-    ``processes=``. fork, forkserver, spawn and persistent workers work alike.
+    Each iteration is one whole epoch in the ``Loader``'s order; the next iteration is the next epoch, even after ``break``. The
+    dataset decodes in its own threads and needs no workers; prefer ``processes=`` to workers. With ``num_workers=n``, worker j
+    yields this rank's batches k with k mod n = j, so the DataLoader's order is the ``Loader``'s. If there is an index and the
+    gaps between its samples are large enough, a worker reads only the ranges of its own samples. Otherwise it reads all samples
+    of the rank and decodes its own, or all if samples may be dropped; ``explain()`` tells how often bytes are read. All start
+    methods and persistent workers are supported.
 
-    It is stateful: torchdata's ``StatefulDataLoader`` saves and restores its place, with the same number of workers;
-    without workers, ``state_dict()`` here does, which raises where workers iterate.
+    torchdata's ``StatefulDataLoader`` saves and restores the position, with the same number of workers. Without workers,
+    ``state_dict()`` of the dataset does so; it raises if workers iterate.
 
     Args:
-        pipeline: Ends with ``.batch(n)``.
-        **options: As for ``Loader``. Rank and world size are looked up when an iteration begins. In workers ``threads``
-            is by default the cores' count divided by the workers', and so is the byte budget.
+        pipeline: A pipeline that ends with ``.batch(n)``.
+        **options: The same options as for ``Loader``. Rank and world size are determined when an iteration begins. In workers,
+            the defaults of ``threads`` and of the byte budget are divided by the number of workers.
 
     Raises:
-        ConfigError: as ``Loader`` does; when iterated by a DataLoader with a `batch_size`, which would make batches of batches.
+        ConfigError: An option is invalid, as for ``Loader``; or, when iterated, a DataLoader with a `batch_size` would make
+            batches of batches.
 
-    Cost: as ``Loader``, in each worker.
+    Cost: that of a ``Loader`` in each worker.
     """
 
     def __init__(self, pipeline: Pipeline, **options: Unpack[LoaderOptions]) -> None:
@@ -66,14 +67,14 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self._pending: dict[str, Any] | None = None
         self._process_id = os.getpid()
         self._is_strided = False
-        Loader(pipeline, **options).close()  # refuses bad arguments here, not at the first batch
+        Loader(pipeline, **options).close()  # refuses invalid arguments here instead of at the first batch
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._options.items())
         return f"{type(self).__name__}({self.pipeline!r}{options})"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        _check_collation(sys._getframe(2).f_locals.get("self"))  # frame 1 is the boundary's
+        _check_collation(sys._getframe(2).f_locals.get("self"))  # frame 1 belongs to the boundary
         self._leave_parent()
         worker = worker_here()
         state, self._pending = self._pending, None
@@ -81,23 +82,23 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         if state is not None:
             epoch = state["epoch"]
         elif worker is None and last is not None and not last.batches_count and not last.resumed:
-            epoch = last.epoch  # nobody took a batch of it
+            epoch = last.epoch  # no batch of it was taken
         else:
             epoch = self._epochs.take(worker)
         self._current = _Iteration(self, epoch, worker, state)
         return self._current
 
     def __len__(self) -> int:
-        """Batches per epoch of this rank, where the loader knows it; else ``TypeError``."""
+        """Return the number of batches per epoch of this rank; ``TypeError`` if the loader does not know it."""
         if self._loader is None:
             self._loader = self._made(worker_here())
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration this epoch.
+        """Set the epoch of the next iteration.
 
         Raises:
-            ConfigError: it is negative.
+            ConfigError: The epoch is negative or too large.
         """
         check_whole("epoch", epoch, 0, SEED_MAX)
         self._leave_parent()
@@ -105,14 +106,14 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self._epochs.set_next(epoch, worker=worker_here())
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the current iteration is: its epoch and the batches handed out; a small dict of plain values.
+        """Return the position of the current iteration: its epoch and the number of batches, as a small dict of plain values.
 
         Raises:
-            ConfigError: the iteration runs in a DataLoader's workers, and this process does not know how far they are.
+            ConfigError: Workers of a DataLoader iterate, so this process does not know the position.
         """
         if worker_here() is None and self._epochs.is_in_workers():
             raise ConfigError(
-                "state_dict() of a dataset that DataLoader workers iterate: only they know how many batches they gave",
+                "state_dict() of a dataset that DataLoader workers iterate: only they know how many batches they returned",
                 hint="torchdata's StatefulDataLoader(dataset, batch_size=None, num_workers=n).state_dict(), or num_workers=0",
             )
         if self._current is None:
@@ -121,10 +122,10 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         return self._current.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on behind the last batch of `state`; a finished one without workers: the next epoch.
+        """Continue after the last batch of `state` in the next iteration, or with the next epoch if `state` is at its end.
 
         Raises:
-            ConfigError: of another version, or another number of workers; of other data, when it is iterated.
+            ConfigError: The state has another version or number of workers; or, when iterated, it belongs to other data.
         """
         self._leave_parent()
         worker = worker_here()
@@ -141,11 +142,11 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self._pending = None if state["finished"] and worker is None else dict(state)
 
     def statistics(self) -> LoaderStatistics:
-        """The loader's, of this process; see there."""
+        """Return the statistics of the loader in this process."""
         return (self._loader or self._made(None)).statistics()
 
     def close(self) -> None:
-        """End the loader's threads; idempotent. The next ``iter`` begins with epoch 0."""
+        """End the loader's threads; idempotent. The next iteration begins with epoch 0."""
         self._current = self._pending = None
         self._epochs.set_next(0)
         loader, self._loader = self._loader, None
@@ -153,7 +154,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             loader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """As configuration. What is pickled for a worker knows this process's rank: a worker is in no group."""
+        """Return the configuration. For a worker, which is in no process group, it includes this process's rank."""
         options = self._options.copy()
         if get_spawning_popen() is not None:
             mesh = options.pop("mesh", None)
@@ -162,13 +163,13 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         return {**self.__dict__, "_options": options, "_loader": None, "_current": None, "_pending": None}
 
     def _leave_parent(self) -> None:
-        """In a forked child: what was inherited belongs to the parent."""
+        """Forget what belongs to the parent, if this is a forked child."""
         if self._process_id != os.getpid():
             self._process_id = os.getpid()
             self._loader = self._current = self._pending = None
 
     def _index_of(self, options: LoaderOptions, state: dict[str, Any] | None) -> Literal["require", "stream"]:
-        """How all workers read, in all epochs: as the first one would, or as a state does."""
+        """Return how all workers read in all epochs: the mode of the state, or the one that the first worker finds."""
         asked = options.get("index", "auto")
 
         def found() -> bytes:
@@ -193,12 +194,12 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                     "on_epoch decides by one loader's statistics, and each DataLoader worker has its own",
                     hint="num_workers=0, or a ps.Loader",
                 )
-            options.pop("agree", None)  # a collective of ranks, and a worker is none
+            options.pop("agree", None)  # it is a collective of ranks, and a worker is not a rank
             options["share"] = self._listing.get
             options["index"] = self._index_of(options, state)
             share_machine(worker.workers_count)
             options.setdefault("fetch", FetchConfig(budget_bytes_max=default_budget_bytes() // worker.workers_count))
-            # a batch of which nothing is left is not given, and nobody knows beforehand which: then all go through all
+            # if samples may be dropped, whole batches may vanish; only workers that read all batches number them alike
             self._is_strided = not options.get("processes") and not may_drop(self.pipeline)
             if self._is_strided:
                 options["stride"], options["in_order"] = (worker.number, worker.workers_count), True
@@ -206,25 +207,25 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
 
 
 def _check_collation(caller: Any) -> None:
-    """Refuse a DataLoader that would make batches of batches.
+    """Refuse a DataLoader that would make batches of batches. A user's own `collate_fn` may treat batches as it likes.
 
     Args:
-        caller: What called ``iter``: a DataLoader's fetcher has the DataLoader's settings, which it tells nobody else.
+        caller: The object that iterates: a DataLoader's fetcher, which alone knows the DataLoader's settings.
 
     Raises:
-        ConfigError: it would; a `collate_fn` of the user's own may do with the batches what it likes.
+        ConfigError: The DataLoader would stack batches.
     """
     collates = getattr(caller, "auto_collation", False)
     if collates and getattr(caller, "collate_fn", None) is torch.utils.data.default_collate:
         raise ConfigError(
-            "this DataLoader would stack whole batches, because it has a batch_size, and these batches are ready made",
-            hint="DataLoader(dataset, batch_size=None); .batch(n) of the pipeline says how many samples a batch has",
+            "this DataLoader has a batch_size, so it would stack batches that are complete already",
+            hint="DataLoader(dataset, batch_size=None); .batch(n) of the pipeline sets the number of samples in a batch",
         )
 
 
 @boundary
 class _Iteration:
-    """One epoch, or what is left of it. Reading begins with the first batch asked for."""
+    """One epoch, or the rest of it. Reading begins when the first batch is taken."""
 
     def __init__(
         self, dataset: IterableDataset, epoch: int, worker: Worker | None, state: dict[str, Any] | None
@@ -235,7 +236,7 @@ class _Iteration:
         self._batches: Iterator[dict[str, Any]] | None = None
         self.epoch = epoch
         self.resumed = state is not None
-        self.batches_count = 0 if state is None else state["batches"]  # of the rank, those of other workers included
+        self.batches_count = 0 if state is None else state["batches"]  # of the rank, including those of other workers
         self.finished = state is not None and state["finished"]
 
     def __iter__(self) -> Self:
@@ -246,13 +247,13 @@ class _Iteration:
             raise StopIteration
         if self._dataset._current is not self:
             raise ClosedError(
-                "a later iteration of this dataset has begun", hint="one at a time; make a second dataset"
+                "a later iteration of this dataset has begun", hint="iterate once at a time, or create a second dataset"
             )
         if self._batches is None:
             self._batches = self._begun()
         index, count = (0, 1) if self._worker is None else (self._worker.number, self._worker.workers_count)
         for batch in self._batches:
-            if self._dataset._is_strided:  # it is the next one that is this worker's
+            if self._dataset._is_strided:  # the next batch of this worker
                 self.batches_count += (index - self.batches_count) % count
             self.batches_count += 1
             if (self.batches_count - 1) % count == index:

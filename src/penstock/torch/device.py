@@ -1,4 +1,4 @@
-"""On the way to the device: batches copied ahead on a side stream, pictures made float where that is cheapest."""
+"""Moving batches to the device: copies that run ahead on their own stream, and normalization of images on the device."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @boundary
 class Prefetch:
-    """Any iterable of batches as batches of tensors on a device, copied ahead of the training loop.
+    """Iterates batches of tensors on a device, copied there ahead of the training loop.
 
-    With CUDA, copies go through pinned memory on a stream of their own, while the step before computes; a batch is
-    handed out once the stream of the training loop is told to wait for it, so the host never does. On the CPU, tensors
-    are passed on as they are: the same loop runs everywhere. Each ``iter`` is one of the iterable's. The state is that
-    of the batch handed out last, not of those on their way.
+    With CUDA, batches are copied through pinned memory on a stream of their own while the previous step computes. The stream
+    of the training loop waits for a copy to arrive; the host never waits. On the CPU, tensors are passed on unchanged, so the
+    same loop runs everywhere. The state is that of the batch returned last, not of the batches copied ahead.
 
     Args:
-        batches: Of arrays or tensors by name: a ``Loader``, a ``DataLoader``. Lists stay lists.
-        device: Where to; default the current CUDA device where there is one, else the CPU.
-        ahead: Batches on their way beside the one in use, in [1, 64].
+        batches: An iterable of batches of arrays or tensors by name: a ``Loader`` or a ``DataLoader``. Lists remain lists. Each
+            iteration iterates it once.
+        device: The target device. The default is the current CUDA device, or the CPU if CUDA is not available.
+        ahead: Number of batches that are copied ahead, in [1, 64].
 
     Raises:
-        ConfigError: `ahead` out of bounds, or a device that torch does not know.
+        ConfigError: `ahead` is out of bounds, or torch does not know the device.
 
-    Cost: ``ahead`` + 1 batches of device memory, and as much pinned memory where the batches are not pinned already.
+    Cost: ``ahead`` + 1 batches of device memory, and as much pinned memory unless the batches are pinned already.
     """
 
     def __init__(self, batches: Iterable[Any], *, device: str | torch.device | None = None, ahead: int = 2) -> None:
@@ -59,26 +59,26 @@ class Prefetch:
         return _PlainIterator(iter(self.batches), self.device)
 
     def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]  # TypeError where they do not know, as with any iterable
+        return len(self.batches)  # type: ignore[arg-type]  # TypeError if the length is not known, as for any iterable
 
     def __bool__(self) -> bool:
-        return True  # also where the length is not known
+        return True  # even if the length is not known
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's, as it was when it gave the batch that was handed out last.
+        """Return the loader's state after the batch that was returned last.
 
         Raises:
-            ConfigError: what was given has no state.
+            ConfigError: The iterable has no state.
         """
         if self._running is not None and self._running.state is not None:
             return self._running.state
         return stateful(self.batches).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken: the loader's; see there.
+        """Continue where `state` was saved.
 
         Raises:
-            ConfigError: what was given has no state.
+            ConfigError: The iterable has no state.
         """
         self._running = None
         stateful(self.batches).load_state_dict(state)
@@ -86,7 +86,7 @@ class Prefetch:
 
 @boundary
 class _PlainIterator:
-    """To the CPU, or a device without streams of its own: one batch at a time."""
+    """Moves one batch at a time to the CPU, or to a device without streams."""
 
     def __init__(self, batches: Iterator[Any], device: torch.device) -> None:
         self._batches = batches
@@ -101,7 +101,7 @@ class _PlainIterator:
 
 
 class _Copy(NamedTuple):
-    """A batch on its way: when it is there, its tensors on the device, wherever in it, and the memory they come from."""
+    """A batch that is being copied: an event for its arrival, its tensors on the device, and the source of their data."""
 
     batch: Any
     arrived: torch.cuda.Event
@@ -120,7 +120,7 @@ class _CudaIterator:
         self._ahead = ahead
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
         self._copies: deque[_Copy] = deque()
-        # Memory that a loader pinned itself is unknown to torch's allocator: it must outlive the copy, not the tensor.
+        # torch's allocator does not know memory that a loader pinned itself, so it must be kept until the copy has arrived.
         self._sources: deque[_Copy] = deque()
 
     def __iter__(self) -> Self:
@@ -137,14 +137,16 @@ class _CudaIterator:
         self.state = copy.state
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copy.arrived)
-        for value in copy.tensors:  # their memory was the side stream's; it must not go back while this one uses it
+        for (
+            value
+        ) in copy.tensors:  # the side stream allocated their memory, which must not be freed while this stream uses it
             value.record_stream(stream)
         self._sources.append(copy._replace(batch=None, tensors=[]))
         self._release(wait=False)
         return copy.batch
 
     def __del__(self) -> None:
-        """Wait for the copies under way: the memory that they read may go back to a loader now."""
+        """Wait for the copies under way, since the loader may then reuse the memory that they read."""
         for copy in (*getattr(self, "_sources", ()), *getattr(self, "_copies", ())):
             copy.arrived.synchronize()
 
@@ -185,16 +187,16 @@ def _is_tensor(value: Any) -> bool:
 
 
 class Normalize(torch.nn.Module):
-    """``uint8[B, H, W, C]`` as loaders give pictures, to ``float[B, C, H, W]`` as models take them, on the device.
+    """Converts images from ``uint8[B, H, W, C]``, as loaders return them, to ``float[B, C, H, W]``, as models take them.
 
-    ``(x / 255 - mean) / std`` in two passes over the batch. A quarter of the bytes cross the bus this way, and the
-    processor does none of it. The result lies in memory channel by channel of each pixel (``torch.channels_last``),
-    which convolutions like; no transposition is made.
+    It computes ``(x / 255 - mean) / std`` on the device, in two passes over the batch. So only a quarter of the bytes cross the
+    bus, and the CPU does none of the work. In memory the result has the channels of a pixel side by side
+    (``torch.channels_last``), which suits convolutions, and nothing is transposed.
 
     Args:
-        mean: Of each channel, in [0, 1]; default ImageNet's.
-        std: Of each channel.
-        dtype: Of the result.
+        mean: Mean of each channel, in [0, 1]; the default is ImageNet's.
+        std: Standard deviation of each channel; the default is ImageNet's.
+        dtype: Dtype of the result.
 
     Raises:
         ConfigError: `mean` and `std` differ in length, or a `std` is 0.
@@ -220,7 +222,7 @@ class Normalize(torch.nn.Module):
         self.register_buffer("shift", shift[:, None, None], persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalized pictures.
+        """Return normalized images.
 
         Args:
             images: uint8[B, H, W, C], or uint8[B, H, W] for one channel.

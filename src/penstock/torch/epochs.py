@@ -1,9 +1,9 @@
-"""Which epoch an iteration is, where DataLoader's worker processes must agree on it without talking to each other.
+"""The epoch numbers of iterations, on which the worker processes of a DataLoader agree without talking to each other.
 
-A worker that is forked or spawned anew for each epoch cannot count epochs, and nothing of the dataset is called in the
-process that iterates the DataLoader. So the dataset carries a few bytes of memory that all its workers share: whoever
-of an iteration's workers comes first takes the next number, and the others find it. What tells iterations apart is the
-seed that DataLoader draws for each and gives to all its workers.
+A worker that is forked or spawned for each epoch cannot count epochs, and the process that iterates the DataLoader does not
+call the dataset. Therefore the dataset has a few bytes of memory that all its workers share. The first worker of an
+iteration takes the next number, and the others find it there. Iterations are distinguished by the seed that DataLoader draws
+for each of them and passes to all its workers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BYTES_MAX = 1 << 16
-_ITERATIONS_KEPT = 16  # of those under way at once, and of those that ended; each is some tens of bytes
+_ITERATIONS_KEPT = 16  # iterations under way or ended; each takes some tens of bytes
 
 
 class Worker(NamedTuple):
-    """One of the processes that share an iteration: `number` of `workers_count`; `seed` is the iteration's."""
+    """A worker process: its number, from 0, the number of workers, and the seed of the iteration that they share."""
 
     number: int
     workers_count: int
@@ -37,16 +37,18 @@ class Worker(NamedTuple):
 
 
 class EpochTable:
-    """The next epoch's number, shared with the worker processes that this object is given to as they start.
+    """The next epoch's number, shared with worker processes that receive this object when they start.
 
-    Pickled in any other way it is a new table, at epoch 0. Cost: one file descriptor, of memory.
+    If it is pickled for another purpose, the copy is a new table that begins with epoch 0.
+
+    Cost: one file descriptor for memory.
     """
 
     def __init__(self) -> None:
         self._attach(os.memfd_create("penstock-epochs"))
 
     def take(self, worker: Worker | None) -> int:
-        """The epoch of an iteration that begins: in `worker`, or where it is None, in this process alone."""
+        """Return the epoch of an iteration that begins in `worker`, or in this process if `worker` is None."""
         owner = _owner(worker)
         with self._opened() as table:
             if worker is not None:
@@ -63,23 +65,23 @@ class EpochTable:
             return int(epoch)
 
     def set_next(self, epoch: int, *, worker: Worker | None = None) -> None:
-        """Make `epoch` the number of the iteration that begins next."""
+        """Set the epoch of the next iteration."""
         with self._opened() as table:
             table["next"][str(_owner(worker))] = epoch
             table["in_workers"][str(_owner(worker))] = worker is not None
 
     def next(self, worker: Worker | None = None) -> int:
-        """The number of the iteration that begins next, without taking it."""
+        """Return the epoch of the next iteration without taking it."""
         with self._opened() as table:
             return int(table["next"].get(str(_owner(worker)), 0))
 
     def is_in_workers(self) -> bool:
-        """Whether the last iteration that this process began runs in worker processes."""
+        """Whether the last iteration that this process began is running in worker processes."""
         with self._opened() as table:
             return bool(table["in_workers"].get(str(os.getpid()), False))
 
     def close(self) -> None:
-        """Give the descriptor back; idempotent."""
+        """Close the descriptor; idempotent."""
         self._finalizer()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -93,7 +95,7 @@ class EpochTable:
 
     @contextmanager
     def _opened(self) -> Iterator[dict[str, Any]]:
-        """The table, locked against other processes; changes to it are kept."""
+        """Yield the table, locked against other processes, and store changes to it."""
         with process_lock(self._descriptor):
             text = os.pread(self._descriptor, _BYTES_MAX, 0)
             table = json.loads(text) if text else {"next": {}, "in_workers": {}, "iterations": []}
@@ -104,13 +106,13 @@ class EpochTable:
 
 
 def worker_here() -> Worker | None:
-    """What DataLoader says of this process; None outside of its workers."""
+    """Return the DataLoader worker that this process is, or None if it is not one."""
     info = torch.utils.data.get_worker_info()
     return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)
 
 
 def _owner(worker: Worker | None) -> int:
-    """The process that iterates: ranks that were forked with one dataset each count for themselves."""
+    """Return the process that iterates, so that ranks that were forked with one dataset count separately."""
     parent = multiprocessing.parent_process() if worker is not None else None
     return os.getpid() if parent is None or parent.pid is None else parent.pid
 

@@ -1,4 +1,4 @@
-"""``MapDataset``: samples by number, for ``torch.utils.data.DataLoader(dataset, batch_size=n, shuffle=True)``."""
+"""``MapDataset``: random access to samples for ``torch.utils.data.DataLoader(dataset, batch_size=n, shuffle=True)``."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 @boundary
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """``pipeline.open()`` for a DataLoader: opened at first use, with epochs that its workers agree on.
+    """``pipeline.open()`` for a DataLoader. It opens the data at first use, and its workers agree on the epoch.
 
-    ``dataset[i]`` is a dict of values as the pipeline's stages make them, with ``__key__``, ``__shard__`` (the object's
-    or shard's URL) and ``__position__`` (i). Batches of numbers, which DataLoader asks for by itself, are fetched side
-    by side: ``DataLoader(dataset, batch_size=n, shuffle=True, num_workers=w)`` has w batches' requests in flight.
+    ``dataset[i]`` is a dict of the values that the pipeline's stages make, with ``__key__``, ``__shard__`` (the URL of the
+    object or shard) and ``__position__`` (i). The samples of a batch are fetched at the same time:
+    ``DataLoader(dataset, batch_size=n, shuffle=True, num_workers=w)`` has the requests of w batches in flight.
 
     Args:
-        pipeline: A source and stages that keep samples apart: ``decode``, ``map``, ``select``, ``join``. No ``batch``
-            and no ``shuffle``: batches and order are the DataLoader's and its sampler's.
-        seed: Of the `rng` of ``map`` functions, which depends on (seed, epoch, i).
-        index: Of shards. ``"require"``: ranks and jobs would each make one, so run ``penstock index`` before;
-            ``"auto"`` makes it where it is missing.
-        index_dir: Where the index of shards may lie besides them.
-        cache: Keep what is read on this node's disk, as for ``connect``.
-        fetch: Bounds for reading.
+        pipeline: A source and stages that treat samples separately: ``decode``, ``map``, ``select``, ``join``. ``batch`` and
+            ``shuffle`` are not allowed, since the DataLoader batches and its sampler orders the samples.
+        seed: Seed of the `rng` of ``map`` functions, which depends on (seed, epoch, i).
+        index: What to do if shards have no index: ``"require"`` raises, so run ``penstock index`` before; ``"auto"`` builds it,
+            but every rank and job would build its own.
+        index_dir: Directory that may hold the index of the shards, besides the place of the shards themselves.
+        cache: Cache on this node's disk, as for ``connect``.
+        fetch: Limits of reading.
 
     Raises:
-        ConfigError: a stage that batches, drops or multiplies samples; when first used: shards without an index.
+        ConfigError: A stage batches, drops or multiplies samples; or, at first use, the shards have no index.
 
-    Cost: nothing until used; then one listing, or one read of the index, which workers inherit. Names are held as
-        text, 12 bytes besides for each sample of an indexed shard. A batch's samples are held as stored, once each.
+    Cost: nothing before the first use; then one listing, or one read of the index, which workers inherit. Memory holds
+        the names as text, 12 bytes for each sample of an indexed shard, and the samples of a batch as they are stored.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         cache: CacheConfig | str | os.PathLike[str] | None = None,
         fetch: FetchConfig | None = None,
     ) -> None:
-        transform_of(pipeline)  # refuses now what could not be opened
+        transform_of(pipeline)  # refuses a pipeline that cannot be opened
         self.pipeline = pipeline
         self._options: dict[str, Any] = {
             "seed": seed, "index": index, "index_dir": index_dir, "cache": cache, "fetch": fetch
@@ -72,45 +72,48 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self._opened())
 
     def __getitem__(self, index: Any) -> Any:
-        """Sample `index`, by number or key; of a slice or list, samples: as ``pipeline.open()[index]``.
+        """Return the sample of a number or key, or several of a slice or list, as ``pipeline.open()[index]`` does.
 
         Raises:
-            IndexError, KeyError: there is no such sample.
-            StoreError, DataError: it cannot be read or decoded; names key and shard.
+            IndexError: The number is out of range.
+            KeyError: The key is unknown.
+            StoreError: The sample cannot be read; the message names key and shard.
+            DataError: The sample cannot be decoded; the message names key and shard.
 
-        Cost: one request (one per member of a group).
+        Cost: one request, or one for each member of a group.
         """
         return self._opened().at(index, epoch=self._epoch())
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Samples `indices`, in this order; what is asked for twice is read once.
+        """Return several samples in the order of their numbers in `indices`. A number that occurs twice is read once.
 
         Raises:
-            IndexError: there is no such sample.
-            ObjectChangedError: an object or shard is no longer the version that was found.
-            StoreError, DataError: one cannot be read or decoded; names key and shard.
+            IndexError: A number is out of range.
+            ObjectChangedError: An object or shard was replaced after it was listed or indexed.
+            StoreError: A sample cannot be read; the message names key and shard.
+            DataError: A sample cannot be decoded; the message names key and shard.
 
-        Cost: a request for each sample, as many at a time as the store takes; ranges near each other in a shard are one.
+        Cost: one request for each sample, or for neighbouring samples of a shard, as many at a time as the store allows.
         """
         return self._opened().read_samples(indices, epoch=self._epoch())
 
     def set_epoch(self, epoch: int) -> None:
-        """Let ``map`` functions draw other random numbers, in workers too, those that live on included.
+        """Set the epoch, so that ``map`` functions draw other random numbers. Persistent workers use it too.
 
         Raises:
-            ConfigError: it is negative.
+            ConfigError: The epoch is negative or too large.
         """
         check_whole("epoch", epoch, 0, SEED_MAX)
         self._epochs.set_next(epoch, worker=worker_here())
 
     def close(self) -> None:
-        """Let go of stores; idempotent. Used again, it opens again."""
+        """Close the stores; idempotent. If the dataset is used again, it opens them again."""
         dataset, self._dataset = self._dataset, None
         if dataset is not None:
             dataset.close()
 
     def after_fork_in_child(self) -> None:
-        """See ``forks``."""
+        """Replace the lock, which another thread of the parent may have held."""
         self._opening = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:

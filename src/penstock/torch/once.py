@@ -1,4 +1,4 @@
-"""What all worker processes of a DataLoader have alike: the first that needs it makes it, the others find it."""
+"""Data that all worker processes of a DataLoader share: the first process that needs it computes it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Once:
-    """Bytes that one process makes, shared with the worker processes that this object is given to as they start.
+    """Bytes that one process computes, shared with worker processes that receive this object when they start.
 
-    Pickled in any other way it is a new, empty one. Cost: one file descriptor, of memory.
+    If it is pickled for another purpose, the copy is empty. Cost: one file descriptor for memory.
     """
 
     def __init__(self) -> None:
         self._attach(os.memfd_create("penstock-once"))
 
     def get(self, make: Callable[[], bytes]) -> bytes:
-        """What the first call's ``make()`` gave; the others wait for it. One that raises leaves it to the next."""
+        """Return what ``make()`` returned in the first call, for which others wait. If it raises, the next call tries again."""
         with process_lock(self._descriptor):
             size_bytes = os.fstat(self._descriptor).st_size
             if size_bytes:

@@ -1,4 +1,4 @@
-"""Which part of the data is this process's, and what ranks must agree on, by ``torch.distributed``."""
+"""The rank of this process, and agreement among ranks, by ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def rank_and_world_size() -> tuple[int, int] | None:
-    """(rank, world size) of the default process group, or None where there is none yet."""
+    """Return (rank, world size) of the default process group, or None if it has not been created."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def agree(n: int) -> int:
-    """The smallest `n` over all ranks: what ``Loader(agree=ps.torch.agree)`` asks before each batch.
+    """Return the smallest `n` of all ranks; ``Loader(agree=ps.torch.agree)`` calls it before each batch.
 
-    Every rank of the default process group must call it equally often. Without a group it is `n`.
+    Every rank of the default process group must call it equally often. Without a group it returns `n`.
 
     Cost: one all-reduce of 8 bytes; with NCCL it goes through the current CUDA device.
     """
@@ -33,14 +33,17 @@ def agree(n: int) -> int:
 
 
 def share(make: Callable[[], bytes]) -> bytes:
-    """What ``make()`` gives on rank 0: ``Loader(share=ps.torch.share)`` lists a data set once, whatever the number of ranks.
+    """Return what ``make()`` returns on rank 0. With ``Loader(share=ps.torch.share)``, one rank lists the data set for all.
 
-    Every rank of the default process group must call it. Without a group it is ``make()``.
+    Every rank of the default process group must call it. Without a group it calls ``make()``.
+
+    Args:
+        make: The function to call on rank 0.
 
     Raises:
-        Exception: what ``make()`` raised on rank 0, on every rank.
+        Exception: ``make()`` raised it on rank 0; every rank raises it.
 
-    Cost: one broadcast, of 60 bytes or so for each shard.
+    Cost: one broadcast, of about 60 bytes for each shard.
     """
     found = rank_and_world_size()
     if found is None:
@@ -60,5 +63,5 @@ def share(make: Callable[[], bytes]) -> bytes:
 
 
 def _device() -> torch.device:
-    """Where the default group's collectives find their tensors."""
+    """Return the device of the tensors that the default group's collectives use."""
     return torch.device("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")

@@ -1,4 +1,4 @@
-"""Checkpoints: a file that ``torch.save`` writes to, which becomes an object when it is closed, and not before."""
+"""Checkpoints: files that ``torch.save`` writes to, and that become objects when they are closed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class CheckpointWriter(Writer):
-    """A ``Writer`` that complains when it is dropped: a checkpoint that was not stored must not pass unnoticed.
+    """A ``Writer`` that warns if it is dropped without being closed, so that nobody overlooks a checkpoint that was not stored.
 
-    ``torch.save`` never closes the file it is given, so ``torch.save(model, checkpoint_writer(url))`` alone stores nothing.
+    ``torch.save`` does not close its file, so ``torch.save(model, checkpoint_writer(url))`` alone stores nothing.
     """
 
     def __init__(self, core: Core, key: Key, *, part_bytes: int | None = None, if_absent: bool = False) -> None:
@@ -25,7 +25,7 @@ class CheckpointWriter(Writer):
         self._process_id = os.getpid()
 
     def __del__(self) -> None:
-        """Warn where bytes were written and never committed; they are dropped as with every writer."""
+        """Warn if bytes were written but not committed; as with every writer, they are dropped."""
         if not self.closed and self.tell() and self._process_id == os.getpid():
             warnings.warn(
                 f"{self.name}: {self.tell()} bytes were written and dropped, because the file was never closed. "
@@ -38,22 +38,22 @@ class CheckpointWriter(Writer):
 def checkpoint_writer(
     url: str | os.PathLike[str], *, part_bytes: int | None = None, if_absent: bool = False, **options: Any
 ) -> CheckpointWriter:
-    """A file for ``torch.save``: ``with ps.torch.checkpoint_writer(url) as file: torch.save(state, file)``.
+    """Open a file for ``torch.save``: ``with ps.torch.checkpoint_writer(url) as file: torch.save(state, file)``.
 
-    The object becomes visible, whole, when the ``with`` ends in good order. After an exception inside it, and when the
-    process ends before, nothing is visible and an object of the same key stays what it was.
-    ``torch.load(ps.open(url))`` reads it back.
+    The whole object becomes visible when the ``with`` ends normally. After an exception inside it, or if the process ends
+    before, nothing becomes visible, and an existing object of the same key remains unchanged.
+    ``torch.load(ps.open(url))`` reads the checkpoint.
 
     Args:
-        url: Of the object, in any scheme that ``penstock.connect`` takes.
-        part_bytes: Size of the first parts, at least 5 MiB on S3.
-        if_absent: Never replace an object: ``ObjectExistsError`` at the end of the ``with``.
-        **options: As for ``penstock.connect``.
+        url: URL of the object, with any scheme that ``penstock.connect`` supports.
+        part_bytes: Size of the first parts in bytes, at least 5 MiB on S3.
+        if_absent: Whether to refuse to replace an object; the end of the ``with`` then raises ``ObjectExistsError``.
+        **options: The same options as for ``penstock.connect``.
 
     Raises:
-        ConfigError: the URL names no object, or an option cannot be.
+        ConfigError: The URL does not name an object, or an option is invalid.
 
-    Cost: at most 5 parts in memory; up to 4 go up at a time while ``torch.save`` writes.
+    Cost: at most 5 parts in memory, up to 4 of which are uploaded at a time while ``torch.save`` writes.
     """
     root, key = compose.split(url)
     if not key:
