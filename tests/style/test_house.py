@@ -203,13 +203,6 @@ def test_no_module_has_a_public_name() -> None:
     assert modules & set(ps.__all__) == set()
 
 
-DUPLICATES_LEFT = {
-    "Column",
-    "ObjectReader",
-}
-"""Class names that still occur more than once; the list only shrinks."""
-
-
 def test_no_two_classes_have_the_same_name() -> None:
     """Each class of the package has a name of its own, so that a name stands for one idea."""
     places: dict[str, list[str]] = {}
@@ -217,9 +210,7 @@ def test_no_two_classes_have_the_same_name() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{shown(path)}:{node.lineno}")
-    repeated = {name: found for name, found in places.items() if len(found) > 1}
-    assert {name: found for name, found in repeated.items() if name not in DUPLICATES_LEFT} == {}
-    assert DUPLICATES_LEFT - set(repeated) == set(), "no longer repeated: remove from DUPLICATES_LEFT"
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 PRIVATE_ALLOWED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_threads_count"}

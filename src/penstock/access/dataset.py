@@ -15,7 +15,7 @@ from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
 from penstock.sources.functions import FunctionReader
 from penstock.sources.indexed import IndexedReader
-from penstock.sources.objects import ObjectReader
+from penstock.sources.objects import ObjectSampleReader
 from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary
 
@@ -94,7 +94,7 @@ class PipelineDataset(Dataset):
         config = fetch or FetchConfig(requests_min=REQUESTS_MIN, gap_bytes_max=REQUEST_COST_BYTES)
         shards = ShardFinder(source, fetch=config, cache=cache).find()
         if isinstance(source, Objects):
-            self._reader = ObjectReader(source, shards)
+            self._reader = ObjectSampleReader(source, shards)
         else:
             known = _indexed(source, shards, index=index, index_dir=index_dir)
             self._reader = IndexedReader(known, fields=pipeline.members(), gap_bytes=gap_bytes)

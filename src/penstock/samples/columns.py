@@ -33,7 +33,7 @@ class Ragged(NamedTuple):
     """int64[B + 1]: where each array starts in `data`; the first is 0, the last is the length of `data`."""
 
 
-class Column:
+class BatchColumn:
     """One field of every sample: an array ``dtype[rows, *shape]``, or a list if `dtype` is None.
 
     Args:
@@ -52,7 +52,7 @@ class Column:
         self._find_scalar()
 
     @classmethod
-    def of_spec(cls, spec: Spec) -> Column:
+    def of_spec(cls, spec: Spec) -> BatchColumn:
         """Return the column that a field or a user declares."""
         column = cls(None)
         if spec.dtype != "object":
@@ -94,7 +94,7 @@ class Column:
         return f"{self.dtype}{list(self.shape)}" if self.scalar is None else self.scalar.__name__
 
 
-def _remedy(name: str, column: Column, value: Any) -> str:
+def _remedy(name: str, column: BatchColumn, value: Any) -> str:
     """Return a hint: what the user can do to make the value fit."""
     array = np.asarray(value) if _is_array(value) else None
     if isinstance(value, int | float | np.number) and column.dtype is not None and not column.shape:
@@ -108,7 +108,7 @@ def _remedy(name: str, column: Column, value: Any) -> str:
     return f"make all shapes equal in .map(), or use .batch(pad=[{name!r}]) or .batch(ragged=[{name!r}])"
 
 
-class UnequalColumn(Column):
+class UnequalColumn(BatchColumn):
     """One field whose arrays differ in length: a list of arrays until the batch is complete.
 
     Args:
@@ -188,7 +188,7 @@ class Layout:
         self._collate = None if batch is None else batch.collate
         self._plain = not unequal and self._collate is None
         self.columns = {
-            name: UnequalColumn(name, value, unequal[name]) if name in unequal else Column(value)
+            name: UnequalColumn(name, value, unequal[name]) if name in unequal else BatchColumn(value)
             for name, value in values.items()
         }
 
@@ -196,7 +196,7 @@ class Layout:
     def of_specs(cls, specs: Mapping[str, Spec]) -> Layout:
         """Return the columns of a pipeline that declares all its fields, before the first sample."""
         layout = cls({})
-        layout.columns = {name: Column.of_spec(spec) for name, spec in specs.items()}
+        layout.columns = {name: BatchColumn.of_spec(spec) for name, spec in specs.items()}
         return layout
 
     def allocate(self, rows_count: int) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Layout:
             spec is not None
             and spec.shape != ()
             and column is not None
-            and type(column) is Column
+            and type(column) is BatchColumn
             and column.shape == spec.shape
             and column.dtype == spec.dtype
         )

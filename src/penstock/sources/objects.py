@@ -1,4 +1,4 @@
-"""``ObjectReader``: samples that are objects of their own, or groups of objects with one stem."""
+"""``ObjectSampleReader``: samples that are objects of their own, or groups of objects with one stem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.store import Store
 
 
-class ObjectReader(StoredReader):
+class ObjectSampleReader(StoredReader):
     """Objects, or groups of objects, in the order in which they were listed, and in the versions that were listed.
 
     Names and versions are kept in blocks of memory and not as Python objects: each costs the bytes of its name and about

@@ -181,7 +181,7 @@ def _of_objects(source: Objects, finder: ShardFinder) -> DataSource:
         from penstock.sources.functions import FunctionReader
 
         return DataSource(shards=[], objects=FunctionReader(source))
-    from penstock.sources.objects import ObjectReader
+    from penstock.sources.objects import ObjectSampleReader
 
     shards = finder.find()
-    return DataSource(shards=shards, objects=ObjectReader(source, shards))
+    return DataSource(shards=shards, objects=ObjectSampleReader(source, shards))
