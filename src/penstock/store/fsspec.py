@@ -1,11 +1,11 @@
 """``FsspecStore``: any file system that fsspec knows, as a store: ``gs://``, ``az://``, ``hf://``, ``sftp://``, ...
 
-The one place that imports fsspec (extra ``penstock[fsspec]``), and only when such a store is made. Its blocking calls
-run on a bounded pool of threads. What fsspec does not give is said here once:
+Only this module imports fsspec (extra ``penstock[fsspec]``), when such a store is made. Its blocking calls run on a bounded
+pool of threads. Some promises are weaker than those of other stores:
 
-- *Pin*: the ETag, checksum or version that the file system reports, else its size and modification time.
-- *Writes*: whole, through ``pipe_file``; visible when the file system makes them so. ``if_absent`` looks first, so two
-  writers can both win. Parts are kept in memory until the upload is committed.
+- *A version is pinned* by the ETag, checksum or version that the file system reports, or else by size and modification time.
+- *Objects are written* whole, by ``pipe_file``, and become visible when the file system makes them so. ``if_absent`` looks
+  first, so two writers can both succeed. Parts are kept in memory until the upload is committed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class FsspecStore(ThreadedStore):
     """A directory of any fsspec file system.
 
     Args:
-        url: Of the directory that is the store's root, e.g. ``"gs://bucket/prefix"``.
-        threads_max: The most calls at the same time.
-        options: For the file system's constructor, as fsspec documents them for its protocol.
+        url: URL of the directory that is the store's root, such as ``"gs://bucket/prefix"``.
+        threads_max: The most calls at the same time; at least 1.
+        options: Options of the file system's constructor, which fsspec documents for each protocol.
 
     Raises:
-        ConfigError: fsspec, or the package that it needs for this protocol, is missing, or it knows no such protocol.
+        ConfigError: fsspec, or the package that it needs for this protocol, is missing, or it does not know the protocol.
 
-    Cost: threads while there is work; one copy of the bytes read beyond the file system's own.
+    Cost: Threads while there is work; one copy of the bytes read, besides the file system's own.
     """
 
     def __init__(self, url: str, *, threads_max: int = 32, options: Mapping[str, Any] | None = None) -> None:
@@ -61,11 +61,11 @@ class FsspecStore(ThreadedStore):
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """Uploads are the parent's."""
+        """Forget the parent's uploads."""
         self._uploads = {}
 
     def describe(self, key: Key) -> str:
-        """The root's URL, a slash, and `key`."""
+        """Return the root's URL, a slash, and `key`."""
         return f"{public_url(self.url_root)}/{key}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,10 +75,10 @@ class FsspecStore(ThreadedStore):
         return f"<FsspecStore {public_url(self.url_root)!r}>"
 
     def check_key(self, key: Key) -> None:
-        """Refuse ``.``, ``..`` and empty segments: what they mean differs from one file system to the next.
+        """Refuse ``.``, ``..`` and empty segments, because file systems differ in what they mean.
 
         Raises:
-            ConfigError: naming the rule.
+            ConfigError: The key breaks the rule that the message names.
         """
         check_key(key)
         for segment in key.split("/"):
@@ -118,7 +118,7 @@ class FsspecStore(ThreadedStore):
         return self._info(key)
 
     def _list_page(self, operation: ListPage) -> Page:
-        """All that follows in one page: fsspec's ``find`` and ``ls`` know no other."""
+        """Return all that follows in one page, because fsspec's ``find`` and ``ls`` have no pages."""
         prefix, base = operation.prefix, operation.prefix.rpartition("/")[0]
         path = self._path(base) if base else self._root
         if operation.delimiter not in ("", "/"):
@@ -221,11 +221,11 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         raise ConfigError(f"fsspec needs another package for {protocol}://: {error}") from error
     except ValueError as error:
         hint = "penstock has s3://, file:///dir or a path, http://, https:// and memory://; all others are fsspec's"
-        reason = "" if "@" in url else f": {error}"  # urllib's own words quote parts of a password
+        reason = "" if "@" in url else f": {error}"  # urllib's message quotes parts of a password
         failure = ConfigError(f"fsspec cannot open {url}{reason}", hint=hint)
     else:
         return files, str(root).rstrip("/")
-    raise failure  # by itself: the error above would stand beside it as its context
+    raise failure  # outside of the handlers, so that the error above is not its context
 
 
 def _as_info(key: Key, found: dict[str, Any]) -> ObjectInfo:

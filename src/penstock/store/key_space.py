@@ -1,9 +1,9 @@
-"""What a page of a listing says of the next ones, and where they begin. Pure arithmetic; nothing is asked here.
+"""Guesses from one page of a listing where the next pages begin. Pure arithmetic; no request is sent here.
 
-Names that programs give are numbers in some alphabet: counters padded with zeros, times, hashes. A page shows the
-alphabet, where in the key the number is, and how many of its values a page covers; the pages after it then begin that
-many values further on, each. That is exact for counters and right on average for hashes; for other names it is wrong,
-which costs requests and nothing else, for a listing may be cut anywhere.
+Names that programs give are numbers in some alphabet: counters padded with zeros, times, hashes. A page shows the alphabet,
+where in the key the number is, and how many of its values a page covers; each of the next pages then begins that many values
+further on. The guess is exact for counters and right on average for hashes. For other names it is wrong, which costs requests
+and nothing else, because a listing may be cut anywhere.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     from penstock.types import ObjectInfo
 
 FIRST_GUESSES = 5
-"""Of a listing, on trust: a prefix of 6 000 keys takes two round trips, one that cannot be guessed five requests more."""
+"""Guesses before any was right: a prefix of 6 000 keys then takes two round trips, and one that cannot be guessed costs five
+requests more."""
 
 GUESSES_MAX = 64
-"""Made at once: as many as there are requests in flight."""
+"""Guesses at once: as many as there may be requests in flight."""
 
-_COLUMNS_MAX = 12  # that vary: more only tell apart what a page of 1 000 keys already does
+_COLUMNS_MAX = 12  # columns that vary; 1 000 keys of a page differ in fewer
 _ALPHABETS = ("0123456789", "0123456789abcdef", "0123456789ABCDEF")
 
 
 class Trust:
-    """How many guesses may be made: each costs one, and gives back two if its page turns out full.
+    """How many guesses may be made: each costs one, and earns two if its page turns out to be full.
 
-    So they double while they are right, are never more than the full pages and the first ones, and end for good where
-    most are wrong.
+    So the guesses double while they are right, and end for good if most are wrong. There are never more of them than the full
+    pages and the first ones together.
 
     Args:
-        first_count: That are made before any was right.
+        first_count: Guesses before any was right.
     """
 
     __slots__ = ("_left",)
@@ -43,40 +44,41 @@ class Trust:
         self._left = first_count
 
     def allowed(self) -> int:
-        """Guesses that may be made now."""
+        """Return the number of guesses that may be made now."""
         return min(self._left, GUESSES_MAX)
 
     def spend(self, count: int) -> None:
-        """So many are made."""
+        """Note that `count` guesses are made."""
         self._left -= count
 
     def judge(self, keys_count: int, page_keys: int) -> None:
-        """The first page of a guessed range had so many of the keys of a full page."""
+        """Note that the first page of a guessed range had `keys_count` keys, where a full page has `page_keys`."""
         if 2 * keys_count >= page_keys:
             self._left += 2
 
 
 def next_pages(keys: Sequence[str], *, start: int, high: str, count: int) -> list[str]:
-    """Where the pages after the next one may begin: behind each of these, which need not be keys.
+    """Guess where the pages after the next one begin: after each of the strings returned, which need not be keys.
 
     Args:
-        keys: Of a page, in order.
-        start: Where in the keys names begin that differ: the length of the prefix that is listed.
-        high: All of them lie below it; empty: nothing bounds them.
-        count: The most wanted.
+        keys: Keys of a page, in order.
+        start: Length of the prefix that is listed; the names begin there.
+        high: Upper bound of the strings returned, exclusive; empty for none.
+        count: The most strings to return.
 
     Returns:
-        In ascending order, each past the last key; none where the keys show no number, or the next page is the last.
+        Strings in ascending order, each greater than the last key. Empty if the keys show no number, or the next page is
+        the last.
     """
     keys = keys[1:]  # the first may be the folder's own marker, "train/"
     if len(keys) < 2:
         return []
     last = keys[-1]
-    begin = commonprefix([keys[0], last])  # noqa: RUF071 - character by character is what is wanted
+    begin = commonprefix([keys[0], last])  # noqa: RUF071 - the comparison is to be character by character
     end, letters = _varying(keys, len(begin))
     digits = {letter: value for value, letter in enumerate(letters)}
     first_column = len(begin)
-    while first_column > start and last[first_column - 1] in digits:  # what the next pages carry into
+    while first_column > start and last[first_column - 1] in digits:  # columns that the next pages carry into
         first_column -= 1
 
     def number(key: str) -> int:
@@ -87,7 +89,7 @@ def next_pages(keys: Sequence[str], *, start: int, high: str, count: int) -> lis
 
     at = number(last)
     width = at - number(keys[0])
-    if width >= len(keys):  # not every value is taken: the next pages have so many on average, and should fit into one
+    if width >= len(keys):  # not every value is taken, so the width is an average, and a page should hold a little less
         width -= width // 8
     values_count = len(letters) ** (end - first_column)
     found: list[str] = []
@@ -100,7 +102,7 @@ def next_pages(keys: Sequence[str], *, start: int, high: str, count: int) -> lis
 
 
 def _varying(keys: Sequence[str], begin: int) -> tuple[int, str]:
-    """The end of the columns from `begin` on in which every key has a letter and not all the same; and their alphabet."""
+    """Return the end of the columns from `begin` on in which the keys differ, and the alphabet of these columns."""
     seen: set[str] = set()
     end = begin
     for column in zip(*(key[begin : begin + _COLUMNS_MAX] for key in keys), strict=False):
@@ -122,7 +124,7 @@ def _text(value: int, letters: str, length: int) -> str:
 
 
 def dense_sub_prefix(objects: Sequence[ObjectInfo], prefix: str, *, keys_min: int) -> str | None:
-    """The sub-prefix in which a page ends, if its sub-prefixes hold `keys_min` keys each, on average; else None."""
+    """Return the sub-prefix in which a page ends, if its sub-prefixes hold `keys_min` keys each on average; else None."""
     start, inside = len(prefix), None
     index = prefixes_count = keys_count = 0
     while index < len(objects):

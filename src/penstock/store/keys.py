@@ -1,4 +1,4 @@
-"""What is a key: the rules that hold in every store, so that data can move between them."""
+"""The rules for keys that hold in every store, so that data can move between them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from penstock.types import Key
 
 KEY_BYTES_MAX = 1024
-"""As UTF-8. S3's limit."""
+"""Longest key in bytes of UTF-8; this is S3's limit."""
 
 _DOT_SEGMENT = re.compile(r"(^|/)\.\.?(/|$)")
 
 
 def check_key(key: Key) -> None:
-    """Refuse what is a key in no store.
+    """Refuse what no store accepts as a key.
 
     Raises:
-        ConfigError: not a str, empty, not encodable as UTF-8, or longer than 1 024 bytes.
+        ConfigError: The key is not a str, is empty, cannot be encoded as UTF-8, or is longer than 1 024 bytes.
     """
     if not isinstance(key, str):
         raise ConfigError(f"a key must be a str, not {type(key).__name__}: {key!r}")

@@ -1,17 +1,17 @@
-"""Listing in key order, in parallel where that pays.
+"""Listing in key order, in parallel if that pays.
 
-A store gives 1 000 keys per request, and the token for the next page only with this one, so that one round trip would
-follow another. Below prefixes it need not: a page that ends inside a sub-prefix shows that there are some, a
-page with delimiter ``/`` finds up to 1 000 of them at once, and each is listed like the whole, 64 requests at a time.
-Elsewhere the key space is cut where the next pages may begin (``key_space``), and its parts are listed at once.
+A store returns 1 000 keys per request, and with them the token for the next page, so one round trip would follow another.
+Below sub-prefixes that can be avoided: a page that ends inside a sub-prefix shows that there are some, a page with delimiter
+``/`` finds up to 1 000 of them at once, and each is listed like the whole, 64 requests at a time. In flat prefixes, the key
+space is cut where the next pages probably begin (``key_space``), and its parts are listed at once.
 
-It pays only where sub-prefixes hold many keys: a request per prefix with one key each would cost 1 000 requests where
-one suffices. So a prefix is split only when its page shows at least ``KEYS_PER_PREFIX_MIN`` keys per sub-prefix, and
-when those found turn out smaller, the rest of it is listed flat again.
+Splitting pays only if sub-prefixes hold many keys: with one key in each, it would cost 1 000 requests where one is enough. So
+a prefix is split only if its page shows at least ``KEYS_PER_PREFIX_MIN`` keys per sub-prefix, and if the sub-prefixes that
+are then found are smaller, the rest is listed flat again.
 
-The listing is a sequence of segments in key order, each of them keys that arrived, or a part of the key space that has
-yet to be listed. An answer replaces its segment by finer ones. The consumer takes keys from the front; segments
-nearest to the front are asked for first, and no more than ``PAGES_MAX`` pages are held ahead of it.
+A listing is a sequence of segments in key order. A segment holds keys that have arrived, or is a part of the key space that
+is still to be listed; an answer replaces its segment by finer ones. The consumer takes keys from the front. Segments near the
+front are requested first, and at most ``PAGES_MAX`` pages are held ahead of the consumer.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from penstock.types import Core, Page
 
 REQUESTS_MAX = 64
-"""Pages asked for at the same time: 64 000 keys per round trip."""
+"""Pages requested at the same time: 64 000 keys per round trip."""
 
 PAGES_MAX = 192
-"""Pages held or asked for ahead of the consumer: 192 000 keys."""
+"""Pages held or requested ahead of the consumer: 192 000 keys."""
 
 KEYS_PER_PREFIX_MIN = 50
-"""Keys per sub-prefix from which a request for each pays: at most 20 requests where one did, 64 at a time."""
+"""Keys per sub-prefix from which a request for each pays: at most 20 requests instead of one, 64 at a time."""
 
 CHILDREN_MIN = 32
-"""Sub-prefixes listed before their size is judged."""
+"""Sub-prefixes to list before their size is judged."""
 
 FLAT_PAGES = 64
-"""Pages listed flat after a split did not pay, before another is considered: no more than doubles the requests."""
+"""Pages to list flat after a split that did not pay, before another one is considered: splits at most double the requests."""
 
 
 def list_objects(
@@ -59,24 +59,25 @@ def list_objects(
     skip: str = "",
     skips_at_once: bool = False,
 ) -> Iterator[ObjectInfo]:
-    """Objects whose key begins with `prefix`, in key order; see ``Store.list``.
+    """List the objects whose key begins with `prefix`, in key order; ``Store.list`` is this function.
 
     Args:
         core: The store.
         prefix: Any string.
         recursive: False stops at the next ``/`` and yields prefixes too.
-        requests_max: The most pages in flight.
-        keys_max: Keys per page asked for; S3's most is 1 000.
-        skip: Nobody wants keys that begin with this, which ends with a slash: they are passed over where that saves
-            requests, and may come where it does not.
-        skips_at_once: Such keys are likely: what is behind them is asked for beside one key that shows what is before them.
+        requests_max: The most pages in flight; at least 1.
+        keys_max: Keys to request per page, from 1 to 1 000.
+        skip: Keys that begin with this string, which ends with a slash, are not wanted. They are passed over if that saves
+            requests, and may be listed if it does not. Empty wants all keys.
+        skips_at_once: Whether keys to skip are likely. Then what follows them is requested together with one key, which shows
+            what comes before them.
 
     Raises:
-        ConfigError: at once, for arguments that cannot be.
-        StoreError: from the iterator, which ends there and cancels the rest; so does dropping it.
+        ConfigError: At once, if an argument is not valid.
+        StoreError: While iterating; the iterator then ends and cancels the rest, as it does when it is dropped.
 
-    Cost: one request per page of a flat prefix, and where its keys are no numbers up to as many more; for a split one,
-    one per page of each sub-prefix and one per 1 000 sub-prefixes. Holds at most ``PAGES_MAX`` pages.
+    Cost: One request per page of a flat prefix, and up to twice as many if its keys are no numbers. For a prefix that is
+        split, one per page of each sub-prefix and one per 1 000 sub-prefixes. Holds at most ``PAGES_MAX`` pages.
     """
     if not isinstance(prefix, str):
         raise ConfigError(f"prefix must be a str, not {type(prefix).__name__}: {prefix!r}")
@@ -98,7 +99,7 @@ def list_objects(
 
 
 class _Split:
-    """A prefix whose sub-prefixes are listed one by one, and how large those are so far."""
+    """A prefix whose sub-prefixes are listed one by one, and how many keys they have so far."""
 
     __slots__ = ("children_count", "keys_count", "prefix")
 
@@ -108,16 +109,16 @@ class _Split:
         self.keys_count = 0
 
     def pays(self) -> bool:
-        """Whether its sub-prefixes are worth a request each, as far as is known."""
+        """Whether its sub-prefixes are worth a request each, as far as is known yet."""
         return self.children_count < CHILDREN_MIN or self.keys_count >= KEYS_PER_PREFIX_MIN * self.children_count
 
 
 class _Segment:
-    """Keys in order (``objects``), or a part of the key space that has yet to be listed.
+    """Keys in order (``objects``), or a part of the key space that is still to be listed.
 
-    A part of the key space is the keys that begin with ``prefix`` and are past ``low``, or with ``from_low`` also `low`
-    itself, and with a ``high`` not past that. ``after`` is what the store is told to begin past: `low`, or a little less
-    where its own grouping needs it.
+    A part of the key space holds the keys that begin with ``prefix`` and are greater than ``low`` (or equal to it, with
+    ``from_low``), and if there is a ``high``, not greater than that. The store is told to begin after ``after``, which is
+    `low`, or a little less if grouping by delimiter needs it.
     """
 
     __slots__ = (
@@ -151,29 +152,29 @@ class _Segment:
         self.low = low
         self.from_low = False
         self.high = ""
-        self.keys_max = 1000  # of the next page
+        self.keys_max = 1000  # keys to request with the next page
         self.after = after
         self.token = token
         self.objects = objects
-        self.seen = ""  # the last object or sub-prefix of the pages before, where those are found
-        self.finds: _Split | None = None  # listed with a delimiter, for the sub-prefixes of this
-        self.child_of: _Split | None = None  # a sub-prefix that was found for this
+        self.seen = ""  # the last object or sub-prefix of the pages before, if it is listed for sub-prefixes
+        self.finds: _Split | None = None  # the prefix whose sub-prefixes it is listed for, with a delimiter
+        self.child_of: _Split | None = None  # the prefix that it was found as a sub-prefix of
         self.flat_count = 0  # pages to list flat before a split is considered again
-        self.guessed_count = 0  # it was cut off by guessing that it holds so many keys, and nobody looked yet
-        self.dropped = False  # its keys come by another segment
+        self.guessed_count = 0  # number of keys that it was guessed to hold when it was cut off; 0 if it was not
+        self.dropped = False  # whether another segment lists its keys
         self.next: _Segment | None = None
 
     def position(self) -> str:
-        """Where it is in the order."""
+        """Return its position in key order."""
         return max(self.prefix, self.low, self.seen)
 
     def operation(self, keys_max: int) -> ListPage:
-        """The request for its next page."""
+        """Return the request for its next page."""
         keys_max = min(keys_max, self.keys_max)
         return ListPage(self.prefix, "/" if self.finds else "", self.token, "" if self.token else self.after, keys_max)
 
     def own(self, objects: list[ObjectInfo]) -> list[ObjectInfo]:
-        """Those of `objects` that it stands for; nearly always all."""
+        """Return those of `objects` that belong to it; nearly always all."""
         if objects and objects[0].key <= self.low:
             first_past = bisect_left if self.from_low else bisect_right
             objects = objects[first_past(objects, self.low, key=_key) :]
@@ -198,7 +199,7 @@ class _ParallelListing:
         self._wanted: list[tuple[str, int, _Segment]] = []  # a heap: nearest to the front first
         self._numbers = count()
         self._trust = trust
-        self._held_count = 0  # segments with keys that were not taken
+        self._held_count = 0  # segments whose keys were not taken yet
         self._made_in = forks.generation()
         self._front = _Segment(prefix)
         if not recursive:
@@ -206,14 +207,14 @@ class _ParallelListing:
         self._want(self._front)
 
     def begin_behind(self) -> None:
-        """Ask for what is behind the keys that nobody wants beside what comes before them, which is mostly nothing."""
+        """Request what follows the keys to skip together with what comes before them, which is mostly nothing."""
         self._front.high, self._front.keys_max = self._behind, 1
         self._front.next = _Segment(self._front.prefix, low=self._behind, after=self._behind)
         self._want(self._front.next)
 
     @boundary
     def iterate(self) -> Iterator[ObjectInfo]:
-        """The keys in order."""
+        """Iterate the keys in order."""
         segment: _Segment | None = self._front
         try:
             while segment is not None:
@@ -232,13 +233,13 @@ class _ParallelListing:
             if self._made_in == forks.generation():
                 self._in_flight.cancel()
 
-    # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── requests ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _want(self, segment: _Segment) -> None:
         heappush(self._wanted, (segment.position(), next(self._numbers), segment))
 
     def _launch(self, *, must: bool = False) -> None:
-        """Ask for what is wanted, as far as the bounds allow; `must`: have at least one page in flight."""
+        """Request what is wanted, as far as the bounds allow; with `must`, at least one page is then in flight."""
         while self._wanted and len(self._in_flight) < self._requests_max:
             full = self._held_count + len(self._in_flight) >= PAGES_MAX
             if full and (self._in_flight or not must):
@@ -252,7 +253,7 @@ class _ParallelListing:
             self._in_flight.submit(segment.operation(self._keys_max), segment)
 
     def _join(self, segment: _Segment, split: _Split) -> None:
-        """List the rest of `split` flat, from its sub-prefix `segment` on: they are too small for a request each."""
+        """List the rest of `split` flat, from its sub-prefix `segment` on, because they are too small for a request each."""
         following = segment.next
         while following is not None and following.position().startswith(split.prefix):
             following.dropped = True
@@ -270,14 +271,14 @@ class _ParallelListing:
     # ── answers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take(self) -> None:
-        """Wait for a page, and replace its segment by what it says."""
+        """Wait for a page, and replace its segment by what the page says."""
         segment, completion = self._in_flight.wait()
         if completion.error is not None:
             raise completion.error
         if segment.dropped:
             return
         page: Page = completion.value
-        if page.next_token is not None and page.next_token == segment.token:  # it would go round for ever
+        if page.next_token is not None and page.next_token == segment.token:  # the listing would never end
             raise ProtocolError(
                 f"the listing goes on with the token that it was asked with, {page.next_token[:40]!r}",
                 operation="LIST",
@@ -299,7 +300,7 @@ class _ParallelListing:
             last = part
 
     def _rest(self, segment: _Segment, page: Page) -> _Segment | None:
-        """What is left to be listed after a flat page: more of the same, or a prefix to split."""
+        """Return what is left to list after a flat page: more of the same, or a prefix to split; None if nothing is."""
         split = segment.child_of
         if split is not None:
             split.keys_count += len(page.objects)
@@ -310,7 +311,7 @@ class _ParallelListing:
         if page.next_token is None or (high and last >= high):
             return None
         if self._skip and last.startswith(self._skip) and segment.low < self._behind:
-            if high == self._behind:  # which is asked for already
+            if high == self._behind:  # what follows is requested already
                 return None
             if not high:
                 return _Segment(segment.prefix, low=self._behind, after=self._behind)
@@ -323,16 +324,16 @@ class _ParallelListing:
             rest.flat_count = max(0, segment.flat_count - 1)
             rest.high = high
             return rest
-        # Past `inside` without its slash: the store then groups all of `inside`, whatever it makes of a start within.
+        # After `inside` without its slash: the store then groups all of `inside`, however it treats a start within a group.
         rest = _Segment(segment.prefix, low=last, after=inside[:-1])
         rest.finds = _Split(segment.prefix)
         return rest
 
     def _cut(self, segment: _Segment, rest: _Segment, page: Page) -> list[_Segment]:
-        """Leave `rest` no more than a page, as far as can be guessed from this one; returns what comes behind it.
+        """Cut `rest` down to about a page, as far as this page lets us guess, and return the segments that follow it.
 
-        A store that begins its pages elsewhere than it is asked to gives keys that are not past `low`, none of which
-        counts: then nothing is guessed any more, and each part finds its own keys by going on from page to page.
+        A store that does not begin its pages where it was told to returns keys that are not greater than `low`, which do not
+        count. Then nothing is guessed any more, and each segment finds its own keys from page to page.
         """
         allowed = self._trust.allowed()
         if not allowed or rest.finds or rest.token is None or not page.objects or page.objects[0].key <= segment.low:
@@ -350,7 +351,7 @@ class _ParallelListing:
         return parts
 
     def _rest_found(self, segment: _Segment, page: Page) -> _Segment | None:
-        """The next page with a delimiter."""
+        """Return the segment of the next page with a delimiter; None if this was the last."""
         if page.next_token is None:
             return None
         last = max(page.objects[-1].key if page.objects else "", page.prefixes[-1] if page.prefixes else "")
@@ -360,7 +361,7 @@ class _ParallelListing:
         return rest
 
     def _insert_found(self, segment: _Segment, page: Page) -> _Segment:
-        """Put a page of objects and sub-prefixes behind `segment`, as segments of their own; returns the last."""
+        """Insert a page of objects and sub-prefixes after `segment`, as segments of their own, and return the last one."""
         last, low = segment, segment.low
         for info in _merged(page):
             inside = info.is_prefix and low.startswith(info.key)  # `low` is one of its keys
@@ -386,7 +387,7 @@ def _key(info: ObjectInfo) -> str:
 
 
 def _merged(page: Page) -> list[ObjectInfo]:
-    """Objects and prefixes of a page as one sequence in key order."""
+    """Return objects and prefixes of a page as one list in key order."""
     infos = page.objects + [ObjectInfo(prefix, 0, is_prefix=True) for prefix in page.prefixes]
-    infos.sort(key=_key)  # two runs: one merge
+    infos.sort(key=_key)  # two sorted runs, which Python merges
     return infos

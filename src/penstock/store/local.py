@@ -2,16 +2,16 @@
 
 Decisions:
 
-- *Keys are names of files.* ``..``, ``.`` and empty segments (``//``, a leading or trailing ``/``), NUL, names longer
-  than 255 bytes and our own temporary names are refused with ``ConfigError``, before anything is touched. A write whose
-  key runs through a file, or names a directory, ends with a ``StoreError`` of status 409. No key leaves the root.
-- *Links* are followed: data sets are often trees of links to other disks, and no key can make one. A link that leads
-  back to one of its own parents is left out of listings. Writing replaces the link, not what it leads to.
-- *Visible whole or not at all.* Writes go to a hidden name in the same directory, are synced, and renamed. A hidden
-  name that a killed process left is never listed, read or written again.
-- *Directories are nobody's objects*: they are made when needed, removed when ``delete`` leaves them empty, and an empty
-  one is not listed.
-- *Pin*: size, modification time and inode, held against the open file before and after its bytes were read.
+- *Keys are names of files.* ``..``, ``.`` and empty segments (``//``, a leading or trailing ``/``), NUL, names longer than
+  255 bytes and the store's own temporary names are refused with ``ConfigError`` before anything is touched. A write whose
+  key has a file as a parent, or names a directory, fails with a ``StoreError`` of status 409. No key leads out of the root.
+- *Links* are followed, because data sets are often trees of links to other disks, and no key can make a link. A link to one
+  of its own parents is left out of listings. Writing replaces the link and not its target.
+- *Objects are visible whole or not at all.* Writes go to a hidden name in the same directory, are synced, and then renamed.
+  A hidden file that a killed process left is never listed, read or written again.
+- *Directories are not objects*: they are made when they are needed and removed when ``delete`` leaves them empty, and an
+  empty one is not listed.
+- *A version is pinned* by size, modification time and inode, which are compared before and after a file's bytes are read.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
     from penstock.types import CompleteMultipart, Copy, Get, Key, ListPage, ObjectInfo, Page, Put, PutPart
 
 SEGMENT_BYTES_MAX = 255
-"""NAME_MAX of every file system in use."""
+"""Longest name in bytes: ``NAME_MAX`` of every common file system."""
 
 STEP_BYTES = 8 << 20
-"""Bytes between two looks at whether a transfer was cancelled: a few milliseconds."""
+"""Bytes, read or written in a few milliseconds, after which a transfer checks whether it was cancelled."""
 
-_RENAMES_MAX = 16  # tries to make a directory that a concurrent delete keeps removing
+_RENAMES_MAX = 16  # attempts to make a directory that a concurrent delete keeps removing
 
 
 class LocalStore(ThreadedStore):
-    """Files below a directory; see the module for what is decided.
+    """Files below a directory.
 
     Args:
-        root: The directory; made by the first write where it does not exist.
-        threads_max: The most operations at the same time.
+        root: Path of the directory; the first write makes it if it does not exist.
+        threads_max: The most operations at the same time; at least 1.
 
-    Cost: threads while there is work; bytes read land in the caller's buffer without a copy.
+    Cost: Threads while there is work; bytes read land in the caller's buffer without a copy.
     """
 
-    pages_anywhere = False  # a directory is read whole, and kept for the page after
+    pages_anywhere = False  # a directory is read whole, and kept for the next page
 
     def __init__(self, root: str | os.PathLike[str], *, threads_max: int = 16) -> None:
         path = os.fspath(root)
@@ -73,7 +73,7 @@ class LocalStore(ThreadedStore):
         self._tree = Tree(self.root)
 
     def describe(self, key: Key) -> str:
-        """``file:///root/key``."""
+        """Return ``file:///root/key``."""
         return f"file://{self.root}/{key}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,10 +83,10 @@ class LocalStore(ThreadedStore):
         return f"<LocalStore {str(self.root)!r}>"
 
     def check_key(self, key: Key) -> None:
-        """Refuse keys that are no names of files below the root; see the module.
+        """Refuse keys that cannot name a file below the root.
 
         Raises:
-            ConfigError: naming the rule.
+            ConfigError: The key breaks the rule that the message names.
         """
         check_key(key)
         if "\0" in key:
@@ -101,10 +101,10 @@ class LocalStore(ThreadedStore):
                 raise ConfigError(f"key {key!r} has the form of this store's own temporary files")
 
     def path(self, key: Key) -> Path:
-        """The file that `key` names.
+        """Return the path of the file that `key` names.
 
         Raises:
-            ConfigError: it can name none.
+            ConfigError: The key cannot name a file.
         """
         self.check_key(key)
         return self.root / key
@@ -113,8 +113,8 @@ class LocalStore(ThreadedStore):
 
     @contextmanager
     def _opened(self, key: Key, if_match: str | None = None) -> Iterator[tuple[int, ObjectInfo]]:
-        """A descriptor and what it is of; after the block, ``ObjectChangedError`` where that is no longer so."""
-        # O_NONBLOCK: a FIFO put there must not hang a thread; it changes nothing for regular files.
+        """Open a file: its descriptor and record. If the file has changed after the block, ``ObjectChangedError`` is raised."""
+        # O_NONBLOCK keeps a FIFO of this name from blocking the thread; it changes nothing for regular files.
         fd = os.open(self.root / key, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(fd)
@@ -170,13 +170,13 @@ class LocalStore(ThreadedStore):
 
     @contextmanager
     def _staged(self, key: Key) -> Iterator[tuple[int, Path]]:
-        """A hidden file beside the target; removed unless it was renamed away."""
+        """Make a hidden file beside the target; it is removed after the block unless it was renamed."""
         for turn in range(_RENAMES_MAX):
             path = self._make_parent(key) / f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}{TEMPORARY_SUFFIX}"
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 break
-            except FileNotFoundError:  # a concurrent delete removed the empty directory just made
+            except FileNotFoundError:  # a concurrent delete removed the empty directory that was just made
                 if turn == _RENAMES_MAX - 1:
                     raise
         try:
@@ -188,7 +188,7 @@ class LocalStore(ThreadedStore):
                 self._prune(path.parent)
 
     def _commit(self, key: Key, fd: int, path: Path, *, if_absent: bool) -> ObjectInfo:
-        """Sync the hidden file and give it its name."""
+        """Sync the hidden file and rename it to its key."""
         os.fsync(fd)
         target = self.root / key
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -212,11 +212,11 @@ class LocalStore(ThreadedStore):
             return self._commit(operation.key, fd, path, if_absent=operation.if_absent)
 
     def _prune(self, folder: Path) -> None:
-        """Remove `folder` and its parents as far as they are empty, never the root."""
+        """Remove `folder` and its parents as far as they are empty, but never the root."""
         while folder != self.root and self.root in folder.parents:
             try:
                 folder.rmdir()
-            except OSError:  # not empty, or not ours to remove: it stays
+            except OSError:  # not empty, or it may not be removed
                 return
             folder = folder.parent
 
@@ -230,7 +230,7 @@ class LocalStore(ThreadedStore):
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                if not path.is_dir():  # a directory is no object, so there is nothing to delete
+                if not path.is_dir():  # a directory is not an object, so there is nothing to delete
                     failed[key] = error.strerror or str(error)
                 continue
             self._prune(path.parent)
@@ -295,7 +295,7 @@ class LocalStore(ThreadedStore):
         return info
 
     def as_store_error(self, error: Exception, operation: Any) -> StoreError:
-        """As the base; a missing root is an error of its own."""
+        """Map `error` as other stores do; a missing root is a ``DirectoryMissingError``."""
         mapped = super().as_store_error(error, operation)
         if type(mapped) is ObjectMissingError and not self.root.is_dir():
             text = f"there is no directory {self.root}"
@@ -320,7 +320,7 @@ def _append_part(path: Path, part: Part, target: int, job: BlockingJob) -> None:
 
 
 def _copy_range(source: int, span: ByteRange, target: int, job: BlockingJob) -> None:
-    """Append a range of one file to another inside the kernel (shared blocks where the file system can)."""
+    """Append a range of one file to another inside the kernel; some file systems share the blocks."""
     offset = span.start
     while offset < span.end:
         job.check()
@@ -336,7 +336,7 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make a rename last through a power cut, where the file system lets directories be synced."""
+    """Make a rename survive a power cut, if the file system lets directories be synced."""
     with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

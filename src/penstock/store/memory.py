@@ -1,4 +1,4 @@
-"""``MemoryStore``: objects in a dict. The reference of what every store must do, and the fastest store for tests."""
+"""``MemoryStore``: objects in a dict. It shows what every store must do, and is the fastest store for tests."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class _Object(NamedTuple):
 
 
 class _Bucket:
-    """Objects by key, their keys in order, and the uploads that were begun. Callers hold ``lock``."""
+    """Objects by key, their keys in order, and the multipart uploads in progress. Callers hold ``lock``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.objects: dict[str, _Object] = {}
-        self.keys: list[str] = []  # sorted; str compares by code point, which is the order of the UTF-8 bytes
+        self.keys: list[str] = []  # sorted; strings compare by code point, which is the order of their UTF-8 bytes
         self.uploads: dict[str, tuple[str, dict[int, _Object]]] = {}
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """The objects are the child's own copy from here on; the lock may have been held."""
+        """Replace the lock, which may have been held; the objects are the child's own copy from now on."""
         self.lock = threading.Lock()
 
     def put(self, key: str, data: bytes, etag: str, *, if_absent: bool) -> ObjectInfo:
@@ -72,11 +72,11 @@ class MemoryStore(ThreadedStore):
     """Objects in this process's memory.
 
     Args:
-        objects: What it holds at first; copied.
-        name: Stores of one name share their objects within the process (``memory://name``); without a name it
-            stands alone. Pickles as its name, or without one as a copy of its objects.
+        objects: Objects to begin with, by key; they are copied.
+        name: Stores of one name share their objects within the process (``memory://name``), and pickle as their name. A
+            store without a name shares nothing, and pickles as a copy of its objects.
 
-    Cost: one thread, from the first operation to ``close()``; one copy of the bytes in and one out.
+    Cost: One thread from the first operation to ``close()``; one copy of the bytes in, and one out.
     """
 
     def __init__(self, objects: Mapping[Key, Buffer] | None = None, *, name: str | None = None) -> None:
@@ -93,7 +93,7 @@ class MemoryStore(ThreadedStore):
                 self._bucket.put(key, bytes(data), _etag(data), if_absent=False)
 
     def describe(self, key: Key) -> str:
-        """``memory://name/key``."""
+        """Return ``memory://name/key``."""
         return f"memory://{self.name or ''}/{key}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -210,7 +210,7 @@ class MemoryStore(ThreadedStore):
 
 
 def _index_after(keys: list[str], operation: ListPage) -> int:
-    """Where the page begins: past the previous page's last entry, or past ``start_after``."""
+    """Return the index at which a page begins: after the last entry of the page before, or after ``start_after``."""
     if operation.token is None:
         return bisect_right(keys, operation.start_after)
     kind, name = operation.token[:1], operation.token[1:]
@@ -218,7 +218,7 @@ def _index_after(keys: list[str], operation: ListPage) -> int:
 
 
 def _index_past(keys: list[str], prefix: str) -> int:
-    """Index of the first key past all that begin with `prefix`."""
+    """Return the index of the first key after all that begin with `prefix`."""
     return bisect_left(keys, True, bisect_left(keys, prefix), key=lambda key: not key.startswith(prefix))
 
 

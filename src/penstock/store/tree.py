@@ -1,4 +1,4 @@
-"""Listing a directory tree in key order, a page at a time, looking at no more than the page needs."""
+"""Lists a directory tree in key order, a page at a time, and looks at no more than the page needs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 TEMPORARY_PREFIX = ".penstock-"
 TEMPORARY_SUFFIX = ".tmp"
-_WALKS_MAX = 256  # listings that may stand between two pages; an older one begins its directory anew
+_WALKS_MAX = 256  # listings that are remembered between two pages; an older one reads its directory again
 
 
 class _TreeWalk(NamedTuple):
-    """What a walk is for."""
+    """What a listing wants."""
 
     prefix: str
     after: str  # keys up to and including this one are left out
@@ -35,8 +35,11 @@ class _TreeWalk(NamedTuple):
 class Tree:
     """Pages of a directory tree.
 
-    A directory is read whole and sorted, since the system gives no order. Between two pages of one listing its walk is
-    kept, so that a flat directory of a million files is read once and not once per page.
+    A directory is read whole and sorted, because the system returns no order. The state of a listing is kept between two of
+    its pages, so that a flat directory of a million files is read once and not once per page.
+
+    Args:
+        root: The directory; keys are relative to it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -46,16 +49,16 @@ class Tree:
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """Walks belong to the parent's listings."""
+        """Forget the parent's listings."""
         self._walks, self._lock = OrderedDict(), threading.Lock()
 
     def page(self, operation: ListPage) -> Page:
-        """See ``penstock.types.ListPage``; the delimiter is ``"/"`` or none.
+        """Return one page of a listing, as ``types.ListPage`` asks for it; the delimiter is ``"/"`` or empty.
 
         Raises:
-            ConfigError: another delimiter.
-            DirectoryMissingError: there is no root.
-            StoreError: a file's name is not UTF-8, so that no key can name it.
+            ConfigError: The delimiter is another one.
+            DirectoryMissingError: The root does not exist.
+            StoreError: A file's name is not UTF-8, so that no key can name it.
         """
         if operation.delimiter not in ("", "/"):
             raise ConfigError(f"delimiter={operation.delimiter!r} must be '' or '/'")
@@ -82,7 +85,7 @@ class Tree:
         if kept is not None and kept[0][::2] == (prefix, delimited):
             return kept
         walk = _TreeWalk(prefix, last, delimited)
-        # A prefix was given whole: what is below it sorts after its name, so it would come once more.
+        # What is below a prefix sorts after its name, so a prefix that was the last entry would be listed once more.
         return walk, (entry for entry in self._entries(walk) if entry.key != last)
 
     def _kept(self, walk: _TreeWalk, last: str, entries: Iterator[ObjectInfo]) -> str:
@@ -103,7 +106,14 @@ class Tree:
     def _below(
         self, path: str, base: str, walk: _TreeWalk, parents: tuple[tuple[int, int], ...]
     ) -> Iterator[ObjectInfo]:
-        """Entries of one directory and, where asked, below it; `base` is its key with a slash, `parents` its chain."""
+        """Iterate the entries of a directory and below it.
+
+        Args:
+            path: Path of the directory.
+            base: Its key with a slash; empty for the root.
+            walk: What the listing wants.
+            parents: Device and inode of the directory and of all above it, to notice links that lead back.
+        """
         for name, entry in self._candidates(path, base, walk):
             key = base + name
             status = _status(entry)
@@ -123,7 +133,7 @@ class Tree:
                 yield from self._below(entry.path, key, walk, (*parents, place))
 
     def _candidates(self, path: str, base: str, walk: _TreeWalk) -> list[tuple[str, os.DirEntry[str]]]:
-        """Entries that may hold what the walk wants, in key order: a directory sorts as its name with a slash."""
+        """Return the entries that may hold what is wanted, in key order: a directory sorts as its name with a slash."""
         found: list[tuple[str, os.DirEntry[str]]] = []
         try:
             scan = os.scandir(path)
@@ -134,7 +144,9 @@ class Tree:
                 name = entry.name
                 if name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX):
                     continue
-                status = _status(entry) if entry.is_symlink() else None  # `is_dir` raises where a link is a circle
+                status = (
+                    _status(entry) if entry.is_symlink() else None
+                )  # `is_dir` raises for a link that leads to itself
                 folder = stat.S_ISDIR(status.st_mode) if status is not None else entry.is_dir(follow_symlinks=False)
                 key = f"{base}{name}/" if folder else base + name
                 wanted = key.startswith(walk.prefix) or (key[-1] == "/" and walk.prefix.startswith(key))
@@ -146,7 +158,7 @@ class Tree:
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Of what `entry` names or links to; None where it was removed meanwhile, or is a link that leads nowhere."""
+    """Return the status of what `entry` names or links to; None if it was removed, or is a link that leads nowhere."""
     try:
         return entry.stat()
     except OSError as error:
@@ -164,6 +176,6 @@ def _check_name(path: str, name: str) -> None:
 
 
 def info_of(key: Key, status: os.stat_result) -> ObjectInfo:
-    """What a file's status says, with its pin: size, modification time and inode."""
+    """Return the record of a file; its ETag is made of size, modification time and inode."""
     etag = f'"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"'
     return ObjectInfo(key, status.st_size, etag, status.st_mtime_ns / 1e9)

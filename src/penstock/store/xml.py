@@ -1,9 +1,9 @@
-"""S3's XML answers as records: listings fast, everything else safely.
+"""S3's XML: answers become records, listings fast and everything else safely.
 
-A page of 1 000 keys is 300 KB of XML. Its fields are taken column by column with four regular expressions, which costs
-1.7 µs per key against 54 µs for botocore (bench/listing.py compares whole listings); where the columns do not line up
-(a server that leaves a field out), ElementTree reads the page row by row. Neither path expands entities: a body with
-a document type is refused, so there is nothing to expand ("billion laughs").
+A page of 1 000 keys is 300 KB of XML. Its fields are taken column by column with four regular expressions, which costs 1.7 µs
+per key, where botocore needs 54 µs (bench/listing.py compares whole listings). If the columns differ in length, because a
+server leaves a field out, ElementTree reads the page row by row. Neither way expands entities: a body with a document type
+is refused, so there is nothing to expand ("billion laughs").
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _KEYS = re.compile(r"<Key>([^<]*)</Key>")
 _SIZES = re.compile(r"<Size>([0-9]+)</Size>")
 _ETAGS = re.compile(r"<ETag>([^<]*)</ETag>")
 _ALL_STRONG = re.compile(r'"[!#-%\'-~]+"(?:\0"[!#-%\'-~]+")*')
-"""Every ETag of a page is as ``strong_etag`` would give it, and none holds a character reference."""
+"""Matches the ETags of a page if each is as ``strong_etag`` would return it, and none holds a character reference."""
 _TIMES = re.compile(r"<LastModified>([^<]*)</LastModified>")
 _PREFIXES = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPrefixes>")
 _TRUNCATED = re.compile(r"<IsTruncated>\s*(\w+)\s*</IsTruncated>")
 _TOKEN = re.compile(r"<NextContinuationToken>([^<]*)</NextContinuationToken>")
 _CHARACTER = re.compile(r"&(#[0-9]{1,7}|#x[0-9a-fA-F]{1,6}|amp|lt|gt|quot|apos);")
 _NAMED = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
-# not xml.sax.saxutils, which imports urllib.request, http.client and ssl: a quarter of what a first connect costs
+# xml.sax.saxutils would import urllib.request, http.client and ssl, which cost a quarter of a first connect.
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
 _NO_CHECKSUMS: Mapping[str, str] = MappingProxyType({})
-_info = partial(tuple.__new__, ObjectInfo)  # skips NamedTuple's Python-level __new__: 0.1 instead of 0.35 µs per key
+_info = partial(tuple.__new__, ObjectInfo)  # without NamedTuple's __new__ in Python: 0.1 instead of 0.35 µs per key
 _CHECKSUMS = {
     "ChecksumCRC32": "crc32",
     "ChecksumCRC32C": "crc32c",
@@ -48,12 +48,12 @@ _CHECKSUMS = {
 
 
 class ErrorDocument(NamedTuple):
-    """What an S3 ``<Error>`` says. Empty strings where it says nothing."""
+    """The fields of an S3 ``<Error>``; an empty string stands for a field that is missing."""
 
     code: str
     message: str
     request_id: str
-    region: str  # of ``AuthorizationHeaderMalformed`` and ``PermanentRedirect``, where given
+    region: str  # with ``AuthorizationHeaderMalformed`` and ``PermanentRedirect``
     endpoint: str
 
 
@@ -61,12 +61,12 @@ class ErrorDocument(NamedTuple):
 
 
 def parse_list(body: bytes | bytearray | memoryview) -> Page:
-    """A ``ListObjectsV2`` answer, with or without ``encoding-type=url``, as a ``Page`` in key order.
+    """Parse the answer to ``ListObjectsV2``, with or without ``encoding-type=url``, into a ``Page`` in key order.
 
     Raises:
-        ProtocolError: it is no such answer (for example HTML), is cut short, or has a document type.
+        ProtocolError: It is no such answer (for example HTML), is cut short, or has a document type.
 
-    Cost: about 2 µs per key.
+    Cost: About 2 µs per key.
     """
     text = _text(body)
     if "<ListBucketResult" not in text[:1000]:
@@ -98,10 +98,10 @@ def parse_list(body: bytes | bytearray | memoryview) -> Page:
 
 
 def parse_buckets(body: bytes | bytearray | memoryview) -> Page:
-    """A ``ListBuckets`` answer as a ``Page`` of prefixes: ``name/``, with the time of its creation.
+    """Parse the answer to ``ListBuckets`` into a ``Page`` of prefixes: ``name/`` and the time of creation.
 
     Raises:
-        ProtocolError: it is no such answer.
+        ProtocolError: It is no such answer.
     """
     root = _parsed(_text(body))
     if root.tag != "ListAllMyBucketsResult":
@@ -125,9 +125,9 @@ def _next_token(text: str) -> str | None:
 
 
 def _decoded(names: list[str], *, encoded: bool) -> list[str]:
-    """Names as they are: XML character references and, with encoding-type=url, percent signs and pluses undone.
+    """Undo XML character references and, with encoding-type=url, percent-encoding and pluses.
 
-    All at once, joined by NUL, which ``_text`` refused and so is in none of them.
+    The names are decoded together, joined by NUL, which none of them holds because ``_text`` refuses it.
     """
     joined = "\0".join(names)
     if "&" in joined:
@@ -147,7 +147,7 @@ def _etags(texts: list[str]) -> Iterable[str | None]:
 
 
 def _seconds(times: list[str]) -> Iterable[float]:
-    """Seconds since the epoch of ISO 8601 times; one without a zone is UTC, as S3's all are."""
+    """Return ISO 8601 times in seconds since the epoch; a time without a zone is UTC, as all times of S3 are."""
     try:
         moments = list(map(datetime.fromisoformat, times))
     except ValueError as error:
@@ -173,7 +173,7 @@ def _objects_by_row(text: str, *, encoded: bool) -> list[ObjectInfo]:
 
 
 def parse_error(body: bytes | bytearray | memoryview) -> ErrorDocument | None:
-    """The ``<Error>`` of an answer, or None where it is none (empty, HTML, garbage): never raises."""
+    """Parse the ``<Error>`` of an answer; None if it is something else (empty, HTML, garbage). Never raises."""
     try:
         text = _text(body)
         if "<Error>" not in text[:1000] and "<Error " not in text[:1000]:
@@ -194,12 +194,12 @@ def parse_error(body: bytes | bytearray | memoryview) -> ErrorDocument | None:
 
 
 def parse_upload_id(body: bytes | bytearray | memoryview) -> str:
-    """The upload id of a ``CreateMultipartUpload`` answer.
+    """Return the upload ID in the answer to ``CreateMultipartUpload``.
 
-    The root's name is not looked at, as in every SDK: S3 writes ``InitiateMultipartUploadResult``, others do not.
+    Like every SDK, it ignores the name of the root: S3 writes ``InitiateMultipartUploadResult``, others do not.
 
     Raises:
-        ProtocolError: there is none.
+        ProtocolError: There is no upload ID.
     """
     root = _parsed(_text(body))
     upload_id = (root.findtext("UploadId") or "").strip()
@@ -209,27 +209,27 @@ def parse_upload_id(body: bytes | bytearray | memoryview) -> str:
 
 
 def parse_complete(body: bytes | bytearray | memoryview) -> ErrorDocument | Part:
-    """``CompleteMultipartUpload``'s answer, a status of 200 either way.
+    """Parse the answer to ``CompleteMultipartUpload``, whose status is 200 even if it holds an error.
 
     Returns:
-        A ``Part`` of number 0 with the object's ETag and checksums, or the error that came inside the 200.
+        A ``Part`` with number 0 and the object's ETag and checksums, or the error.
 
     Raises:
-        ProtocolError: it is neither.
+        ProtocolError: It is neither.
     """
     return parse_error(body) or _result(body, 0, etagless="CompleteMultipartUploadResult")
 
 
 def parse_copy(body: bytes | bytearray | memoryview, part_number: int = 0) -> ErrorDocument | Part:
-    """``CopyObject``'s or ``UploadPartCopy``'s answer, a status of 200 either way; as ``parse_complete``."""
+    """Parse the answer to ``CopyObject`` or ``UploadPartCopy``; the result is as that of ``parse_complete``."""
     return parse_error(body) or _result(body, part_number)
 
 
 def parse_delete(body: bytes | bytearray | memoryview) -> dict[str, str]:
-    """``DeleteObjects``' answer: keys that failed, each with ``"Code: message"``; empty when all went."""
+    """Parse the answer to ``DeleteObjects``: the keys that failed, each with ``"Code: message"``; empty if none did."""
     failed = {}
     root = _parsed(_text(body))
-    if root.tag != "DeleteResult":  # without an error in it, any other document would say that all went
+    if root.tag != "DeleteResult":  # any other document without errors would mean that all were deleted
         raise ProtocolError(f"the answer to DeleteObjects is a <{root.tag[:80]}>")
     for row in root.iterfind("Error"):
         failed[row.findtext("Key") or ""] = f"{row.findtext('Code') or '?'}: {row.findtext('Message') or ''}"
@@ -237,20 +237,20 @@ def parse_delete(body: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def _result(body: bytes | bytearray | memoryview, part_number: int, *, etagless: str = "") -> Part:
-    """The object or part that an answer describes. Its ETag tells it from a portal's page, not the root's name.
+    """Return the object or part that an answer describes; an ETag, and not the root's name, tells it from a portal's page.
 
     Args:
         body: The document.
-        part_number: Of the result.
-        etagless: The root for which an ETag may be missing: Ceph 16 commits uploads and leaves it empty.
+        part_number: Number of the part that is returned.
+        etagless: Name of the root for which the ETag may be missing: Ceph 16 leaves it empty when it commits an upload.
     """
     root = _parsed(_text(body))
     etag = strong_etag(root.findtext("ETag"))
     if etag is None and root.tag != etagless:
         raise ProtocolError(f"the answer, a <{root.tag[:80]}>, has no ETag")
-    told = {name: (root.findtext(tag) or "").strip() for tag, name in _CHECKSUMS.items()}
+    found = {name: (root.findtext(tag) or "").strip() for tag, name in _CHECKSUMS.items()}
     composite = (root.findtext("ChecksumType") or "FULL_OBJECT") != "FULL_OBJECT"
-    checksums = {name: text for name, text in told.items() if text and "-" not in text and not composite}
+    checksums = {name: text for name, text in found.items() if text and "-" not in text and not composite}
     return Part(part_number, etag or "", checksums)
 
 
@@ -258,13 +258,13 @@ def _result(body: bytes | bytearray | memoryview, part_number: int, *, etagless:
 
 
 def delete_body(keys: Iterable[str]) -> bytes:
-    """The body of a quiet ``DeleteObjects``."""
+    """Return the body of a quiet ``DeleteObjects``."""
     rows = "".join(f"<Object><Key>{_escaped(key)}</Key></Object>" for key in keys)
     return f'<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Quiet>true</Quiet>{rows}</Delete>'.encode()
 
 
 def complete_body(parts: Iterable[Part]) -> bytes:
-    """The body of a ``CompleteMultipartUpload``; parts must be in order of number."""
+    """Return the body of a ``CompleteMultipartUpload``; the parts must be in order of their numbers."""
     tags = {name: tag for tag, name in _CHECKSUMS.items()}
     rows = []
     for part in parts:
@@ -275,7 +275,7 @@ def complete_body(parts: Iterable[Part]) -> bytes:
 
 
 def _escaped(key: str) -> str:
-    """A key in XML: a bare carriage return or newline would come back as a space or newline, hence by number."""
+    """Escape a key for XML; line breaks and tabs are written by number, because parsers normalise them."""
     return key.translate(_ESCAPES)
 
 
