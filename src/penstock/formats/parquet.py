@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, UnsupportedFormatError
 from penstock.formats.jsonl import KEY_NAMES
 from penstock.formats.parquet_pages import ColumnChunk, bounded_reading
-from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit
+from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.thrift import Struct, read_struct
 from penstock.ranges import REQUEST_COST_BYTES, merged_spans
@@ -234,13 +234,13 @@ class ParquetReader(ShardReader):
         chunk = ColumnChunk(described.path, described.physical_type, width, is_repeated, data[5], data[6])
         return chunk, ByteRange(start, end)
 
-    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
+    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[DecodedPiece]:
         unit, end = self.units[unit_index], 0
         for batch in self._batches(unit_index, views) if unit.samples_count else ():
             begin, end = end, end + batch.num_rows
             if end > first:  # rows before `first` are decoded, but no samples are made of them
                 rows = batch.slice(max(0, first - begin))
-                yield Piece(self._samples(unit_index, rows, end - rows.num_rows), rows.nbytes)
+                yield DecodedPiece(self._samples(unit_index, rows, end - rows.num_rows), rows.nbytes)
         if end != unit.samples_count:
             raise ValueError(f"row group {unit_index} has {end} rows, and not the {unit.samples_count} of the footer")
 

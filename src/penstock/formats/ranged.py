@@ -1,14 +1,15 @@
-"""Shards whose table of contents is at their end: read by ranges, and still without I/O.
+"""Shards with a table of contents: zip and Parquet keep it at their end. They are read by ranges, still without I/O.
 
-A reader asks for spans and is sent their bytes; whoever drives it fetches them as he likes. First it looks::
+A reader asks for spans and is sent their bytes; the caller fetches them in whatever way it likes. First the reader looks at
+the table of contents::
 
     reader = ranged_of("zip", shard=url, size_bytes=info.size_bytes)
     looking = reader.look()
-    span = next(looking)                      # a ByteRange of the shard
-    span = looking.send(store.read(...))      # until StopIteration; two or three spans in all
+    span = next(looking)  # a ByteRange of the shard
+    span = looking.send(store.read(...))  # until StopIteration; two or three spans in all
 
-Then ``reader.units`` says what there is, each unit with the spans that hold it, in stored order; units are read in any
-order: ``reader.read(unit_index, parts)``, one part per span. ``samples_of`` does all of that, in order.
+Then ``reader.units`` lists the units of the shard in stored order, each with the spans that hold it. Units can be read in any
+order: ``reader.read(unit_index, parts)``, with one part for each span. ``samples_of`` does all of this, in stored order.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
     from penstock.types import Buffer, ByteRange
 
 TAIL_BYTES = 64 << 10
-"""Of the first look at a shard's end: a directory or footer of a few hundred entries comes with it."""
+"""Bytes at the end of a shard that are read first: they hold a directory or footer of a few hundred entries."""
 
 WHOLE_BYTES_MAX = 2 << 30
-"""Of a shard that is collected whole, where it is not read by ranges."""
+"""Largest shard that ``WholeShardParser`` collects."""
 
 
 class Unit(NamedTuple):
-    """What is read at once: a sample of a zip, a row group of Parquet.
+    """What can be read by itself: a sample of a zip, a row group of Parquet.
 
     Attributes:
-        spans: Of the shard, the bytes of the wanted fields, ascending; none where the unit has none of them.
-        samples_count: In it.
-        size_bytes: Of all of its fields, wanted or not.
+        spans: Where the wanted fields lie in the shard, ascending; empty if the unit has none of them.
+        samples_count: Number of samples.
+        size_bytes: Size of all fields, wanted or not.
     """
 
     spans: tuple[ByteRange, ...]
@@ -46,12 +47,12 @@ class Unit(NamedTuple):
     size_bytes: int
 
 
-class Piece(NamedTuple):
+class DecodedPiece(NamedTuple):
     """Samples of a unit that were decoded together.
 
     Attributes:
-        samples: In stored order.
-        size_bytes: Of the memory that they keep.
+        samples: The samples, in stored order.
+        size_bytes: Size of the memory that they keep alive.
     """
 
     samples: list[Sample]
@@ -59,13 +60,13 @@ class Piece(NamedTuple):
 
 
 class RangedReader(Protocol):
-    """One shard, read by ranges; pure.
+    """Reads one shard by ranges, without I/O.
 
     Attributes:
-        units: What there is, in stored order; empty before ``look`` has ended.
-        skipped_samples: Left out, where the policy is to skip what is corrupt.
-        skipped_bytes: Of their units.
-        skipped_error: Why, the first time.
+        units: The units of the shard, in stored order; empty until ``look`` has ended.
+        skipped_samples: Number of samples that were skipped as corrupt.
+        skipped_bytes: Size of the units that held them.
+        skipped_error: The first error that was skipped.
     """
 
     units: tuple[Unit, ...]
@@ -74,33 +75,46 @@ class RangedReader(Protocol):
     skipped_error: CorruptShardError | None
 
     def look(self) -> Generator[ByteRange, Buffer, None]:
-        """Yields spans, at least one of a shard that is not empty, and is sent their bytes.
+        """Find the units: yields spans, at least one if the shard is not empty, and is sent their bytes.
 
         Raises:
-            CorruptShardError: The shard is not of the format; while skipping, it has no units instead.
+            CorruptShardError: The shard is not of the format. If corrupt data is skipped, it has no units instead.
         """
 
     def read(self, unit_index: int, parts: Sequence[Buffer]) -> list[Sample]:
-        """The samples of a unit, as slices of `parts` where the format allows.
+        """Return the samples of a unit, as slices of `parts` if the format allows it.
+
+        Args:
+            unit_index: Index in ``units``.
+            parts: The bytes of each of the unit's spans.
 
         Raises:
-            CorruptShardError: Its bytes are not what the shard's table of contents says.
-            UnsupportedFormatError: They are valid, but of a kind that is not read here; raised under every policy.
+            CorruptShardError: The bytes are not what the table of contents says.
+            UnsupportedFormatError: The bytes are valid, but of a kind that is not supported; raised under every policy.
         """
 
-    def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[Piece]:
-        """The same from its `first`-th sample on, as many at a time as are decoded together.
+    def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[DecodedPiece]:
+        """Yield the samples of a unit, as many at a time as are decoded together.
+
+        Args:
+            unit_index: Index in ``units``.
+            parts: The bytes of each of the unit's spans.
+            first: Index in the unit of the first sample to yield.
 
         Raises:
-            CorruptShardError: As ``read``, behind the samples that are before the damage.
+            CorruptShardError: As for ``read``, after the samples in front of the damage.
         """
 
 
 def look_into(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> None:
-    """Have a reader know its units; ``read(span)`` gives the shard's bytes.
+    """Run ``reader.look()``.
+
+    Args:
+        reader: The reader of a shard.
+        read: Returns the bytes of a span of the shard.
 
     Raises:
-        CorruptShardError: As the reader says.
+        CorruptShardError: The shard is not of the format.
     """
     looking = reader.look()
     span = next(looking, None)
@@ -112,10 +126,14 @@ def look_into(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> None
 
 
 def samples_of(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> Iterator[list[Sample]]:
-    """All samples of a shard, unit by unit; ``read(span)`` gives its bytes.
+    """Yield all samples of a shard, unit by unit.
+
+    Args:
+        reader: The reader of a shard.
+        read: Returns the bytes of a span of the shard.
 
     Raises:
-        CorruptShardError: As the reader says.
+        CorruptShardError: The shard is not of the format, or a unit is corrupt.
     """
     look_into(reader, read)
     for unit_index, unit in enumerate(reader.units):
@@ -123,13 +141,13 @@ def samples_of(reader: RangedReader, read: Callable[[ByteRange], Buffer]) -> Ite
 
 
 class ShardReader(Skipping, ABC):
-    """Base of the ranged readers of this package: a subclass has ``_look`` and ``_read``.
+    """Base of the ranged readers of this package; a subclass defines ``_look`` and ``_pieces``.
 
     Args:
-        shard: URL or key, for errors.
-        size_bytes: Of the shard.
-        fields: Only these are read; None: all. The samples are the same: one that has none of them has no fields.
-        on_corrupt: See ``parsing.py``.
+        shard: URL or key of the shard, for errors.
+        size_bytes: Size of the shard.
+        fields: Fields to read; None: all. A sample that has none of them is given without fields.
+        on_corrupt: Policy for corrupt bytes, see ``parsing.py``.
     """
 
     def __init__(
@@ -143,11 +161,11 @@ class ShardReader(Skipping, ABC):
         super().__init__(shard, on_corrupt)
         self._size_bytes = size_bytes
         self._fields = None if fields is None else frozenset(fields)
-        self._passing = False  # over the rest of the shard
+        self._skips_rest = False
         self.units: tuple[Unit, ...] = ()
 
     def look(self) -> Generator[ByteRange, Buffer, None]:
-        """Yields spans, is sent their bytes; see ``RangedReader``."""
+        """Find the units; see ``RangedReader``."""
         try:
             yield from self._look()
         except CorruptShardError as error:
@@ -157,22 +175,22 @@ class ShardReader(Skipping, ABC):
             self._note(error, self._size_bytes)
 
     def read(self, unit_index: int, parts: Sequence[Buffer]) -> list[Sample]:
-        """The samples of that unit, but for those that were skipped; see ``RangedReader``."""
+        """Return the samples of a unit except skipped ones; see ``RangedReader``."""
         return [sample for piece in self.pieces(unit_index, parts) for sample in piece.samples]
 
-    def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[Piece]:
-        """The same, some at a time; see ``RangedReader``."""
+    def pieces(self, unit_index: int, parts: Sequence[Buffer], *, first: int = 0) -> Iterator[DecodedPiece]:
+        """Yield the samples of a unit, some at a time; see ``RangedReader``."""
         unit = self.units[unit_index]
         views = [byte_view(part) for part in parts]
         size_bytes = sum(map(len, views))
-        if self._passing:
+        if self._skips_rest:
             self.skipped_bytes += size_bytes
             return
         given_count = first
         try:
             for span, view in zip(unit.spans, views, strict=True):
                 if len(view) != span.end - span.start:
-                    raise ValueError(f"{len(view)} bytes are there of {span}")
+                    raise ValueError(f"{len(view)} bytes were given for {span}")
             for piece in self._pieces(unit_index, views, first):
                 given_count += len(piece.samples)
                 yield piece
@@ -185,26 +203,32 @@ class ShardReader(Skipping, ABC):
             corrupt = self._corrupt(str(error), unit.spans[0].start if unit.spans else 0)
             if self._on_corrupt == "raise":
                 raise corrupt from None
-            self._passing = self._on_corrupt == "skip_shard"
+            self._skips_rest = self._on_corrupt == "skip_shard"
             self._note(corrupt, size_bytes)
             self.skipped_samples += unit.samples_count - given_count - 1
 
     @abstractmethod
     def _look(self) -> Generator[ByteRange, Buffer, None]:
-        """As ``look``; fills ``units``."""
+        """``look`` for this format; sets ``units``."""
 
     @abstractmethod
-    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
-        """As ``pieces``; ``ValueError`` with a sentence where the bytes are corrupt."""
+    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[DecodedPiece]:
+        """``pieces`` for this format. Raises ``ValueError`` with a description if the bytes are corrupt."""
 
     def _corrupt(self, what: str, offset_bytes: int) -> CorruptShardError:
         return CorruptShardError(what, shard=self._shard, offset_bytes=offset_bytes)
 
 
 class WholeShardParser(ShardParser):
-    """A ``Parser`` over a ranged reader, for whoever streams: collects the shard, and gives all at the end.
+    """A ``Parser`` over a ranged reader, for callers that stream: it collects the shard and returns all samples at the end.
 
-    Cost: holds the whole shard, ``WHOLE_BYTES_MAX`` at most.
+    Args:
+        shard: URL or key of the shard, for errors.
+        reader: Makes the ranged reader of the format.
+        start_offset_bytes: Must be 0.
+        on_corrupt: Policy for corrupt bytes, see ``parsing.py``.
+
+    Cost: holds the whole shard, at most ``WHOLE_BYTES_MAX`` bytes.
     """
 
     def __init__(
@@ -219,18 +243,18 @@ class WholeShardParser(ShardParser):
         self._reader = reader
         self._whole = bytearray()
         if start_offset_bytes:
-            raise ConfigError(f"{shard} is not streamed from byte {start_offset_bytes}", hint="use ranged_of()")
+            raise ConfigError(f"{shard} cannot be streamed from byte {start_offset_bytes}", hint="use ranged_of()")
 
     @property
     def held_bytes(self) -> int:
-        """See ``Parser``: the shard."""
+        """Size of what was collected; see ``Parser``."""
         return len(self._whole)
 
     def _parse(self, view: memoryview, samples: list[Sample]) -> None:
         del samples
         if len(self._whole) + len(view) > WHOLE_BYTES_MAX:
-            what = f"the shard has more than {WHOLE_BYTES_MAX} bytes"
-            raise self._corrupt(what, 0, hint="read it by ranges, by ranged_of()")
+            what = f"the shard has more than {WHOLE_BYTES_MAX} bytes, which is too much to collect"
+            raise self._corrupt(what, 0, hint="read it by ranges: ranged_of()")
         self._whole += view
 
     def _end(self, samples: list[Sample]) -> None:

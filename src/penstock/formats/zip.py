@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import Unzstd
 from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt
-from penstock.formats.ranged import TAIL_BYTES, Piece, ShardReader, Unit
+from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample, split_name
 from penstock.ranges import merged_spans
 from penstock.types import ByteRange
@@ -93,7 +93,7 @@ class ZipReader(ShardReader):
             tuple[str, dict[str, Member], int]
         ] = []  # key, wanted members, offset of the first of all members
 
-    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[Piece]:
+    def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[DecodedPiece]:
         if first:
             return
         key, members, offset_bytes = self._samples[unit_index]
@@ -101,7 +101,7 @@ class ZipReader(ShardReader):
         fields = {field: _value(member, spans, views) for field, member in members.items()}
         is_one = len(spans) == 1 and spans[0].length_bytes == self.units[unit_index].size_bytes
         size_bytes = sum(map(len, views))
-        yield Piece([Sample(key, fields, offset_bytes, spans[0].length_bytes if is_one else None)], size_bytes)
+        yield DecodedPiece([Sample(key, fields, offset_bytes, spans[0].length_bytes if is_one else None)], size_bytes)
 
     def _look(self) -> Generator[ByteRange, Buffer, None]:
         if not self._size_bytes:

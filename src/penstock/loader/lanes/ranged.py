@@ -1,8 +1,8 @@
-"""Shards that are looked into before they are read: a table of contents says which of their bytes hold what.
+"""Shards that are read by ranges: their table of contents says which of their bytes hold which samples and fields.
 
-A look costs a round trip or two. So the looks of all lanes, and of the next shards of each, are under way together, and
-nobody waits for one before it is its turn. Then only the spans of wanted samples and fields are asked for; those that lie
-closer than the break-even gap are read as one.
+To read the table costs a round trip or two. So the tables of all lanes, and of the next shards of each, are requested
+together, and each is waited for only when its shard is next. Then only the ranges of wanted samples and fields are
+requested; those that lie near each other are read as one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from penstock.errors import ClosedError, ConfigError, PenstockError
 from penstock.fetch import PlanItem, coalesce
 from penstock.formats import LOST, format_of_name, joined, look_into, ranged_of
-from penstock.loader.lanes.segments import ParsedRun, too_few
+from penstock.loader.lanes.segments import ParsedSamples, missing_samples_error
 from penstock.sources.selecting import gap_bytes_of
 from penstock.store.inflight import InFlight
 from penstock.types import ByteRange, Head
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.fetch import Chunk
     from penstock.formats import RangedReader, Sample
-    from penstock.formats.ranged import Piece, Unit
+    from penstock.formats.ranged import DecodedPiece, Unit
     from penstock.loader.lanes.segments import ReadOptions, ShardSegment
     from penstock.loader.statistics import Meter
     from penstock.sources.shards import Shard
@@ -39,18 +39,19 @@ T = TypeVar("T")
 _MANY = 1 << 62
 
 COALESCED_COUNT = 1024
-"""Spans that are looked at together: a zip has hundreds of thousands."""
+"""Number of ranges that are merged together: a zip has hundreds of thousands."""
 
 
 class RangedShard:
-    """The samples of a segment of a shard that is read by ranges, in stored order. Its look begins at once.
+    """The samples of a segment of a shard that is read by ranges, in stored order. The table of contents is requested at once.
 
     Args:
         segment: What to read.
-        reading: How.
+        reading: How lanes read.
 
     Attributes:
-        left_bytes: That did not arrive yet, once it has begun.
+        segment: The segment.
+        left_bytes: Number of bytes that have not arrived yet; 0 until the table of contents is there.
     """
 
     def __init__(self, segment: ShardSegment, *, reading: ReadOptions) -> None:
@@ -61,31 +62,31 @@ class RangedShard:
         self._recording = reading.recording
         self._fields = reading.fields[segment.source]
         self._contents = table_of_contents(segment, fields=self._fields, reading=reading)
-        self._reader: RangedReader | None = None  # None: not begun, or the shard holds nothing
+        self._reader: RangedReader | None = None  # None: the table is not there, or the shard is empty
         self._chunks: Iterator[Chunk] | None = None
-        self._asked: deque[PlanItem] = deque()  # whose bytes did not all arrive
-        self._room: memoryview | None = None  # for one that comes in several chunks
-        self._views: deque[memoryview] = deque()  # of the units that are next
-        self._pieces: Iterator[Piece] | None = None  # of the unit that is being decoded
-        self._unit_at = 0  # in that unit, the next sample
-        self._unit = self._stop = 0  # that is next, and behind the last
+        self._requested: deque[PlanItem] = deque()  # those whose bytes have not all arrived
+        self._room: memoryview | None = None  # for an item that comes in several chunks
+        self._views: deque[memoryview] = deque()  # the spans of the next units
+        self._pieces: Iterator[DecodedPiece] | None = None  # of the unit that is being decoded
+        self._unit_at = 0  # index in that unit of the next sample
+        self._unit = self._stop = 0  # indexes of the next unit, and behind the last
         start = segment.first_sample + segment.skip_count
         self._wanted = range(start, _MANY if segment.count is None else start + segment.count)
         self._sample = 0  # number of the next unit's first sample
         self._given_count = 0
         self._saved_bytes = 0
         self._ended = self._closed = False
-        self._failure: PenstockError | None = None  # to begin
-        self._runs: list[ParsedRun] = []
+        self._failure: PenstockError | None = None  # of a request ahead, to be raised when the shard is next
+        self._parsed: list[ParsedSamples] = []
 
-    def begin(self) -> None:
-        """Finish the look and ask for the first bytes, if that has not been done. Blocks.
+    def request(self) -> None:
+        """Request the first bytes, if that has not been done. Blocks for the table of contents.
 
         Raises:
-            StoreError: as the store says.
+            StoreError: the shard cannot be read.
             CorruptShardError: the shard is not of its format.
-            ClosedError: by another thread.
-            ConfigError: a unit is larger than half the byte budget.
+            ClosedError: it was closed by another thread.
+            ConfigError: a unit is larger than half the memory budget, or those of all lanes are larger than all of it.
         """
         if self._chunks is not None:
             return
@@ -97,40 +98,41 @@ class RangedShard:
         self._advance()  # units without a byte
         sizes = self._reading.sizes
         self._chunks = self.segment.shard.store.read_parts(
-            self._noted(self._requests()), part_bytes=sizes.part_bytes, requests_max=sizes.requests_max
+            self._remembered(self._items()), part_bytes=sizes.part_bytes, requests_max=sizes.requests_max
         )
 
     def planned(self) -> list[PlanItem]:
-        """What ``begin`` would ask for, without asking. Blocks for the table of contents.
+        """What ``request`` would request, without requesting it. Blocks for the table of contents.
 
         Raises:
-            StoreError, CorruptShardError, ConfigError: as ``begin``.
+            StoreError, CorruptShardError, ConfigError: as for ``request``.
         """
         self._find()
-        return list(self._requests())
+        return list(self._items())
 
     @property
-    def looked(self) -> Sequence[ByteRange]:
-        """What was asked for in order to know the table of contents."""
+    def probed(self) -> Sequence[ByteRange]:
+        """The ranges that were requested for the table of contents."""
         return self._contents.spans
 
-    def begin_ahead(self) -> None:
-        """The same before it is its turn: what is in the way is raised when it is."""
+    def request_ahead(self) -> None:
+        """``request`` before the shard is next. An error is raised once it is."""
         try:
-            self.begin()
+            self.request()
         except PenstockError as error:
             self._failure = error
 
-    def read(self) -> list[ParsedRun] | None:
-        """What the next chunk completed, perhaps nothing; None at the end. Blocks.
+    def read(self) -> list[ParsedSamples] | None:
+        """The samples that the next chunk completes, perhaps none; None at the end. Blocks for the chunk.
 
         Raises:
-            StoreError, CorruptShardError: as ``begin``, or a unit is not what the table of contents says.
+            StoreError, ConfigError, ClosedError: as for ``request``.
+            CorruptShardError: as for ``request``, or a unit is not what the table of contents says.
         """
         if self._ended:
             return None
         if self._chunks is None:
-            self.begin()
+            self.request()
         elif self._pieces is not None:
             self._advance()
         else:
@@ -141,11 +143,11 @@ class RangedShard:
                 self._take(chunk)
             elif self._unit < self._stop:
                 raise _closed()
-        if self._unit == self._stop:  # said now: nobody may ask again
+        if self._unit == self._stop:  # now, because the caller may not come back
             self._ended = True
             self._end()
-        runs, self._runs = self._runs, []
-        return runs
+        parsed, self._parsed = self._parsed, []
+        return parsed
 
     def close(self) -> None:
         """Cancel what is being read; from any thread, idempotent."""
@@ -155,14 +157,14 @@ class RangedShard:
             self._chunks.close()  # type: ignore[attr-defined]
 
     def _find(self) -> None:
-        """Finish the look, and choose what to read."""
+        """Wait for the table of contents, and choose what to read."""
         began_s = time.perf_counter()
         self._reader = self._contents.reader()
         self._meter.store_s += time.perf_counter() - began_s
         self._choose()
 
     def _choose(self) -> None:
-        """The units in which the segment's samples lie: whole ones before it are passed over unread."""
+        """Choose the units that hold the samples of the segment."""
         units = self._units
         ends, wanted = self._contents.ends, self._wanted
         self._unit = bisect_right(ends, wanted.start)
@@ -175,7 +177,7 @@ class RangedShard:
                 raise ConfigError(
                     f"{self.segment.url}: a unit of {size_bytes} bytes (a row group, or a sample) is more than half of the "
                     f"budget of {2 * bytes_max} bytes",
-                    hint="FetchConfig(budget_bytes_max=...), .select() fewer fields, or smaller row groups",
+                    hint="raise FetchConfig(budget_bytes_max=...), .select() fewer fields, or write smaller row groups",
                 )
             self.left_bytes += size_bytes
             end += units[self._stop].samples_count
@@ -183,14 +185,14 @@ class RangedShard:
         self._check_all_lanes(self.left_bytes // max(1, self._stop - self._unit))
 
     def _check_all_lanes(self, unit_bytes: int) -> None:
-        """Refuse what all lanes together cannot hold: each has the unit that it reads."""
+        """Refuse units that do not fit into the budget if each lane holds one."""
         reading = self._reading
         if unit_bytes * reading.ranged_count > reading.budget_bytes:
             raise ConfigError(
                 f"{self.segment.url}: units (row groups, or samples) of {unit_bytes} bytes on average, one for each of "
                 f"{reading.ranged_count} lanes, are {unit_bytes * reading.ranged_count} bytes, more than the budget of "
                 f"{reading.budget_bytes}",
-                hint="Loader(lanes=...) with fewer, .select() fewer fields, smaller row groups, or "
+                hint="use fewer lanes, Loader(lanes=...), .select() fewer fields, write smaller row groups, or raise "
                 "FetchConfig(budget_bytes_max=...)",
             )
 
@@ -198,7 +200,8 @@ class RangedShard:
     def _units(self) -> Sequence[Unit]:
         return self._reader.units if self._reader is not None else ()
 
-    def _requests(self) -> Iterator[PlanItem]:
+    def _items(self) -> Iterator[PlanItem]:
+        """What to request for the units that were chosen."""
         shard, sizes = self.segment.shard, self._reading.sizes
         gap_bytes = gap_bytes_of(shard)
         units = self._units
@@ -208,14 +211,14 @@ class RangedShard:
             items = [PlanItem(shard.key, span=span, etag=etag, size_bytes=size_bytes) for span in some]
             yield from coalesce(items, gap_bytes=gap_bytes, length_bytes_max=sizes.part_bytes)
 
-    def _noted(self, items: Iterator[PlanItem]) -> Iterator[PlanItem]:
+    def _remembered(self, items: Iterator[PlanItem]) -> Iterator[PlanItem]:
         for item in items:
-            self._asked.append(item)
+            self._requested.append(item)
             yield item
 
     def _take(self, chunk: Chunk) -> None:
         self._meter.bytes += len(chunk.data)
-        item = self._asked[0]
+        item = self._requested[0]
         assert item.span is not None
         data = chunk.data
         if self._room is not None or not chunk.last:
@@ -228,7 +231,7 @@ class RangedShard:
             data = self._room
         if chunk.last:
             self._room = None
-            self._asked.popleft()
+            self._requested.popleft()
             spans = [cut.span for cut in item.cuts] or [item.span]
             between_bytes = item.span.length_bytes - sum(span.length_bytes for span in spans)
             self._saved_bytes -= between_bytes
@@ -238,7 +241,7 @@ class RangedShard:
             self._advance()
 
     def _advance(self) -> None:
-        """Decode the units whose bytes are here; of one that is decoded in pieces, the next of them."""
+        """Decode the units whose bytes are here; if a unit is decoded in pieces, only its next piece."""
         while self._unit < self._stop:
             unit = self._units[self._unit]
             if self._pieces is None and not self._enter(unit):
@@ -257,7 +260,7 @@ class RangedShard:
             self._sample += unit.samples_count
 
     def _enter(self, unit: Unit) -> bool:
-        """Begin to decode a unit, if its bytes are here."""
+        """Begin to decode a unit; False if its bytes are not here yet."""
         assert self._reader is not None
         if len(self._views) < len(unit.spans):
             return False
@@ -269,13 +272,13 @@ class RangedShard:
 
     def _give(self, samples: list[Sample], first: int, size_bytes: int) -> None:
         self._given_count += len(samples)
-        last = self._runs[-1] if self._runs else None
+        last = self._parsed[-1] if self._parsed else None
         if last is not None and last.first_sample + len(last.samples) == first:
-            self._runs[-1] = last._replace(
+            self._parsed[-1] = last._replace(
                 samples=joined(last.samples, samples), size_bytes=last.size_bytes + size_bytes
             )
         else:
-            self._runs.append(ParsedRun(samples, first, size_bytes))
+            self._parsed.append(ParsedSamples(samples, self.segment, first, size_bytes))
 
     def _end(self) -> None:
         segment, reader = self.segment, self._reader
@@ -285,14 +288,15 @@ class RangedShard:
             self._meter.skipped(segment.url, reader)
         if segment.count is not None and self._given_count < segment.count:
             if reader is None or reader.skipped_error is None:
-                raise too_few(segment, self._sample)
+                raise missing_samples_error(segment, self._sample)
             missing_count = segment.count - self._given_count
             self._give([LOST] * missing_count, self._wanted.stop - missing_count, 0)
         if self._recording is not None:
-            noted = None if reader is None or reader.skipped_error is not None else self._recording.started(segment)
-            if noted is not None:
-                noted.count = self._given_count
-            self._recording.ended(segment, noted)
+            is_complete = reader is not None and reader.skipped_error is None
+            shard_pass = self._recording.begin_shard(segment) if is_complete else None
+            if shard_pass is not None:
+                shard_pass.count = self._given_count
+            self._recording.end_shard(segment, shard_pass)
 
 
 def _closed() -> ClosedError:
@@ -300,29 +304,29 @@ def _closed() -> ClosedError:
 
 
 class MetadataProbe(Generic[T]):
-    """What a format asks of a shard first: asked for at once, waited for later.
+    """What a format has to know of a shard before it is read: requested at once, and waited for later.
 
     Args:
-        shard: That is looked into.
-        looking: Yields spans, is sent their bytes, returns what it found out.
-        meter: Told of bytes.
+        shard: The shard.
+        looking: Yields spans, is sent their bytes, and returns the metadata.
+        meter: Counts bytes.
 
     Attributes:
-        spans: What was asked for so far.
+        spans: The ranges that were requested so far.
     """
 
     def __init__(self, shard: Shard, looking: Generator[ByteRange, Buffer, T], *, meter: Meter) -> None:
         self._shard = shard
-        self._looking = looking
+        self._probeing = looking
         self._meter = meter
         self.spans: list[ByteRange] = []
-        self._chunks = self._asked(next(looking))
+        self._chunks = self._request(next(looking))
 
     def finish(self) -> T:
-        """What was found out. Blocks.
+        """The metadata. Blocks.
 
         Raises:
-            StoreError: as the store says.
+            StoreError: the shard cannot be read.
             CorruptShardError: the shard is not of its format.
         """
         while True:
@@ -332,36 +336,36 @@ class MetadataProbe(Generic[T]):
                 self._meter.bytes += len(chunk.data)
                 parts.append(chunk.data)
             try:
-                span = self._looking.send(parts[0] if len(parts) == 1 else b"".join(parts))
-            except StopIteration as found:
-                result: T = found.value
-                return result
-            self._chunks = self._asked(span)
+                span = self._probeing.send(parts[0] if len(parts) == 1 else b"".join(parts))
+            except StopIteration as stop:
+                metadata: T = stop.value
+                return metadata
+            self._chunks = self._request(span)
 
     def close(self) -> None:
         """Cancel what is being read; from any thread, idempotent."""
         self._chunks.close()  # type: ignore[attr-defined]
 
-    def _asked(self, span: ByteRange) -> Iterator[Chunk]:
+    def _request(self, span: ByteRange) -> Iterator[Chunk]:
         shard = self._shard
         self.spans.append(span)
         return shard.store.read_parts([PlanItem(shard.key, span=span, etag=shard.etag, size_bytes=shard.size_bytes)])
 
 
 class TableOfContents:
-    """A shard's table of contents, asked for at once.
+    """The table of contents of a shard, requested at once.
 
     Args:
-        segment: Of the shard.
-        fields: That are wanted; None: all.
-        reading: How.
+        segment: A segment of the shard.
+        fields: Fields to read; None: all.
+        reading: How lanes read.
 
     Attributes:
-        shard: The same.
-        ends: int[units]: how many samples the units up to each hold together; empty before ``reader()``.
-        is_closed: Whether it was given up before it was there.
+        shard: The shard.
+        ends: int[units]: for each unit, the number of samples up to its end; empty until ``reader()`` has returned.
+        is_closed: Whether it was closed before it had arrived.
 
-    Cost: what the format holds of a table: 550 bytes per member of a zip.
+    Cost: what the format keeps of a table, e.g. 550 bytes per member of a zip.
     """
 
     def __init__(self, segment: ShardSegment, *, fields: frozenset[str] | None, reading: ReadOptions) -> None:
@@ -372,10 +376,10 @@ class TableOfContents:
         self._fields = fields
         self._reading = reading
         self._reader: RangedReader | None = None
-        self._look: MetadataProbe[None] | None = None
+        self._probe: MetadataProbe[None] | None = None
         self._sizing: InFlight[None] | None = None
         self._failure: PenstockError | None = None
-        self._is_there = False
+        self._has_arrived = False
         if self.shard.size_bytes is None:
             self._sizing = InFlight(self.shard.store)
             self._sizing.submit(Head(self.shard.key), None)
@@ -383,35 +387,35 @@ class TableOfContents:
             self._open()
 
     def reader(self) -> RangedReader | None:
-        """A reader that knows its units, and counts for itself. Blocks once.
+        """A reader that knows its units, with counters of its own; None if the shard is empty. Blocks the first time.
 
         Raises:
-            StoreError: as the store says.
+            StoreError: the shard cannot be read.
             CorruptShardError: the shard is not of its format.
         """
         if self._failure is not None:
             raise self._failure
-        if not self._is_there:
+        if not self._has_arrived:
             try:
                 self._finish()
             except PenstockError as error:
                 self._failure = error
                 raise
-            self._is_there = True
+            self._has_arrived = True
         return copy.copy(self._reader)
 
     @property
     def spans(self) -> Sequence[ByteRange]:
-        """What was asked for so far."""
-        return self._look.spans if self._look is not None else ()
+        """The ranges that were requested so far."""
+        return self._probe.spans if self._probe is not None else ()
 
     def close(self) -> None:
-        """Cancel what is being read, where it is not there; from any thread, idempotent."""
-        if self._is_there:
+        """Cancel what is being read, unless the table is there; from any thread, idempotent."""
+        if self._has_arrived:
             return
         self.is_closed = True
-        if self._look is not None:
-            self._look.close()
+        if self._probe is not None:
+            self._probe.close()
         if self._sizing is not None:
             self._sizing.cancel()
 
@@ -419,10 +423,12 @@ class TableOfContents:
         if self._sizing is not None:
             self._learn_size(self._sizing)
         if self._reader is not None:
-            if self._look is not None:
-                self._look.finish()
+            if self._probe is not None:
+                self._probe.finish()
             else:
-                look_into(self._reader, lambda _: b"")  # of no bytes: it says what that is
+                look_into(
+                    self._reader, lambda _: b""
+                )  # the reader says whether a shard without a byte is one of its format
             self.ends = list(accumulate(unit.samples_count for unit in self._reader.units))
 
     def _learn_size(self, sizing: InFlight[None]) -> None:
@@ -448,19 +454,18 @@ class TableOfContents:
             on_corrupt=self._reading.on_corrupt[segment.source],
         )
         if shard.size_bytes:
-            self._look = MetadataProbe(shard, self._reader.look(), meter=self._reading.meter)
+            self._probe = MetadataProbe(shard, self._reader.look(), meter=self._reading.meter)
 
 
-_contents: WeakValueDictionary[Any, TableOfContents] = (
-    WeakValueDictionary()
-)  # by shard: each holds its own, so ids are theirs
+_contents: WeakValueDictionary[Any, TableOfContents] = WeakValueDictionary()
+"""Tables by the id of their shard, which each keeps alive, and by fields."""
 
 
 def table_of_contents(segment: ShardSegment, *, fields: frozenset[str] | None, reading: ReadOptions) -> TableOfContents:
-    """The table of contents of a segment's shard: the one that another lane holds, else a new one, asked for now."""
+    """The table of contents of a segment's shard: the one that another lane holds, else a new one, which is requested now."""
     segment.format = segment.format or format_of_name(segment.shard.key)
     key = (id(segment.shard), fields)
-    found = _contents.get(key)
-    if found is None or found.is_closed:
-        found = _contents[key] = TableOfContents(segment, fields=fields, reading=reading)
-    return found
+    held = _contents.get(key)
+    if held is None or held.is_closed:
+        held = _contents[key] = TableOfContents(segment, fields=fields, reading=reading)
+    return held

@@ -1,8 +1,8 @@
-"""An index as a by-product: what an epoch without one finds out about its shards, kept for the next job.
+"""``IndexRecorder``: an index as a by-product of an epoch that is read without one, for the next job.
 
-Only counts and the places of samples are noted, a few lists per shard: keys and checksums are for ``penstock index``. When
-all that this process reads of an epoch has been read, it is written to ``index_dir``, by a thread of its own. The running
-job goes on as it began, also where it is resumed.
+Only the number of samples and their offsets are recorded, a few lists for each shard; keys and checksums are left to
+``penstock index``. Once the process has read its share of an epoch, a thread of its own writes the index to
+``index_dir``. The running job goes on in its order, also if it is resumed.
 """
 
 from __future__ import annotations
@@ -32,24 +32,28 @@ _PLACE = attrgetter("offset_bytes", "size_bytes")
 
 
 class ShardPass:
-    """One shard, as it is read from end to end.
+    """What is recorded of one shard while it is read from end to end.
+
+    Args:
+        format_name: The format of the shard, a name in ``formats``.
 
     Attributes:
-        count: Samples so far.
-        format: The shard's; says what records hold once that is decided, by the shard and not by what the job says.
+        count: Number of samples so far.
+        format: The format of the shard. Once the first record has decided what records hold, it says so; what the job says
+            of their content does not matter.
     """
 
     def __init__(self, format_name: str) -> None:
         self.count = 0
         self.format = without_content(format_name)
         form = FORMATS[self.format]
-        self._has_places = form.unit == "sample" and form.ranged is None  # those say themselves where samples lie
+        self._has_places = form.unit == "sample" and form.ranged is None  # ranged formats locate samples themselves
         self._has_head = form.head is not None
         self._first: int | None = None
         self._ends: list[int] = []
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """The next ones."""
+        """Record the next samples."""
         self.count += len(samples)
         if not samples or not self._has_places:
             return
@@ -58,14 +62,19 @@ class ShardPass:
             self._first = samples[0].offset_bytes
         try:
             self._ends.extend(starmap(add, places))
-        except TypeError:  # a sample of which the format does not say how long it is
+        except TypeError:  # the format does not say how long the sample is
             self._has_places = False
 
     def index(self, key: str, *, size_bytes: int, etag: str) -> ShardIndex:
-        """What is known of the shard now.
+        """The index of the shard, as far as it was read.
+
+        Args:
+            key: Key of the shard in the index.
+            size_bytes: Size of the shard.
+            etag: ETag of the shard.
 
         Raises:
-            DataError: its samples do not lie one behind the other.
+            DataError: the samples do not lie one behind the other.
         """
         row = ShardRow(key, size_bytes, etag, self.count, self.format, self._has_places)
         first = self._first if self._has_head and self._first is not None else 0
@@ -74,66 +83,79 @@ class ShardPass:
 
 
 class IndexRecorder:
-    """What one process finds out.
+    """Records the shards that one process reads, and writes their index.
 
     Args:
-        place: Where it is kept.
+        place: Where the index is kept.
     """
 
     def __init__(self, place: IndexPlace) -> None:
         self._place = place
-        self._expected: set[str] = set()  # keys of the shards of this epoch that were not read to their end yet
+        self._expected: set[str] = set()  # keys of the shards that are still to be read in this epoch
         self._known: set[str] = set()
         self._found: list[ShardIndex] = []
-        self._lock = threading.Lock()  # lanes are read by one thread, which need not be the one that begins
+        self._lock = threading.Lock()  # one thread reads all lanes, but another one may begin the epoch
         self._thread: threading.Thread | None = None
         self._in_background = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a worker process: as configuration. It keeps what it found before it says that its epoch is over."""
+        """Pickle the configuration alone. A worker process writes its index before it reports the end of the epoch."""
         return {"place": self._place}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["place"])  # type: ignore[misc]
         self._in_background = False
 
-    def begin(self, shards: Iterable[Shard]) -> None:
-        """An epoch begins, or goes on, with these shards. Cost: a read of what is known, by other processes too."""
+    def begin_epoch(self, shards: Iterable[Shard]) -> None:
+        """Begin an epoch, or the rest of one.
+
+        Args:
+            shards: The shards that this process is going to read.
+
+        Cost: one read of what this and other processes have recorded so far.
+        """
         self._settle()
         listed = {shard.url[len(self._place.base_url) :]: shard for shard in shards}
         try:
             index = self._place.load()
         except PenstockError as error:
-            _log.warning("no index is made of this epoch: %s", error)
+            _log.warning("no index is built from this epoch: %s", error)
             index, listed = DatasetIndex(self._place.base_url), {}
         with self._lock:
             self._known = {
                 key
                 for key, shard in listed.items()
-                if shard.listed_etag is None  # what was not listed would have to be asked for at the next start
+                if shard.listed_etag is None  # it would need a request at the next start
                 or shard.listed_size_bytes is None
                 or index.row_of(key, size_bytes=shard.listed_size_bytes, etag=shard.listed_etag) is not None
             }
             self._expected = set(listed)
             self._found = []
 
-    def started(self, segment: ShardSegment) -> ShardPass | None:
-        """A segment is read now; None: nothing is to be noted of it."""
+    def begin_shard(self, segment: ShardSegment) -> ShardPass | None:
+        """Begin to record the shard of a segment; None if it is not read from end to end, or is known already."""
         is_all = segment.is_whole and not segment.skip_count and segment.count is None
         key = self._key(segment)
         if segment.format is None or not is_all or key in self._known or key not in self._expected:
             return None
         return ShardPass(segment.format)
 
-    def ended(self, segment: ShardSegment, noted: ShardPass | None) -> None:
-        """A segment was read to its end; `noted` is None where nothing was, or something was left out."""
+    def end_shard(self, segment: ShardSegment, shard_pass: ShardPass | None) -> None:
+        """Note that a segment was read to its end. Behind the last one, write the index.
+
+        Args:
+            segment: The segment.
+            shard_pass: What was recorded; None if nothing was, or samples were skipped.
+        """
         key, shard = self._key(segment), segment.shard
         with self._lock:
-            if noted is not None and shard.listed_etag is not None and shard.listed_size_bytes is not None:
+            if shard_pass is not None and shard.listed_etag is not None and shard.listed_size_bytes is not None:
                 try:
-                    self._found.append(noted.index(key, size_bytes=shard.listed_size_bytes, etag=shard.listed_etag))
+                    self._found.append(
+                        shard_pass.index(key, size_bytes=shard.listed_size_bytes, etag=shard.listed_etag)
+                    )
                 except PenstockError as error:
-                    _log.debug("no index is made of %s: %s", shard.url, error)
+                    _log.debug("no index is built for %s: %s", shard.url, error)
             self._expected.discard(key)
             if self._expected or not self._found:
                 return
@@ -145,7 +167,7 @@ class IndexRecorder:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until what was found is written; idempotent."""
+        """Wait until the index is written, and close its store; idempotent."""
         self._settle()
         self._place.store.close()
 
@@ -161,8 +183,10 @@ class IndexRecorder:
         try:
             self._place.save_pass(found)
         except (PenstockError, OSError) as error:
-            # its words alone: whoever keeps log records would keep the traceback, and with it the store
-            _log.warning("the index that this epoch made of %d shards cannot be kept: %s", len(found), str(error))
+            # only the message: a log record that is kept would keep the traceback, and with it the store
+            _log.warning(
+                "the index of %d shards that this epoch recorded cannot be written: %s", len(found), str(error)
+            )
             return
         samples_count = sum(len(index) for index in found)
         _log.info("indexed %d shards, %d samples, while reading them: %s", len(found), samples_count, self._place.url)

@@ -1,8 +1,7 @@
-"""What lanes read, and how: segments of shards, pieces of their samples, and the sizes of parts.
+"""What lanes read, and how: segments of shards, the samples parsed from them, and the sizes of parts.
 
-A segment is a whole shard, or what an index or a saved state says of it: where to begin, what to pass over, how many.
-Neighbours are streamed end to end by one ``read_parts``, so that the end of a shard costs no round trip; shards that
-say at their end what they hold are read by ranges (``ranges.py``).
+A segment is a whole shard, or a part of one that an index or a saved state describes: where to begin, how many samples to
+pass over, and how many to read.
 """
 
 from __future__ import annotations
@@ -24,49 +23,59 @@ if TYPE_CHECKING:
     from penstock.loader.statistics import Meter
     from penstock.sources.shards import Shard
 
-READ_AHEAD_BYTES_MAX = 256 * MIB  # all lanes together; 128 requests of 0.7 MiB cover 30 ms at 2 GB/s
+READ_AHEAD_BYTES_MAX = 256 * MIB
+"""Most bytes that all lanes together read ahead: 128 requests of 0.7 MiB cover 30 ms at 2 GB/s."""
+
 PART_BYTES_MIN = 256 * 1024
+
 PART_GRAIN_BYTES = 64 * 1024
-"""Parts begin at multiples of it: headers of tar members then lie where numpy reads them as words, not byte by byte."""
+"""Parts begin at multiples of this, so that numpy can read the headers of tar members as words and not byte by byte."""
+
 REQUESTS_MAX = 24
-"""Of all lanes together, where there are few: 1.3 GB/s over connections of 90 MB/s, 30 ms away. Not more, of the same bytes
-in all: a part is taken apart in dozens of steps, in each of which another thread may get the interpreter, whatever its size."""
+"""Most requests of all lanes together, if there are few lanes: they give 1.3 GB/s over connections of 90 MB/s, 30 ms away.
+
+More requests for the same bytes are slower: parsing a part takes dozens of steps whatever its size, and in each of them
+another thread may get the interpreter."""
+
 REQUESTS_PER_LANE_MIN = 2
 
 
 class SampleSource(Protocol):
-    """Where a sample came from: a ``ShardSegment`` of a shard, or an object."""
+    """Where a sample came from: a segment of a shard, or an object."""
 
     @property
     def url(self) -> str:
-        """For people, and for ``__shard__``."""
+        """URL of the shard or object, without secrets, for messages and for ``__shard__``."""
 
     @property
     def source(self) -> int:
-        """Number of the source in a mix; 0 where there is one."""
+        """Number of the source in a mix; 0 if there is only one source."""
 
 
 SourcedSamples: TypeAlias = "tuple[Sequence[Sample], list[SampleSource]]"
-"""Samples on their way, and where each came from. Two lists and no pairs: the garbage collector visits every object that
-can refer to another, again and again, and a window of 16 384 pairs cost 2 µs per sample."""
+"""Samples, and where each came from.
+
+These are two lists rather than one list of pairs, because the garbage collector visits every object that can refer to
+another, again and again: a window of 16 384 pairs cost 2 µs per sample."""
 
 
 class ShardSegment:
     """Consecutive samples of one shard.
 
     Attributes:
-        shard: That they lie in.
-        source: Number of the source in a mix; 0 where there is one.
-        index: Of this segment in its lane, counted over the whole epoch.
-        offset_bytes: Where in the shard reading begins; 0, or where a sample or block does.
-        end_bytes: Where it ends; None is the shard's end.
-        first_sample: Number in the shard of the first sample that is read there.
-        skip_count: Samples to read and pass over before the first that is wanted.
-        count: Samples wanted; None: all to the end.
-        spans: Of the bytes from offset to end, those that hold wanted fields; None: all of them.
-        bounds: Looks up where the shard's samples begin and end, int64[samples + 1]; None: no index says.
-        format: Name in ``formats``: as the user says it, else as the index or a state does; None: to be found from the
-            first bytes. Where it leaves open what records hold, reading says it from the first sample on.
+        shard: The shard that holds them.
+        source: Number of the source in a mix; 0 if there is only one source.
+        index: Number of this segment in its lane, counted over the whole epoch.
+        offset_bytes: Offset in the shard at which reading begins: 0, or where a sample or block begins.
+        end_bytes: Offset at which reading ends; None: at the end of the shard.
+        first_sample: Number in the shard of the first sample that is read.
+        skip_count: Number of samples to read and pass over in front of the first that is wanted.
+        count: Number of samples that are wanted; None: all to the end.
+        spans: The ranges between offset and end that hold the wanted fields; None: everything.
+        bounds: Looks up where the samples of the shard begin and end, int64[samples + 1]; None: no index says it.
+        format: A name in ``formats``, as the user says it, else as the index or a state does; None: the first bytes tell. If
+            it leaves open what records hold, it is completed once the first sample has been read.
+        url: URL of the shard, without secrets.
     """
 
     __slots__ = (
@@ -118,7 +127,7 @@ class ShardSegment:
         return not self.offset_bytes and self.end_bytes is None
 
     def plan_items(self) -> list[PlanItem]:
-        """What to ask the store for."""
+        """What to request from the store. Cost: a HEAD if the end of the shard is needed and not known."""
         shard = self.shard
         if self.is_whole and self.spans is None:
             return [PlanItem(shard.key, etag=shard.etag, size_bytes=shard.size_bytes)]
@@ -135,7 +144,10 @@ class ShardSegment:
 
 
 def is_ranged(segment: ShardSegment) -> bool:
-    """Whether its shard is read by ranges: one that is no longer than a gap is read whole, in one request less."""
+    """Whether the shard of a segment is read by ranges.
+
+    A shard that is no longer than a gap to read through is streamed, which takes one request less.
+    """
     name = segment.format or format_of_name(segment.shard.key)
     if name is None or name not in FORMATS or FORMATS[name].ranged is None:
         return False
@@ -143,54 +155,56 @@ def is_ranged(segment: ShardSegment) -> bool:
     return shard.size_bytes is None or shard.size_bytes > gap_bytes_of(shard)
 
 
-def too_few(segment: ShardSegment, there_count: int) -> CorruptShardError:
-    """The error for a shard of which an index says more samples than are there."""
-    said_count = segment.first_sample + segment.skip_count + (segment.count or 0)
+def missing_samples_error(segment: ShardSegment, found_count: int) -> CorruptShardError:
+    """The error for a shard that has fewer samples than its index says.
+
+    Args:
+        segment: What was to be read.
+        found_count: Number of samples that the shard has.
+    """
+    indexed_count = segment.first_sample + segment.skip_count + (segment.count or 0)
     return CorruptShardError(
-        f"its index says that it has {said_count} samples, {there_count} were there",
+        f"its index says that it has at least {indexed_count} samples, but it has {found_count}",
         hint="run `penstock index --again`, or read without an index: Loader(index='stream')",
         shard=segment.url,
     )
 
 
 class ParsedSamples(NamedTuple):
-    """Samples that arrived together.
+    """Consecutive samples of a segment that arrived together.
 
     Attributes:
-        samples: In stored order.
-        segment: That they belong to.
+        samples: The samples, in stored order.
+        segment: The segment that they belong to.
         first_sample: Number in the shard of the first of them.
-        sample_bytes: Of the part that each of them keeps from being reused, on average.
+        size_bytes: Size of the memory that they keep from being reused: the part that they are slices of.
     """
 
     samples: Sequence[Sample]
     segment: ShardSegment
     first_sample: int
-    sample_bytes: int
-
-
-class ParsedRun(NamedTuple):
-    """Consecutive samples that arrived together; `first_sample`: number in the shard of the first of them."""
-
-    samples: Sequence[Sample]
-    first_sample: int
     size_bytes: int
+
+    @property
+    def sample_bytes(self) -> int:
+        """Mean size of the memory that a sample keeps from being reused."""
+        return self.size_bytes // len(self.samples)
 
 
 class ReadOptions(NamedTuple):
-    """What all lanes of a loader read with.
+    """How all lanes of a loader read.
 
     Attributes:
-        sizes: Parts and requests of each.
-        pinned_bytes_max: Of parts that samples may keep while they wait in runs.
-        on_corrupt: What to do with corrupt bytes, by source.
-        fields: That are read where others can be left out, by source; None: all.
-        copies: Whether samples are copied out of the parts as they arrive: where nobody decodes them, their members are
-            copied once in any case, now they are in the processor's cache, and nothing waits as a slice of a part.
-        meter: Told of bytes, store and parse time.
-        recording: Keeps what is found out about whole shards; None: an index knows it, or nobody wants it.
-        budget_bytes: That the rank may hold.
-        ranged_count: Lanes that may read a unit by its ranges at a time, and hold it.
+        sizes: Size of parts, and number of requests, of each lane.
+        pinned_bytes_max: Most bytes of parts that samples may keep alive while they wait in runs.
+        on_corrupt: Policy for corrupt bytes, by source.
+        fields: Fields to read, by source, if others can be left out; None: all.
+        copies: Whether samples are copied out of the parts as they arrive. If nothing decodes them, their members have to be
+            copied once in any case; on arrival they are in the processor's cache, and no slice keeps a part alive.
+        meter: Counts bytes and the seconds that the store and the parsers take.
+        recording: Makes an index of what whole shards turn out to hold; None: there is one, or none is wanted.
+        budget_bytes: Memory budget of the rank.
+        ranged_count: Number of lanes that may read a shard by ranges at a time, each of which holds a unit.
     """
 
     sizes: ReadAheadSizes
@@ -209,17 +223,27 @@ class ReadOptions(NamedTuple):
 
 
 class ReadAheadSizes(NamedTuple):
-    """How each lane reads: parts of this size, so many at a time."""
+    """How each lane reads ahead.
+
+    Attributes:
+        part_bytes: Size of a part.
+        requests_max: Most parts that are requested at a time.
+    """
 
     part_bytes: int
     requests_max: int
 
 
 def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int | None = None) -> ReadAheadSizes:
-    """Sizes with which all lanes' parts fit into a quarter of the byte budget, and into `room_bytes` as far as they can.
+    """Sizes with which the parts of all lanes fit into a quarter of the memory budget, and into `room_bytes` if they can.
 
-    Few lanes read with many large requests each, many lanes with two small ones: the first batch of an epoch waits for
-    one part of every lane.
+    Few lanes read with many large requests each, and many lanes with two small ones, because the first batch of an epoch
+    waits for one part of every lane.
+
+    Args:
+        lanes_count: Number of lanes of all sources.
+        fetch: Bounds for reading; None: the defaults.
+        room_bytes: What the budget has left beside the window and the batches; None: as much as is needed.
     """
     fetch = fetch or FetchConfig()
     bytes_max = min(READ_AHEAD_BYTES_MAX, (fetch.budget_bytes_max or default_budget_bytes()) // 4)

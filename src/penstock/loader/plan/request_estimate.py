@@ -152,7 +152,7 @@ class RequestEstimator:
             if is_new and key not in self._tables:
                 shard.close()
         found = NOTHING
-        for span in shard.looked:  # read again if the first lane has finished the shard before the second one begins it
+        for span in shard.probed:  # read again if the first lane has finished the shard before the second one begins it
             certain = int(is_new)
             found += RequestEstimate(certain, 1, certain * span.length_bytes, span.length_bytes)
         for item in items:

@@ -69,7 +69,7 @@ class StreamReadPlan:
         read: list[ShardSegment] = []
         lanes = self._lanes(order, position, read)
         if self.reading.recording is not None:
-            self.reading.recording.begin(segment.shard for segment in read)
+            self.reading.recording.begin_epoch(segment.shard for segment in read)
         feed = StreamLanesFeed(
             lanes,
             lanes_count=order.lanes_count,

@@ -311,7 +311,7 @@ def test_reading_that_is_given_up_ends(tmp_path: Path, name: str) -> None:
         for is_begun in (False, True):
             shard = RangedShard(ShardSegment(Shard(store, f"s.{name}"), 0, format_name=name), reading=reading)
             if is_begun:
-                shard.begin()
+                shard.request()
             shard.close()
             with pytest.raises(ClosedError):
                 [shard.read() for _ in range(2 * ROWS)]

@@ -140,7 +140,7 @@ def test_a_place_that_cannot_be_written_stops_nobody(tmp_path: Path, caplog: pyt
     total = write_counted(tmp_path / "data", SIZES)
     (tmp_path / "found").write_text("a file")
     assert len(streamed(pipeline(tmp_path / "data"), tmp_path / "found")) == total
-    assert "cannot be kept" in caplog.text
+    assert "cannot be written" in caplog.text
     assert len([each for each in caplog.records if each.levelname == "WARNING"]) == 1
 
 
