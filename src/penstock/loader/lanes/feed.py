@@ -1,4 +1,4 @@
-"""A rank's samples in the order of the job, a block at a time: lanes in turn, each left out once it is empty."""
+"""``Feed``: the samples of a rank in the order of the job, a block at a time, from the lanes in turn."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class SampleBlock(NamedTuple):
     """Consecutive samples of a rank.
 
     Attributes:
-        samples: In order.
-        segments: That they came from.
-        positions: int64[n]: theirs in the job's order.
+        samples: The samples, in order.
+        segments: Where each of them came from.
+        positions: int64[n]: their positions in the order of the job.
     """
 
     samples: Sequence[Sample]
@@ -42,10 +42,10 @@ class SampleBlock(NamedTuple):
 
 
 class Feed(Protocol):
-    """Gives a rank's samples. One thread calls it; ``close`` may come from another."""
+    """Gives the samples of a rank in order. One thread takes them; any thread may close."""
 
     def take(self, count: int) -> SampleBlock | None:
-        """Up to `count` samples, fewer only at the end; None when there are none. Blocks for bytes."""
+        """The next `count` samples, fewer only at the end; None if there are no more. Blocks for bytes."""
 
     def mark(self) -> FeedPosition:
         """The position behind the samples that were taken. Cost: below 1 µs per lane."""
@@ -58,9 +58,9 @@ class Batching(NamedTuple):
     """What the pipeline says of batches.
 
     Attributes:
-        global_size: Samples of a batch, of all ranks together.
-        drop_last: Leave out what does not fill one.
-        take: Positions of an epoch, at most; None: all.
+        global_size: Number of samples in a batch, of all ranks together.
+        drop_last: Whether an incomplete last batch is left out.
+        take: Most positions of an epoch; None: all.
     """
 
     global_size: int
@@ -69,7 +69,14 @@ class Batching(NamedTuple):
 
 
 def charge(window_bytes: int) -> int:
-    """Take a window out of the process's budget, but for an eighth of it, without which nothing can be read; how much."""
+    """Take a window out of the process's budget, so that reading ahead has the rest.
+
+    Args:
+        window_bytes: Number of bytes that the window holds.
+
+    Returns:
+        Number of bytes taken: an eighth of the budget is left in any case, so that reading can go on.
+    """
     budget = process_budget()
     free_bytes = budget.bytes_max * 7 // 8 - budget.statistics().used_bytes + budget.statistics().free_bytes
     charged_bytes = max(0, min(window_bytes, free_bytes))
@@ -78,11 +85,11 @@ def charge(window_bytes: int) -> int:
 
 
 class EpochFeed(NamedTuple):
-    """An epoch, or the rest of one.
+    """An epoch, or the rest of one, that is being read.
 
     Attributes:
-        feed: The rank's samples.
-        batches: Which they are, where an index tells before they are read.
+        feed: Gives the samples of the rank.
+        batches: The batches that they form, if an index tells before they are read; None otherwise.
     """
 
     feed: Feed
@@ -90,20 +97,20 @@ class EpochFeed(NamedTuple):
 
 
 class LanesFeed(Generic[AnyLane]):
-    """Goes round robin over lanes, in blocks.
+    """Takes samples from lanes in turn, one from each; a lane that is empty is left out. A ``Feed``.
 
     Args:
-        lanes: Those of this rank that are not empty yet, ascending.
-        lanes_count: Of the job: the sample that lane l gives in round r has position r * lanes_count + l.
-        round_count: Rounds that are over.
-        turn: Lanes that had their turn in this round.
-        count: Samples to give; None: all.
-        prefetched_count: Number of the first samples, which the lanes have without waiting for their runs.
-        window_bytes: Asked once, when the first runs are here: what all runs hold; may refuse to go on. It is charged to the
-            process's budget until the feed is closed, so that reading ahead has the rest.
+        lanes: The lanes of this rank that are not empty yet, by ascending number.
+        lanes_count: Number of lanes of the job: the sample of lane l in round r has position r * lanes_count + l.
+        round_count: Number of complete rounds.
+        turn: Number of lanes that have had their turn in the current round.
+        count: Number of samples to give; None: all.
+        prefetched_count: Number of samples at the beginning that the lanes have without waiting for their runs.
+        window_bytes: Returns the number of bytes that all runs hold, or refuses to go on. It is called once, when the first
+            runs are here; the bytes are charged to the process's budget until the feed is closed.
 
     Attributes:
-        lanes: All of them, empty ones included.
+        lanes: All lanes, empty ones included.
     """
 
     def __init__(
@@ -126,11 +133,11 @@ class LanesFeed(Generic[AnyLane]):
         self._left_count = count
         self._prefetched_count = prefetched_count
         self._window_bytes = window_bytes
-        self._charged: deque[int] = deque()  # taken out by whoever gives it back: close may come from anywhere
+        self._charged: deque[int] = deque()  # whoever gives a charge back takes it out: any thread may close
         self._filled = False
 
     def take(self, count: int) -> SampleBlock | None:
-        """See ``Feed``."""
+        """The next `count` samples; see ``Feed``."""
         if not self._filled and count > self._prefetched_count:
             self._filled = True
             self._fill_together()
@@ -168,7 +175,7 @@ class LanesFeed(Generic[AnyLane]):
         return IndexPosition(self._round_count * self._lanes_count + number)
 
     def close(self) -> None:
-        """See ``Feed``."""
+        """Cancel what is being read; idempotent."""
         for lane in self.lanes:
             lane.close()
         while self._charged:
@@ -176,13 +183,13 @@ class LanesFeed(Generic[AnyLane]):
                 process_budget().release(self._charged.popleft())
 
     def _fill_together(self) -> None:
-        """The first runs: one part of each lane in turn, so that all lanes' requests are used at once."""
+        """Fill the first runs with one part of each lane in turn, so that the requests of all lanes are used at once."""
         while waiting := [lane for lane in self._lanes if lane.is_waiting]:
             for lane in waiting:
                 lane.read_more()
 
     def _take_singly(self, count: int) -> SampleBlock | None:
-        """A block in which a lane runs dry: one sample at a time."""
+        """A block in which a lane becomes empty: one sample at a time."""
         samples: list[Sample] = []
         segments: list[SampleSource] = []
         positions: list[int] = []
@@ -206,7 +213,7 @@ class LanesFeed(Generic[AnyLane]):
 
 
 class StreamLanesFeed(LanesFeed[ResumableLane]):
-    """``LanesFeed`` over lanes whose positions no index tells."""
+    """``LanesFeed`` over lanes whose positions do not follow from the number of samples taken."""
 
     def mark(self) -> StreamPosition:
         """The position behind the samples that were taken. Cost: 0.3 µs per lane."""
@@ -215,13 +222,13 @@ class StreamLanesFeed(LanesFeed[ResumableLane]):
 
 
 class SelectedBatchesFeed:
-    """Some batches of a feed; the others are passed over, and nothing of them is decoded.
+    """Some batches of a feed. The others are read and passed over, and nothing of them is decoded.
 
     Args:
-        feed: Of all batches.
-        size: Samples of a batch.
+        feed: Gives the samples of all batches.
+        size: Number of samples in a batch.
         first_batch: Number of the batch with which `feed` begins.
-        chosen: Whether a batch of this number is given.
+        chosen: Says whether the batch with a given number is wanted.
     """
 
     def __init__(self, feed: Feed, *, size: int, first_batch: int, chosen: Callable[[int], bool]) -> None:
@@ -229,10 +236,10 @@ class SelectedBatchesFeed:
         self._size = size
         self._batch = first_batch
         self._chosen = chosen
-        self._left_count = 0  # of the batch that is being given
+        self._left_count = 0  # samples of the current batch
 
     def take(self, count: int) -> SampleBlock | None:
-        """See ``Feed``; never across the end of a batch."""
+        """The next `count` samples, but never beyond the end of a batch; see ``Feed``."""
         if not self._left_count:
             while not self._chosen(self._batch):
                 if self._feed.take(self._size) is None:
@@ -246,9 +253,9 @@ class SelectedBatchesFeed:
         return block
 
     def mark(self) -> FeedPosition:
-        """See ``Feed``."""
+        """The position behind the samples that were taken."""
         return self._feed.mark()
 
     def close(self) -> None:
-        """See ``Feed``."""
+        """Cancel what is being read; idempotent."""
         self._feed.close()

@@ -1,8 +1,8 @@
-"""Lanes: a lane's samples, permuted in runs.
+"""Lanes: sequences of samples that are read in stored order and permuted in runs; and the lanes of a mix of sources.
 
-Runs are filled while the run before is handed out, one sample in for each one out: reading stays even, and a lane never
-holds more than about one run's worth of samples. Everything here works on several samples at a time; one sample at a
-time cost 8 µs of Python for each, in blocks it is well under one (docs/development/experiments.md).
+A run is filled while the run before it is handed out, one sample in for each one out. So reading is even, and a lane never
+holds many more samples than one run has. Everything here works on several samples at a time: one at a time takes 8 µs of
+Python for each, in blocks well under 1 µs (docs/development/experiments.md).
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 
 
 FORGOTTEN_MIN = 8
-"""Samples that left before they are let go of: a quarter of those that are ready, so that it costs next to nothing."""
+"""Fewest samples that have left before they are let go of. They also have to be a quarter of those that were ready, so that
+it costs next to nothing."""
 
 
 class RunOrder(Protocol):
-    """What a lane asks of an order: ``StreamOrder`` and ``IndexedOrder`` answer."""
+    """The lengths and permutations of a lane's runs; ``StreamOrder`` is one."""
 
     @property
     def shuffled(self) -> bool:
-        """False: samples leave as they are stored."""
+        """Whether runs are permuted; if not, samples leave in stored order."""
 
     def run_length(self, lane: int, run_index: int) -> int:
-        """Samples of a run; the lane's last may be shorter, and behind it 0 may say that it was."""
+        """Number of samples in a run. The last run of a lane may turn out shorter; 0 says that there is none."""
 
     def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
-        """The k-th to leave is the run's sample ``[k]``."""
+        """The order in which the samples of a run leave: the k-th to leave is sample number ``result[k]`` of the run."""
 
 
 class PinnedBytes:
-    """Bytes of parts that waiting samples keep from being reused. Beyond the bound samples are copied out."""
+    """Counts the bytes of parts that samples in runs keep from being reused. Beyond the bound, samples are copied out."""
 
     __slots__ = ("bytes_max", "held_bytes")
 
@@ -56,7 +57,13 @@ class PinnedBytes:
 
 
 class _Leaving(NamedTuple):
-    """A run that is ready: its start, the lane's count once all of it has left, the bytes that it pins."""
+    """A run that is ready.
+
+    Attributes:
+        start: Where it begins.
+        end_count: Number of samples of the lane that have left once all of the run has.
+        pinned_bytes: Number of bytes of parts that it keeps from being reused.
+    """
 
     start: RunStart
     end_count: int
@@ -69,7 +76,7 @@ class SampleLane(Protocol):
     number: int
 
     def prepare(self, count: int) -> int:
-        """Have `count` samples ready to be taken; how many are, fewer only at the lane's end. Blocks for bytes."""
+        """Have `count` samples ready to be taken; returns how many are, fewer only at the end. Blocks for bytes."""
 
     def take(self, count: int) -> SourcedSamples:
         """The next `count` samples, which ``prepare`` has made ready."""
@@ -93,15 +100,15 @@ class ResumableLane(SampleLane, Protocol):
 
 
 class Lane:
-    """The samples of one lane in the order in which they leave it.
+    """The samples of one lane, read from shards; a ``ResumableLane``.
 
     Args:
-        number: Of the lane.
-        runs: Says how long its runs are, and permutes them.
-        reader: Gives its samples in stored order, from `start` on.
-        pins: Shared by all lanes of this rank.
-        start: The run that is read first; None is the lane's first.
-        skip_count: Samples of that run that left already.
+        number: Number of the lane.
+        runs: The lengths and permutations of its runs.
+        reader: Reads its samples in stored order, from `start` on.
+        pins: Counts pinned bytes, for all lanes of this rank.
+        start: The run that is read first; None: the first of the lane.
+        skip_count: Number of samples of that run that have left already.
     """
 
     def __init__(
@@ -120,34 +127,34 @@ class Lane:
         self._pins = pins
         self._ended = False
         self._skip_count = skip_count
-        self._pieces: deque[ParsedSamples] = deque()  # parsed, in no run yet
-        self._piece_at = 0
+        self._pieces: deque[ParsedSamples] = deque()  # in no run yet
+        self._piece_at = 0  # index in the first piece
         self._ready: Sequence[Sample] = []
         self._ready_from: list[SampleSource] = []
         self._ready_at = 0
-        self._leaving: deque[_Leaving] = deque()  # runs of which samples are ready, the last one that left at least
+        self._leaving: deque[_Leaving] = deque()  # runs that are ready; at least the last one that left
         self._filling: Sequence[Sample] = []
         self._filling_from: list[SampleSource] = []
         self._filling_bytes = 0
-        self._wanted_count = 0  # of the run being filled, by what was taken of the one before
+        self._wanted_count = 0  # length that the run being filled should have, by what was taken of the one before
         self._start = start or LANE_BEGIN[0]  # of the run being filled
         self._run_length = runs.run_length(number, self._start.run_index)
         self._settled_count = self.taken_count = self._start.before_count
 
     def prepare(self, count: int) -> int:
-        """Have `count` samples ready to be taken; how many are, fewer only at the lane's end. Blocks for bytes."""
+        """Have `count` samples ready to be taken; returns how many are, fewer only at the end. Blocks for bytes."""
         while len(self._ready_from) - self._ready_at < count and self._turn_over():
             pass
         return len(self._ready_from) - self._ready_at
 
     def take(self, count: int) -> SourcedSamples:
-        """The next `count` samples, for which ``prepare`` answered; as many are taken in for the next run."""
+        """The next `count` samples, which ``prepare`` has made ready; as many are taken in for the next run."""
         end = self._ready_at + count
         items = self._ready[self._ready_at : end], self._ready_from[self._ready_at : end]
         self._ready_at = end
         if end >= FORGOTTEN_MIN and 4 * end >= len(
             self._ready_from
-        ):  # else a lane holds two runs: one left, one filling
+        ):  # otherwise a lane would hold two runs: one that has left, and one being filled
             self._ready, self._ready_from, self._ready_at = self._ready[end:], self._ready_from[end:], 0
         self.taken_count += count
         while len(self._leaving) > 1 and self._leaving[0].end_count <= self.taken_count:
@@ -169,7 +176,7 @@ class Lane:
         return self._start, self._skip_count
 
     def first(self, count: int) -> Sequence[Sample]:
-        """Some samples of the run being filled."""
+        """Up to `count` samples of the run being filled."""
         return self._filling[:count]
 
     def close(self) -> None:
@@ -178,28 +185,28 @@ class Lane:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing can leave before more of its run arrived."""
+        """Whether no sample can leave before more of its run has arrived."""
         return (
             self._ready_at == len(self._ready_from) and not self._ended and len(self._filling_from) < self._run_length
         )
 
     def read_more(self) -> None:
-        """Take in one more part: lanes that wait together are filled in turn, so that all their requests are used."""
+        """Take in one more part. Lanes that wait together are filled in turn, so that the requests of all are used."""
         if self._pieces or self._read():
             self._fill(self._run_length)
 
     def _turn_over(self) -> bool:
-        """Have one more run ready; False at the lane's end."""
+        """Make the run being filled ready; False at the end of the lane."""
         if self._runs.shuffled:
             while len(self._filling_from) < self._run_length and (self._pieces or self._read()):
                 self._fill(self._run_length)
-        elif self._pieces or self._read():  # nothing is permuted: a piece is ready as it came
+        elif self._pieces or self._read():  # nothing is permuted: a piece is ready as it is
             self._run_length = len(self._pieces[0].samples) if self._pieces else 0
             self._fill(self._run_length)
         run, self._filling, self._wanted_count = self._filling, [], 0
         run_from, self._filling_from = self._filling_from, []
         if not run:
-            # permuted: of a run of 0, or at the end; as stored: of a part that completed no sample, or at the end
+            # permuted: a run of length 0, or the end; in stored order: a part that completed no sample, or the end
             return not (self._ended or self._runs.shuffled)
         if self._runs.shuffled:
             order = self._runs.permute_run(self.number, self._start.run_index, len(run))
@@ -214,13 +221,13 @@ class Lane:
             joined(self._ready[self._ready_at :], run),
             self._ready_from[self._ready_at :] + run_from,
         )
-        self._ready_at = min(self._skip_count, len(self._ready_from))  # 0, but after a state was loaded
+        self._ready_at = min(self._skip_count, len(self._ready_from))  # 0 except behind a saved position
         self._skip_count -= self._ready_at
         self.taken_count += self._ready_at
         return True
 
     def _read(self) -> bool:
-        """Read one part; False at the lane's end."""
+        """Read one part; False at the end of the lane."""
         pieces = self._reader.read()
         if pieces is None:
             self._ended = True
@@ -229,7 +236,7 @@ class Lane:
         return True
 
     def _fill(self, length: int) -> None:
-        """Move samples that are here into the run being filled, until it has `length`; those that pin nothing at once."""
+        """Move samples into the run being filled until it has `length`; samples that pin nothing may fill it up at once."""
         while self._pieces and (filled := len(self._filling_from)) < length:
             piece = self._pieces[0]
             begin = self._piece_at
@@ -252,7 +259,7 @@ class Lane:
             self._filling_from += [piece.segment] * len(samples)
 
     def _pinned(self, samples: Sequence[Sample], sample_bytes: int) -> Sequence[Sample]:
-        """`samples`, to wait in a run: as they are, or copied out where too many bytes wait already."""
+        """`samples` as they wait in a run: unchanged, or copied out if too many bytes are pinned already."""
         bytes_count = len(samples) * sample_bytes
         if self._pins.held_bytes + bytes_count <= self._pins.bytes_max:
             self._pins.held_bytes += bytes_count
@@ -262,7 +269,7 @@ class Lane:
 
 
 def copied(sample: Sample) -> Sample:
-    """`sample` with values in memory of their own, of the same types and shapes; a lost sample has no values."""
+    """`sample` with its values in memory of their own; types and shapes stay."""
     if sample is LOST:
         return sample
     fields = {
@@ -273,21 +280,21 @@ def copied(sample: Sample) -> Sample:
 
 
 TURNS_COUNT = 512
-"""Turns that are asked for at once: one answer costs as much as some hundred of them."""
+"""Number of turns that the order is asked for at once: one answer costs as much as some hundred turns."""
 
 OpenLane: TypeAlias = "Callable[[int, int], tuple[SampleLane, int]]"
-"""``open_lane(source, taken)``: a source's own lane from its `taken`-th sample on, and how many samples it has from
-there to the end of the source, or of that pass over it."""
+"""``open_lane(source, taken)`` returns a lane of a source behind its first `taken` samples, and the number of samples from
+there to the end of that pass over the source."""
 
 
 class MixedLane:
-    """One lane of a mix, from a row on.
+    """One lane of a mix: takes samples from the lanes of its sources, in the turns that the order gives; a ``SampleLane``.
 
     Args:
-        number: Of the lane.
-        order: Says whose turn it is.
-        row: Samples of this lane that left before.
-        open_lane: Opens the sources' lanes.
+        number: Number of the lane.
+        order: Says which source's turn it is.
+        row: Number of samples of this lane that have left before.
+        open_lane: Opens the lanes of the sources.
     """
 
     def __init__(self, number: int, *, order: MixOrder, row: int, open_lane: OpenLane) -> None:
@@ -295,7 +302,9 @@ class MixedLane:
         self._order = order
         self._row = row
         self._open_lane = open_lane
-        self._opened_to = list(order.taken(number, row))  # of each source: samples before those of lanes to be opened
+        self._opened_to = list(
+            order.taken(number, row)
+        )  # by source, the number of samples in front of the next lane to open
         self._lanes: list[deque[_SourcePass]] = [deque() for _ in self._opened_to]
         self._turns: NDArray[np.int64] = np.empty(0, np.int64)  # from `_row` on
         try:
@@ -306,7 +315,7 @@ class MixedLane:
             raise
 
     def prepare(self, count: int) -> int:
-        """As ``Lane.prepare``."""
+        """Have `count` samples ready to be taken; returns how many are, fewer only at the end. Blocks for bytes."""
         turns = self._turns_of(count)
         for source, wanted in enumerate(np.bincount(turns, minlength=len(self._lanes)).tolist()):
             if wanted:
@@ -314,7 +323,7 @@ class MixedLane:
         return len(turns)
 
     def take(self, count: int) -> SourcedSamples:
-        """As ``Lane.take``."""
+        """The next `count` samples, which ``prepare`` has made ready."""
         turns = self._turns_of(count).tolist()
         taken = {}
         for source in set(turns):
@@ -326,24 +335,24 @@ class MixedLane:
 
     @property
     def is_waiting(self) -> bool:
-        """As ``Lane.is_waiting``, of any source."""
+        """Whether a source has no sample that can leave before more bytes have arrived."""
         return any(each.lane.is_waiting for lanes in self._lanes for each in lanes)
 
     def read_more(self) -> None:
-        """As ``Lane.read_more``, for each source that waits."""
+        """Take in one more part for each source that waits."""
         for lanes in self._lanes:
             for each in lanes:
                 if each.lane.is_waiting:
                     each.lane.read_more()
 
     def close(self) -> None:
-        """As ``Lane.close``."""
+        """Cancel what is being read; from any thread, idempotent."""
         for lanes in self._lanes:
             for each in list(lanes):
                 each.lane.close()
 
     def _turns_of(self, count: int) -> NDArray[np.int64]:
-        """Whose turns the next `count` are; fewer at the lane's end."""
+        """The sources whose turns the next `count` are; fewer at the end of the lane."""
         if len(self._turns) < count:
             self._turns = self._order.sources_of(self.number, self._row, max(count, TURNS_COUNT))
         return self._turns[:count]
@@ -354,7 +363,7 @@ class MixedLane:
         self._opened_to[source] += left
 
     def _prepare(self, source: int, count: int) -> None:
-        """Have `count` samples of a source ready, those of its next pass included where this one ends."""
+        """Have `count` samples of a source ready, including those of its next passes if this one ends."""
         lanes = self._lanes[source]
         index = 0
         while count:
@@ -384,7 +393,7 @@ class MixedLane:
 
 
 class _SourcePass:
-    """A lane of a source, in one pass over it, and what is left there."""
+    """A lane of a source in one pass over it, and the number of samples that it has left."""
 
     __slots__ = ("lane", "left")
 
