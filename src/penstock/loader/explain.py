@@ -137,7 +137,6 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
     check_names("explain", options, ("file", *Options.__dataclass_fields__))
     given = Options(**options)
-    given.check()
     # The plan is compared with the budget that it names, but explaining it leaves the process's budget alone.
     fetch = None if given.fetch is None else replace(given.fetch, budget_bytes_max=None)
     finder = SourceFinder(pipeline, fetch=fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)

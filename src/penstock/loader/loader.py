@@ -1,4 +1,4 @@
-"""``Loader``: runs a pipeline and hands out its batches, epoch after epoch."""
+"""``Loader``: runs a pipeline and gives its batches, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -20,68 +20,71 @@ if TYPE_CHECKING:
     from penstock.config import FetchConfig
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.reporting import ScalarWriter
+    from penstock.loader.session import Session
     from penstock.loader.statistics import LoaderStatistics
 
 
 @boundary
 class Loader:
-    """Streams a pipeline's batches, in an order that the seed, the epoch and the shards fix, whatever runs it.
+    """Streams the batches of a pipeline. Their order depends on the seed, the epoch and the shards, and on nothing else.
 
-    ``for batch in loader`` is one epoch; the next ``for`` is the next epoch. After ``break`` it goes on where it
-    stopped; ``restart()`` begins the epoch again. A batch is a dict: fields as ``dtype[B, ...]`` arrays (or lists of
-    ``str``, ``bytes`` and other objects), ``"__key__"`` and ``"__shard__"`` as lists of ``str``, ``"__position__"`` as
-    int64[B]. With several ranks it also has ``"__valid__"``, bool[B], unless ``drop_last=True`` and nothing can leave out a
-    sample (``filter``, ``max_errors=``, ``on_corrupt="skip_*"``, ``join(missing="drop")``): every rank then has as many
-    batches, all with B rows. Its arrays belong to the caller.
+    ``for batch in loader`` is one epoch; the next ``for`` is the next epoch. After ``break``, the next ``for`` continues
+    where the loop stopped; ``restart()`` begins the epoch again. A batch is a dict: fields are ``dtype[B, ...]`` arrays (or
+    lists of ``str``, ``bytes`` and other objects), ``"__key__"`` and ``"__shard__"`` are lists of ``str``,
+    ``"__position__"`` is int64[B]. With several ranks a batch also has ``"__valid__"``, bool[B], unless ``drop_last=True``
+    and nothing can leave out a sample (``filter``, ``max_errors=``, ``on_corrupt="skip_*"``, ``join(missing="drop")``):
+    then every rank has equally many batches, all with B rows. The arrays of a batch belong to the caller.
 
-    A loader is a context manager; ``close()``, and its garbage collection, end its threads.
+    A loader is a context manager. ``close()`` ends its threads, and so does garbage collection.
 
     Args:
-        pipeline: Ends with ``.batch(n)``.
-        lanes: Shards read side by side, of the whole job; a multiple of the world size. Default 64 where the pipeline
-            shuffles, else the world size, so that one rank sees the stored order.
-        threads: Decode threads; default one per core that this process may use; all worker processes together.
-        processes: Worker processes that fetch, parse and decode into shared memory, which is mapped here without a copy:
-            for training loops with Python work of their own. 0: threads of this process. The batches
-            are the same.
-        restart_workers: Replace a worker process that dies, without a sample lost or repeated, three times each and
-            epoch; else its death is an error.
-        stride: ``(j, n)``: only the rank's batches k with k mod n = j, counted from the epoch's beginning, are decoded and
-            given: worker j of n of a DataLoader. Not with `processes` or `agree`.
-        in_order: False hands out whichever batch is complete first, each exactly once; the state remembers which were.
-            It has no effect on worker processes, on ranks that agree, and where stages change how many samples there are.
-        rank: Of this process among those that share the data. Default, read when iteration starts: `mesh`, else
-            ``torch.distributed`` where it is imported and initialised, else the environment of torchrun, SLURM or Open
-            MPI, else 0.
-        world_size: How many share the data; by default as for `rank`.
+        pipeline: A pipeline that ends with ``.batch(n)``.
+        lanes: Number of shards that the whole job reads side by side; a multiple of the world size. Default: 64 if the
+            pipeline shuffles, otherwise the world size, so that one rank sees the stored order.
+        threads: Number of decode threads, of all worker processes together. Default: one for each core that this process may
+            use.
+        processes: Number of worker processes; 0 fetches, parses and decodes in threads of this process. The workers write to
+            shared memory, which is mapped here without a copy. They help training loops with Python work of their own. The
+            batches are the same.
+        restart_workers: Replace a worker process that dies, up to three times for each worker and epoch; no sample is lost
+            or repeated. Without it, the death of a worker is an error.
+        stride: ``(j, n)`` decodes and gives only the rank's batches whose number mod n is j, counted from the beginning of
+            the epoch: those of worker j of n of a DataLoader. Not with `processes` or `agree`.
+        in_order: False gives whichever batch is complete first, each exactly once; the state remembers which ones. It has
+            no effect on worker processes, on ranks that agree, and on stages that change the number of samples.
+        rank: Rank of this process among those that share the data. The default is looked up when iteration starts: from
+            `mesh`; otherwise from ``torch.distributed`` if it is imported and initialised; otherwise from the environment of
+            torchrun, SLURM or Open MPI; otherwise it is 0.
+        world_size: Number of ranks that share the data; the default comes from where `rank` comes from.
         mesh: One dimension of a device mesh, ``device_mesh["dp"]``: model-parallel peers get identical batches.
-        agree: ``fn(n) -> int``, the smallest `n` of all ranks (an all-reduce of int64). Called on the iterating thread, as
-            often by every rank: when an epoch opens, and without an index one batch ahead. Needed for several ranks without an
-            index, which then end together: with ``drop_last=True`` when the first runs out, else when the last does, the
-            others' batches masked. A rank that fails there tells the others.
-        share: ``fn(make) -> bytes``: calls ``make()`` on one rank and gives all ranks what that gave, so that the data set is
-            listed once per job: ``penstock.torch.share``. Called when the first rank's iteration, or ``len()``, looks at the
-            data: all ranks have to do so.
-        prefetch_batches: Complete or nearly complete batches that may wait for the training loop. Default 2, and in threads
-            up to 16 as long as they have less than 4 MiB in all.
-        index: ``"auto"`` reads by an index where there is one of all shards, beside them or in `index_dir`, and streams
-            whole shards where there is none; ``"require"`` refuses to, ``"stream"`` does not look. A log line says which.
-            A resumed run keeps the mode it began with. With ``"auto"`` a streamed epoch leaves an index for the next job.
-        index_dir: Where an index may lie besides the data set, and is left. Default ``$XDG_CACHE_HOME/penstock/index``.
-        on_epoch: ``fn(epoch, statistics)``, asked when an epoch begins, may give another pipeline: shards added or dropped,
-            other weights; None goes on with what is. It must decide from its arguments, alike on every rank: a resumed
-            epoch asks it again with the statistics that the state remembers.
+        agree: ``fn(n) -> int`` returns the smallest `n` of all ranks (an all-reduce of int64). Every rank calls it equally
+            often, on the iterating thread: when an epoch opens, and without an index for each batch, one batch ahead. Without
+            an index, several ranks need it. They then end together: with ``drop_last=True`` when the first rank has no more
+            samples, otherwise when the last one has none, and the other ranks' batches are masked. A rank that fails tells
+            the others.
+        share: ``fn(make) -> bytes`` calls ``make()`` on one rank and returns the result on all, so that a job lists its data
+            once: ``penstock.torch.share``. It is called when iteration, or ``len()``, first looks at the data: all ranks
+            have to do so.
+        prefetch_batches: Number of complete or nearly complete batches that may wait for the training loop. Default: 2, and
+            with threads up to 16 as long as they hold less than 4 MiB together.
+        index: ``"auto"`` reads by an index if there is one of all shards, beside them or in `index_dir`, and otherwise
+            streams whole shards and leaves an index for the next job; ``"require"`` refuses to stream, ``"stream"`` ignores
+            indexes. A log line says which way it reads. A resumed run keeps the way it began with.
+        index_dir: Directory that may hold an index, and where one is left. Default: ``$XDG_CACHE_HOME/penstock/index``.
+        on_epoch: ``fn(epoch, statistics)`` is called when an epoch begins, and may return another pipeline: with shards
+            added or dropped, or other weights. None keeps the current one. It must decide from its arguments, and alike on
+            every rank: a resumed epoch calls it again with the statistics that the state remembers.
         fetch: Bounds for reading; its ``budget_bytes_max`` bounds what is read ahead.
-
-        cache: Keep what is read on this node's disk, as for ``penstock.connect``: ``"/nvme/penstock:200GB"``.
+        cache: Keeps what is read on this node's disk, as in ``penstock.connect``: ``"/nvme/penstock:200GB"``.
         progress: Draw a live line on standard error: epoch, batch, rates, stall, bottleneck.
 
     Raises:
-        ConfigError: a bound is broken, a package for a field is missing, or the pipeline has no ``.batch()``; when
-            iterated: what it would hold does not fit its byte budget.
+        ConfigError: A bound is broken, a package for a field is missing, or the pipeline has no ``.batch()``. When iterated:
+            what the loader would hold does not fit its byte budget.
 
-    Cost: nothing until iterated; then one listing, one reading thread and the decode threads. Holds the shuffle window,
-        ``prefetch_batches`` + 1 batches (small ones up to 4 MiB), and read-ahead of at most a quarter of the byte budget.
+    Cost: nothing until it is iterated. Then one listing, one reading thread and the decode threads. It holds the shuffle
+        window, ``prefetch_batches`` + 1 batches (small ones up to 4 MiB), and read-ahead of at most a quarter of the byte
+        budget.
     """
 
     def __init__(
@@ -107,32 +110,13 @@ class Loader:
         cache: CacheConfig | str | os.PathLike[str] | None = None,
         progress: bool = False,
     ) -> None:
+        arguments = locals()
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
         if pipeline.stage(Batch) is None and pipeline.stage(BatchBySize) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
-        options = Options(
-            lanes=lanes,
-            threads=threads,
-            processes=processes,
-            restart_workers=restart_workers,
-            stride=stride,
-            in_order=in_order,
-            rank=rank,
-            world_size=world_size,
-            mesh=mesh,
-            agree=agree,
-            share=share,
-            prefetch_batches=prefetch_batches,
-            index=index,
-            index_dir=index_dir,
-            on_epoch=on_epoch,
-            fetch=fetch,
-            cache=cache,
-            progress=progress,
-        )
-        options.check()
-        # Here, so that importing `Loader` imports neither NumPy nor the engine: a pipeline can be described without them.
+        options = Options.of(arguments)
+        # Imported here, so that importing `Loader` imports neither NumPy nor the engine: pipelines can do without them.
         from penstock.loader.session import Session
 
         self._session = Session(pipeline, options)
@@ -140,43 +124,44 @@ class Loader:
 
     @property
     def pipeline(self) -> Pipeline:
-        """What is read: as given, or as ``on_epoch`` gave it."""
+        """The pipeline that is read: the given one, or the one that ``on_epoch`` returned."""
         return self._session.pipeline
 
     @property
     def epoch(self) -> int:
-        """The epoch being iterated, or the next one, from 0."""
+        """Number of the epoch that is iterated, or of the next one, from 0."""
         return self._session.epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rest of the current epoch; all of it where the last one was finished.
+        """The rest of the current epoch; all of the next one if the last one was finished.
 
         Raises:
-            ClosedError: the loader is closed.
+            ClosedError: The loader is closed.
         """
-        self._session.check_open()
-        self._session.left_s = None
-        return _Batches(self, self._session.generation)
+        return _Batches(self, self._session)
 
     def epochs(self, n: int) -> Iterator[int]:
         """The numbers of the epochs up to `n` in all: ``for epoch in loader.epochs(90): for batch in loader: ...``.
 
-        Begins at the current epoch. One that was left by ``break`` comes again, and goes on where it stopped.
+        It begins with the current epoch. An epoch that was left by ``break`` comes again, and continues where it stopped.
+
+        Args:
+            n: Number of epochs, at least 0.
 
         Raises:
-            ConfigError: `n` is negative; while iterating: the loop's body did not iterate the loader.
+            ConfigError: `n` is negative. While iterating: the body of the loop did not iterate the loader.
         """
         check_whole("epochs", n, 0)
         return _epochs(self, n)
 
     def restart(self, epoch: int | None = None) -> None:
-        """Begin an epoch again, also after an error ended it. Iterators made before are exhausted.
+        """Begin an epoch again, also after an error ended it. Iterators that were made before are exhausted.
 
         Args:
-            epoch: From 0; default the current one.
+            epoch: Epoch number, from 0; None is the current epoch.
 
         Raises:
-            ConfigError: it is negative.
+            ConfigError: `epoch` is negative.
         """
         if epoch is not None:
             check_whole("epoch", epoch, 0, SEED_MAX)
@@ -185,68 +170,72 @@ class Loader:
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop is: behind the last batch handed out, whatever was read ahead.
+        """The place of the training loop: behind the last batch that it got, whatever has been read ahead.
 
         Returns:
-            A dict that JSON can hold, of a few hundred bytes; without an index about 150 more for each lane. Without an
-            index every rank has its own.
+            A dict that JSON can hold, of a few hundred bytes; without an index, about 150 more for each lane. Without an
+            index, every rank has a state of its own.
         """
         return self._session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool = False) -> None:
-        """Go on where `state` was saved. The job and the data are compared when iteration starts.
+        """Continue where `state` was saved. The job and the data are compared when iteration starts.
 
         Args:
-            state: What ``state_dict()`` gave, there or after JSON.
-            accept_changed_data: Where the data set is another one, begin the state's epoch again instead of refusing.
+            state: What ``state_dict()`` returned, also after JSON.
+            accept_changed_data: Begin the epoch of the state again if the data set changed, instead of refusing the state.
 
         Raises:
-            ConfigError: `state` is none, or of another version; at the next iteration: of another job or data set.
+            ConfigError: `state` is not a state, or one of another version. At the next iteration: it belongs to another job
+                or data set.
         """
         self._session.load_state_dict(state, accept_changed_data=accept_changed_data)
 
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
-        """Mix in other proportions from a batch of this epoch on; no sample is lost or repeated by it.
+        """Mix in other proportions from a batch of this epoch on. No sample is lost or repeated.
 
-        Call it alike on all ranks. What was read ahead from that batch on is read again; the state remembers.
+        All ranks have to call it alike. Batches from `from_batch` on that were read ahead are read again. The state
+        remembers the change.
 
         Args:
-            weights: Of the parts of the pipeline's ``mix``, by pipeline or in its order.
-            from_batch: Not handed out yet, counted from the epoch's beginning.
+            weights: Weights of the parts of the pipeline's ``mix``, by pipeline or in its order.
+            from_batch: Number of a batch that was not given yet, counted from the beginning of the epoch.
 
         Raises:
-            ConfigError: no mix, weights that do not fit it, or the batch was handed out.
+            ConfigError: There is no mix, the weights do not fit it, or the batch was given.
         """
         self._session.set_weights(weights, from_batch=from_batch)
 
+    # ── statistics ─────────────────────────────────────────────────────────────────────────────────────────────────
+
     def statistics(self) -> LoaderStatistics:
-        """What was done so far, and where the time went. Cost: none to speak of; call it at every step."""
+        """What was done so far, and where the time went. Cost: some microseconds; it can be called at every step."""
         return self._session.statistics()
 
     def bottleneck(self) -> Bottleneck:
-        """Who sets the pace, the seconds that prove it, and what to change; print it."""
+        """The part that sets the pace, the seconds that prove it, and what to change. Print it."""
         return bottleneck_of(self.statistics())
 
     def metrics(self, **labels: str) -> str:
         """The statistics in Prometheus' text format, to be served or written to a file.
 
         Args:
-            **labels: Of every number, e.g. ``rank="3"``.
+            **labels: Labels of every number, e.g. ``rank="3"``.
         """
         return prometheus(self.statistics(), epoch=self.epoch, labels=labels)
 
     def write_scalars(self, writer: ScalarWriter, step: int, *, prefix: str = "loader/") -> None:
-        """Rates and stalls for TensorBoard.
+        """Write rates and stalls for TensorBoard.
 
         Args:
             writer: A ``SummaryWriter``, or anything with ``add_scalar(tag, value, step)``.
-            step: Of training.
-            prefix: Of the tags.
+            step: Number of the training step.
+            prefix: Text in front of each tag.
         """
         write_scalars(self.statistics(), writer, step=step, prefix=prefix)
 
     def close(self) -> None:
-        """End the threads and the stores' use; idempotent. Batches handed out stay valid."""
+        """End the threads and close the stores; idempotent. Batches that were given stay valid."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -256,13 +245,12 @@ class Loader:
         self.close()
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, where an index tells: steps per epoch. Looks at the data if nothing has yet.
+        """Number of batches in a whole epoch, if there is an index. It looks at the data if nothing has done so.
 
         Raises:
-            TypeError: there is no index, or a stage changes the number of samples.
+            TypeError: There is no index, or a stage changes the number of samples.
         """
-        plan = self._planned()
-        batches = plan.batches(self.epoch)
+        batches = self._planned().batches(self.epoch)
         if batches is None:
             raise TypeError(
                 "this loader does not know its number of batches: shards without an index tell how many samples they "
@@ -282,28 +270,24 @@ class Loader:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._session.pipeline, self._session.options)
 
-    # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _next(self, generation: int) -> Any:
-        return self._session.next(generation)
-
     def _planned(self) -> LoaderPlan:
         return self._session.planned()
 
 
 @boundary
 class _Batches:
-    """Iterates over the rest of one epoch. Keeps the loader alive, not the other way round."""
+    """Iterates over the rest of one epoch. It keeps the loader alive; the session does not."""
 
-    def __init__(self, loader: Loader, generation: int) -> None:
+    def __init__(self, loader: Loader, session: Session) -> None:
         self._loader = loader
-        self._generation = generation
+        self._session = session
+        self._generation = session.begin_iteration()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        batch = self._loader._next(self._generation)
+        batch = self._session.next(self._generation)
         if batch is None:
             raise StopIteration
         return batch

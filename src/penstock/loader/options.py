@@ -1,16 +1,16 @@
-"""The keyword arguments of a ``Loader``: their names, their bounds."""
+"""The keyword arguments of a ``Loader``: their names, types, defaults and bounds. ``Loader`` describes them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from penstock.config import MIB, check_configs, check_path, check_whole, cores_count
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PREFETCH_BATCHES = 2
 PREFETCH_BYTES = 4 * MIB
-"""More than ``PREFETCH_BATCHES`` wait while they are smaller than this in all: of 128 samples of 3 KB two are made in a
-millisecond, and a reader that then waits for the loop spends as long on handing over the interpreter."""
+"""More than ``PREFETCH_BATCHES`` batches wait while together they are smaller than this. Two batches of 128 samples of 3 KB
+are made in a millisecond; a reader that then waits for the training loop spends as long on handing over the interpreter."""
 PREFETCH_BATCHES_MAX = 1024
 THREADS_MAX = 256
 PROCESSES_MAX = 128
@@ -28,7 +28,7 @@ INDEXES = ("auto", "require", "stream")
 
 
 class LoaderOptions(TypedDict, total=False):
-    """The keyword arguments of ``Loader``; see there. For doors: ``def __init__(self, pipeline, **options: Unpack[...])``."""
+    """The keyword arguments of ``Loader``, for functions that pass them on: ``**options: Unpack[LoaderOptions]``."""
 
     lanes: int | None
     threads: int | None
@@ -52,7 +52,11 @@ class LoaderOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The keyword arguments, as given: what a pickled loader is made of."""
+    """The keyword arguments of one ``Loader``, checked.
+
+    Raises:
+        ConfigError: A bound is broken.
+    """
 
     lanes: int | None = None
     threads: int | None = None
@@ -73,19 +77,50 @@ class Options:
     cache: CacheConfig | str | os.PathLike[str] | None = None
     progress: bool = False
 
-    def check(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            ConfigError: a bound is broken.
-        """
-        self._check_types()
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_functions()
+        self._check_stride()
+        check_configs(fetch=self.fetch)
+        check_path("index_dir", self.index_dir)
         if (self.rank is None) != (self.world_size is None):
             raise ConfigError(f"rank={self.rank!r} and world_size={self.world_size!r}: give both, or none")
         if self.rank is not None and self.mesh is not None:
             raise ConfigError("rank= and mesh= both say which part of the data is this process's: give one")
         if self.index not in INDEXES:
             raise ConfigError(f"index={self.index!r} must be one of {', '.join(map(repr, INDEXES))}")
+        if self.cache is not None:
+            from penstock.cache import CacheConfig  # here, so that a loader without a cache does not import it
+
+            CacheConfig.of(self.cache)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """The options among the arguments of a function, by name.
+
+        Raises:
+            ConfigError: A bound is broken.
+        """
+        return cls(**{entry.name: arguments[entry.name] for entry in fields(cls)})
+
+    def _check_numbers(self) -> None:
+        if self.threads is not None:
+            check_whole("threads", self.threads, 1, THREADS_MAX)
+        if self.lanes is not None:
+            check_whole("lanes", self.lanes, 1)
+        check_whole("processes", self.processes, 0, PROCESSES_MAX)
+        if self.prefetch_batches is not None:
+            check_whole("prefetch_batches", self.prefetch_batches, 1, PREFETCH_BATCHES_MAX)
+
+    def _check_functions(self) -> None:
+        if self.on_epoch is not None and not callable(self.on_epoch):
+            raise ConfigError(f"on_epoch={self.on_epoch!r} must be a function of an epoch and its statistics")
+        if self.agree is not None and not callable(self.agree):
+            raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
+        if self.share is not None and not callable(self.share):
+            raise ConfigError(f"share={self.share!r} must be a function that calls its argument on one rank")
+
+    def _check_stride(self) -> None:
         try:
             which, every = self.stride
             is_stride = 0 <= which < every
@@ -97,31 +132,10 @@ class Options:
             raise ConfigError("stride= counts batches in their order: it does not go with in_order=False")
         if every > 1 and self.processes:
             raise ConfigError("stride= is for workers of a DataLoader, which need no processes= of their own")
-        if self.on_epoch is not None and not callable(self.on_epoch):
-            raise ConfigError(f"on_epoch={self.on_epoch!r} must be a function of an epoch and its statistics")
-        if self.agree is not None and not callable(self.agree):
-            raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
-        if self.share is not None and not callable(self.share):
-            raise ConfigError(f"share={self.share!r} must be a function that calls its argument on one rank")
-
-    def _check_types(self) -> None:
-        if self.threads is not None:
-            check_whole("threads", self.threads, 1, THREADS_MAX)
-        if self.lanes is not None:
-            check_whole("lanes", self.lanes, 1)
-        check_whole("processes", self.processes, 0, PROCESSES_MAX)
-        if self.prefetch_batches is not None:
-            check_whole("prefetch_batches", self.prefetch_batches, 1, PREFETCH_BATCHES_MAX)
-        check_configs(fetch=self.fetch)
-        check_path("index_dir", self.index_dir)
-        if self.cache is not None:
-            from penstock.cache import CacheConfig  # here, so that a loader without a cache does not import it
-
-            CacheConfig.of(self.cache)
 
     @property
     def prefetch_count(self) -> int:
-        """Batches that may wait, whatever their size."""
+        """Number of batches that may wait, whatever their size."""
         return PREFETCH_BATCHES if self.prefetch_batches is None else self.prefetch_batches
 
     @property
@@ -130,13 +144,9 @@ class Options:
         return self.threads or cores_count()
 
     def values(self) -> dict[str, Any]:
-        """All of them by name."""
+        """All options by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     def given(self) -> dict[str, Any]:
-        """Those that differ from their default."""
-        return {
-            entry.name: getattr(self, entry.name)
-            for entry in fields(self)
-            if getattr(self, entry.name) != entry.default
-        }
+        """The options that differ from their default, by name."""
+        return {entry.name: value for entry in fields(self) if (value := getattr(self, entry.name)) != entry.default}

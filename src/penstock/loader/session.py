@@ -1,6 +1,6 @@
-"""What a ``Loader`` is in the middle of: its plan, its epoch, the batches handed out, and the state that says so.
+"""The session of a ``Loader``: its plan, its epoch, the batches that were given, and the state that describes them.
 
-Refers to no loader, so that a loader can be collected while the session's threads run.
+A session does not refer to its loader, so that the loader can be collected while the threads of the session run.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _DIGEST_MASK = (1 << 62) - 1  # what a signed 64-bit integer of a collective hol
 
 
 class Session:
-    """One loader's run over epochs.
+    """The progress of one loader over epochs.
 
     Args:
-        pipeline: Ends with a batch.
-        options: The loader's.
+        pipeline: A pipeline that ends with a batch.
+        options: Options of the loader.
     """
 
     def __init__(self, pipeline: Pipeline, options: Options) -> None:
         self.options = options
         self.meter = Meter()
         self.epoch = 0
-        self.generation = 0  # counts epochs and restarts: an iterator of an earlier generation is exhausted
-        self.left_s: float | None = None  # when the training loop got its last batch
-        self._left_cpu_s = 0.0  # what its thread had run until then
+        self._generation = 0  # counts epochs and restarts: an iterator of an earlier generation is exhausted
+        self._left_s: float | None = None  # when the training loop got its last batch; None after a pause
+        self._left_cpu_s = 0.0  # CPU time of its thread until then
         self._first = pipeline  # as given; `on_epoch` may replace it
-        self._batches_count = 0  # handed out in this epoch
+        self._batches_count = 0  # given in this epoch
         self._position: Position | None = None  # behind the last of them
-        self._decided: Mapping[str, Any] | None = None  # the statistics that `on_epoch` was given for this epoch
-        self._changed: Mapping[str, Any] | None = None  # the epoch and statistics for which it gave the pipeline of now
-        self._opened: int | None = None  # the epoch that all ranks know to be open
-        self._loaded: LoaderState | None = None  # a state that iteration has yet to begin from
+        self._epoch_statistics: Mapping[str, Any] | None = None  # what `on_epoch` was called with for this epoch
+        self._pipeline_change: Mapping[str, Any] | None = None  # the call of `on_epoch` that returned this pipeline
+        self._agreed_epoch: int | None = None  # the epoch that all ranks know to be open
+        self._loaded: LoaderState | None = None  # a state with which iteration is to begin
         self._accepts_changed_data = False
         self._running: BatchSource | None = None
         self._plan: LoaderPlan | None = None
@@ -69,7 +69,7 @@ class Session:
         self._use(pipeline)
 
     def _use(self, pipeline: Pipeline) -> None:
-        """Read another pipeline from now on."""
+        """Read this pipeline from now on."""
         self.pipeline = pipeline
         self.transforms = tuple(SampleTransform(leaf) for leaf in pipeline.flat().leaves)
         self._finder = SourceFinder(
@@ -80,16 +80,26 @@ class Session:
             share=self.options.share,
         )
         self._plan = None
-        self._has_agreed = False  # with the other ranks, on whether an index is used
+        self._has_agreed = False  # whether the ranks have agreed on the use of an index
 
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def begin_iteration(self) -> int:
+        """Number of the current generation, for an iterator. The time until its first step is not counted.
+
+        Raises:
+            ClosedError: The session is closed.
+        """
+        self.check_open()
+        self._left_s = None
+        return self._generation
+
     def next(self, generation: int) -> Any:
-        """The next batch of a generation; None at its end. See ``Loader``."""
-        if generation != self.generation:
+        """The next batch of a generation; None at its end."""
+        if generation != self._generation:
             return None
         self.check_open()
-        if self._is_stepping:  # it would give batches twice
+        if self._is_stepping:  # batches would be given twice
             raise ConfigError("two threads iterate one loader at once", hint="one at a time, or a loader for each")
         self._is_stepping = True
         try:
@@ -102,13 +112,13 @@ class Session:
         if self._running is None:
             if self._line is not None:
                 self._line.begin(self.statistics(), now_s=time.monotonic())
-            self._running = self._started()
-            if self._closed:  # by another thread meanwhile, which saw no epoch to close
+            self._running = self._open_epoch()
+            if self._closed:  # another thread has closed the session meanwhile, and saw no epoch to close
                 self._close_epoch()
                 self.check_open()
         found = self._running.next()
         got_s = time.perf_counter()
-        left_s, cpu_s = (asked_s, 0.0) if self.left_s is None else (self.left_s, asked_cpu_s - self._left_cpu_s)
+        left_s, cpu_s = (asked_s, 0.0) if self._left_s is None else (self._left_s, asked_cpu_s - self._left_cpu_s)
         self.meter.stepped(left_s, asked_s, got_s, cpu_s=cpu_s)
         if found is None:
             if self._line is not None:
@@ -120,20 +130,20 @@ class Session:
         self._position = found.position
         if self._line is not None:
             self._draw(self._line)
-        self.left_s, self._left_cpu_s = time.perf_counter(), time.thread_time()
+        self._left_s, self._left_cpu_s = time.perf_counter(), time.thread_time()
         return found.batch
 
     def begin_at(self, epoch: int) -> None:
-        """Be at the beginning of an epoch; iterators made before are exhausted."""
+        """Go to the beginning of an epoch. Iterators that were made before are exhausted."""
         self._close_epoch()
         self.epoch = epoch
-        self.generation += 1
+        self._generation += 1
         self._batches_count = 0
-        self._position = self._loaded = self._decided = None
-        self.left_s = None
+        self._position = self._loaded = self._epoch_statistics = None
+        self._left_s = None
 
     def planned(self) -> LoaderPlan:
-        """What was found by looking, now or before."""
+        """The plan; made at the first call. Cost: see ``make_plan``."""
         if self._plan is None:
             self._plan = self._planned(self.options)
         return self._plan
@@ -145,16 +155,16 @@ class Session:
         return plan
 
     def check_open(self) -> None:
-        """Refuse to go on once closed.
+        """Refuse a closed session.
 
         Raises:
-            ClosedError: it is.
+            ClosedError: The session is closed.
         """
         if self._closed:
             raise ClosedError("the loader is closed")
 
     def close(self) -> None:
-        """End the threads and the stores' use; idempotent."""
+        """End the threads and close the stores; idempotent."""
         self._closed = True
         self._close_epoch()
         recording = self._plan.read_plan.reading.recording if self._plan is not None else None
@@ -204,8 +214,8 @@ class Session:
             facts=plan.facts if plan is not None else {},
             data_digest=plan.digest if plan is not None else "",
             position=self._position,
-            epoch_statistics=self._decided,
-            pipeline_change=self._changed,
+            epoch_statistics=self._epoch_statistics,
+            pipeline_change=self._pipeline_change,
         )
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool) -> None:
@@ -216,15 +226,15 @@ class Session:
         self._loaded = loaded
         self._accepts_changed_data = accept_changed_data
         if self._plan is not None and loaded.position is not None:
-            self._plan = None  # weights, lanes and mode are the state's
+            self._plan = None  # the state decides on weights, lanes and mode
 
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
         """See ``Loader``."""
         if self._loaded is not None:
-            self._decide(None)
+            self._choose_pipeline(None)
         plan = self.planned()
         if self._loaded is not None:
-            self._position, self._loaded = self._resumed(plan), None
+            self._position, self._loaded = self._resume_position(plan), None
         if not isinstance(from_batch, int):
             raise ConfigError(f"set_weights(from_batch={from_batch!r}) must be a whole number")
         if from_batch < self._batches_count:
@@ -234,53 +244,54 @@ class Session:
         if isinstance(self._position, OutOfOrderPosition):
             raise ConfigError("set_weights() does not go with batches handed out of order", hint="in_order=True")
         place = feed_position(self._position)
-        position = place.position if isinstance(place, IndexPosition) else 0  # nothing else is the place of a mix
+        position = place.position if isinstance(place, IndexPosition) else 0  # a mix has no other positions
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
         self._plan = plan.with_weights(weights, epoch=self.epoch, position=from_position)
         self._close_epoch()  # what was prefetched is read again
         if self._batches_count and self._position is None:
             self._position = IndexPosition(0)
 
-    # ── beginning ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── opening an epoch ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _close_epoch(self) -> None:
         running, self._running = self._running, None
         if running is not None:
             running.close()
 
-    def _started(self) -> BatchSource:
-        """An epoch that all ranks opened."""
-        agreement = self._agreement()
-        if agreement is None:
-            return self._begun(None)
-        is_new, self._opened = self._opened != self.epoch, None
-        with agreement.reporting_failure() if is_new else nullcontext():
-            epoch = self._begun(agreement)
+    def _open_epoch(self) -> BatchSource:
+        """Open the epoch, and return when all ranks have opened it."""
+        consensus = self._consensus()
+        if consensus is None:
+            return self._open_own_epoch(None)
+        is_new, self._agreed_epoch = self._agreed_epoch != self.epoch, None
+        with consensus.reporting_failure() if is_new else nullcontext():
+            epoch = self._open_own_epoch(consensus)
         try:
             if is_new:
-                agreement.smallest(0)
+                consensus.smallest(0)
         except BaseException:
             epoch.close()
             raise
         self._has_agreed = True
-        # who asks before each batch asks also when it opens an epoch again
-        self._opened = None if epoch.agrees_each_batch else self.epoch
+        # ranks that agree before each batch also agree when they open an epoch again
+        self._agreed_epoch = None if epoch.agrees_each_batch else self.epoch
         return epoch
 
-    def _agreement(self) -> RankConsensus | None:
-        """With the other ranks, where there are any."""
+    def _consensus(self) -> RankConsensus | None:
+        """Consensus with the other ranks, if there are any."""
         options = self.options
         if options.agree is None:
             return None
         _, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
         return RankConsensus(options.agree) if world_size > 1 else None
 
-    def _begun(self, agreement: RankConsensus | None) -> BatchSource:
-        self._decide(agreement)
-        self._agree_on_mode(agreement)
+    def _open_own_epoch(self, consensus: RankConsensus | None) -> BatchSource:
+        """Open the epoch on this rank."""
+        self._choose_pipeline(consensus)
+        self._agree_on_mode(consensus)
         plan = self.planned()
         if self._loaded is not None:
-            self._position = self._resumed(plan)
+            self._position = self._resume_position(plan)
         shuffle = self.pipeline.stage(Shuffle)
         batch = self.pipeline.stage(Batch) or self.pipeline.stage(BatchBySize)
         assert batch is not None
@@ -305,7 +316,7 @@ class Session:
             stride=self.options.stride,
             meter=self.meter,
         )
-        epoch = open_epoch(request, consensus=agreement, workers=self._worker_options())
+        epoch = open_epoch(request, consensus=consensus, workers=self._worker_options())
         self._loaded = None
         weights = f", weights {plan.facts['weights']}" if "weights" in plan.facts else ""
         _log.info("epoch %d, seed %d, %s%s", self.epoch, seed, plan.summary, weights)
@@ -320,66 +331,8 @@ class Session:
             self._workers = ProcessPool()
         return WorkerOptions(self._workers, self.options.processes, self.options.restart_workers)
 
-    def _decide(self, agreement: RankConsensus | None) -> None:
-        """Ask ``on_epoch`` what to read, as it was asked before where a state says so."""
-        on_epoch = self.options.on_epoch
-        if on_epoch is None or (self._position is not None and self._loaded is None):
-            return
-        statistics = self._loaded.epoch_statistics if self._loaded is not None else None
-        if statistics is None:
-            statistics = asdict(self.statistics())
-        current = self.pipeline if self._loaded is None else self._before(self._loaded.pipeline_change)
-        changed = self._asked(self.epoch, statistics)
-        if agreement is not None:
-            agreement.smallest(0)  # before ranks that could not decide are waited for elsewhere
-        self._decided = statistics
-        if changed is None:
-            changed = current
-        else:
-            self._changed = {"epoch": self.epoch, "statistics": statistics}
-        if changed != self.pipeline:
-            self._close_finder()
-            self._use(changed)
-        if agreement is not None:
-            self._agree_on_data(agreement)
-
-    def _before(self, changed: Mapping[str, Any] | None) -> Pipeline:
-        """What was read before the epoch of the loaded state: as given, or as `on_epoch` changed it last."""
-        self._changed = changed
-        return self._first if changed is None else self._asked(**changed) or self._first
-
-    def _asked(self, epoch: int, statistics: Mapping[str, Any]) -> Pipeline | None:
-        """What ``on_epoch`` gives for an epoch."""
-        assert self.options.on_epoch is not None
-        given = self.options.on_epoch(epoch, LoaderStatistics.of(statistics))
-        if given is None:
-            return None
-        if not isinstance(given, Pipeline) or (given.stage(Batch) or given.stage(BatchBySize)) is None:
-            raise ConfigError(f"on_epoch gave {given!r}, not a pipeline with .batch(), or None to go on with what is")
-        return given
-
-    def _agree_on_mode(self, agreement: RankConsensus | None) -> None:
-        """Read by an index only where all ranks have one: each host may have its own, left by an earlier job."""
-        is_saved = self._loaded is not None and bool(self._loaded.mode)
-        if self._has_agreed or agreement is None or is_saved or self.options.index != "auto":
-            return
-        is_indexed = self.planned().read_plan.mode == "index"
-        if not agreement.smallest(int(is_indexed)) and is_indexed:
-            self._plan = self._planned(replace(self.options, index="stream"))
-
-    def _agree_on_data(self, agreement: RankConsensus) -> None:
-        """All ranks must have decided alike."""
-        digest = int(self.planned().digest, 16) & _DIGEST_MASK
-        # both on every rank: one that stopped here leaves others waiting
-        lowest, highest = agreement.smallest(digest), -agreement.smallest(-digest)
-        if lowest != highest:
-            raise ConfigError(
-                f"epoch {self.epoch}: on_epoch gave another data set here than on another rank",
-                hint="decide from what all ranks know",
-            )
-
-    def _resumed(self, plan: LoaderPlan) -> Position | None:
-        """Where in the epoch the loaded state says to begin."""
+    def _resume_position(self, plan: LoaderPlan) -> Position | None:
+        """The position of the loaded state, if the state fits the plan."""
         state = self._loaded
         if state is None or not state.facts:
             return None
@@ -388,6 +341,68 @@ class Session:
             self._batches_count = 0
             return None
         state.check_same_data(plan.digest)
-        if state.position is not None:  # at an epoch's beginning another job may go on
+        if state.position is not None:  # at the beginning of an epoch, another job may go on
             state.check_same_job(mode=plan.read_plan.mode, facts=plan.facts)
         return state.position
+
+    # ── on_epoch, and what ranks agree on ──────────────────────────────────────────────────────────────────────────
+
+    def _choose_pipeline(self, consensus: RankConsensus | None) -> None:
+        """Call ``on_epoch`` for the pipeline of the epoch; in a resumed epoch with the statistics of its first call."""
+        on_epoch = self.options.on_epoch
+        if on_epoch is None or (self._position is not None and self._loaded is None):
+            return
+        statistics = self._loaded.epoch_statistics if self._loaded is not None else None
+        if statistics is None:
+            statistics = asdict(self.statistics())
+        current = self.pipeline if self._loaded is None else self._earlier_pipeline(self._loaded.pipeline_change)
+        chosen = self._call_on_epoch(self.epoch, statistics)
+        if consensus is not None:
+            consensus.smallest(0)  # so that no rank waits elsewhere for one whose function failed
+        self._epoch_statistics = statistics
+        if chosen is None:
+            chosen = current
+        else:
+            self._pipeline_change = {"epoch": self.epoch, "statistics": statistics}
+        if chosen != self.pipeline:
+            self._close_finder()
+            self._use(chosen)
+        if consensus is not None:
+            self._agree_on_data(consensus)
+
+    def _earlier_pipeline(self, change: Mapping[str, Any] | None) -> Pipeline:
+        """The pipeline before the epoch of the loaded state: the first one, or the last that `on_epoch` returned."""
+        self._pipeline_change = change
+        return self._first if change is None else self._call_on_epoch(**change) or self._first
+
+    def _call_on_epoch(self, epoch: int, statistics: Mapping[str, Any]) -> Pipeline | None:
+        """What ``on_epoch`` returns for an epoch."""
+        assert self.options.on_epoch is not None
+        given = self.options.on_epoch(epoch, LoaderStatistics.of(statistics))
+        if given is None:
+            return None
+        if not isinstance(given, Pipeline) or (given.stage(Batch) or given.stage(BatchBySize)) is None:
+            raise ConfigError(
+                f"on_epoch returned {given!r}, not a pipeline with .batch(), or None to keep the current one"
+            )
+        return given
+
+    def _agree_on_mode(self, consensus: RankConsensus | None) -> None:
+        """Read by an index only if all ranks have one: each host may have its own, which an earlier job left."""
+        is_saved = self._loaded is not None and bool(self._loaded.mode)
+        if self._has_agreed or consensus is None or is_saved or self.options.index != "auto":
+            return
+        is_indexed = self.planned().read_plan.mode == "index"
+        if not consensus.smallest(int(is_indexed)) and is_indexed:
+            self._plan = self._planned(replace(self.options, index="stream"))
+
+    def _agree_on_data(self, consensus: RankConsensus) -> None:
+        """Refuse an epoch for which ``on_epoch`` chose different data on another rank."""
+        digest = int(self.planned().digest, 16) & _DIGEST_MASK
+        # every rank calls both: a rank that stopped after the first would leave the others waiting
+        lowest, highest = consensus.smallest(digest), -consensus.smallest(-digest)
+        if lowest != highest:
+            raise ConfigError(
+                f"epoch {self.epoch}: on_epoch gave another data set here than on another rank",
+                hint="decide from what all ranks know",
+            )

@@ -180,5 +180,5 @@ def test_on_epoch_must_give_a_pipeline(tmp_path: Path) -> None:
     """Anything else is refused by name."""
     write_counted(tmp_path, (8,))
     with ps.Loader(pipeline(tmp_path), on_epoch=lambda epoch, statistics: 7) as loader:  # type: ignore[arg-type, return-value]
-        with pytest.raises(ConfigError, match="gave 7"):
+        with pytest.raises(ConfigError, match="returned 7"):
             next(iter(loader))
