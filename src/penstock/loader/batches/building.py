@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,9 +65,6 @@ class RawBatchBuilder:
             batch.sealed = True
             batch.position = feed.mark()
             run.append(batch)
-
-    def work(self, task: Any) -> None:
-        """Nothing to do: ``build`` hands out no tasks."""
 
     def columns(self, block: SampleBlock) -> dict[str, Any]:
         """The columns of a batch that holds the samples of `block`."""
@@ -222,8 +220,8 @@ class RowBatchBuilder:
                 batch.sealed = True
                 run.changed.notify_all()
 
-    def work(self, task: DecodeTask) -> None:
-        """Decode the rows of one task, in a decode thread."""
+    def _decode(self, task: DecodeTask) -> None:
+        """Fill the rows of one task, in a decode thread."""
         row = task.first_row
         error: BaseException | None = None
         dropped: list[int] = []
@@ -322,16 +320,15 @@ class RowBatchBuilder:
             batch.sealed = seal
         for begin in range(0, count, step):
             end = begin + step
-            run.tasks.put(
-                DecodeTask(
-                    batch,
-                    first_row + begin,
-                    block.samples[begin:end],
-                    block.segments[begin:end],
-                    positions[begin:end],
-                    known,
-                )
+            task = DecodeTask(
+                batch,
+                first_row + begin,
+                block.samples[begin:end],
+                block.segments[begin:end],
+                positions[begin:end],
+                known,
             )
+            run.tasks.put(partial(self._decode, task))
 
     def _finish(
         self, batch: OpenBatch, rows_count: int, dropped: list[int], *, error: BaseException | None, row: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,10 +81,6 @@ class Rebatcher(ABC):
         self._skip_count = skip_count
         self._layout: Layout | None = None
         self._by_size = run.plan.batch if isinstance(run.plan.batch, BatchBySize) else None
-
-    @abstractmethod
-    def work(self, task: Any) -> None:
-        """Do one task, in a decode thread."""
 
     @abstractmethod
     def _outputs(self) -> Iterator[TransformOutput]:
@@ -160,7 +157,7 @@ class LocalRebatcher(Rebatcher):
         self._epoch = epoch
         self._random = threading.local()
 
-    def work(self, task: _Task) -> None:
+    def _decode(self, task: _Task) -> None:
         """Decode the samples of one task, in a decode thread."""
         random = getattr(self._random, "random", None)
         if random is None:
@@ -196,7 +193,7 @@ class LocalRebatcher(Rebatcher):
                     goes_on = False
                 else:
                     tasks.append(_Task(block, base))
-                    run.tasks.put(tasks[-1])
+                    run.tasks.put(partial(self._decode, tasks[-1]))
             if not tasks:
                 return
             task = tasks.popleft()

@@ -153,10 +153,10 @@ class BatchBuilder(Protocol):
     """Makes batches of samples, in the threads of an ``EpochRun``."""
 
     def build(self) -> None:
-        """Make all batches, in the reader thread, until the samples end or the run stops."""
+        """Make all batches, in the reader thread, until the samples end or the run stops.
 
-    def work(self, task: Any) -> None:
-        """Do one of the tasks that ``build`` put into ``EpochRun.tasks``, in a decode thread."""
+        Work for the decode threads goes to ``EpochRun.tasks``.
+        """
 
 
 class BatchInput(Protocol):
@@ -174,6 +174,13 @@ class EpochRun:
         reads: What the builder reads; it is closed with the run.
         builder: Makes the builder of this run.
         meter: Counts samples, bytes and seconds.
+
+    Attributes:
+        plan: How to make batches.
+        meter: Counts samples, bytes and seconds.
+        stopping: Whether the run is being closed; the builder then stops.
+        tasks: Functions for the decode threads to call. They must not raise.
+        changed: Guards all open batches, and is notified when one of them is complete.
     """
 
     def __init__(
@@ -183,7 +190,7 @@ class EpochRun:
         self._reads = reads
         self.meter = meter
         self.stopping = False
-        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.changed = threading.Condition()
         self._process_id = os.getpid()
         self._batches: deque[OpenBatch] = deque()
@@ -339,7 +346,7 @@ class EpochRun:
         thread = ThreadMeter(self.meter)
         while (task := self.tasks.get()) is not None and not self.stopping:
             began_s = time.perf_counter()
-            self._builder.work(task)
+            task()
             del task  # so that a waiting thread keeps no parts and no batches alive
             spent_s = time.perf_counter() - began_s
             with self.changed:

@@ -143,9 +143,6 @@ class RemoteRebatcher(Rebatcher):
         super().__init__(run, skip_count=skip_count)
         self._blocks = blocks
 
-    def work(self, task: Any) -> None:
-        """Nothing to do: ``build`` hands out no tasks."""
-
     def _outputs(self) -> Iterator[TransformOutput]:
         while (block := self._blocks.next()) is not None:
             position, values, rows_count = block

@@ -9,8 +9,9 @@ here, too; its lanes are ``RemoteLane``, which give no samples, only the number 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -70,13 +71,18 @@ class LaneProgress(NamedTuple):
     error: BaseException | None
 
 
-class RowAssigner(Protocol):
-    """Assigns the rows of an epoch, or of the rest of one, batch after batch. Not thread-safe."""
+class RowAssigner(ABC):
+    """Assigns the rows of an epoch, or of the rest of one, batch after batch. Not thread-safe.
+
+    An assigner that needs to hear nothing from the workers implements only ``is_ended`` and ``next``.
+    """
 
     @property
+    @abstractmethod
     def is_ended(self) -> bool:
         """Whether there is no further batch."""
 
+    @abstractmethod
     def next(self) -> Assignment | None:
         """The next batch; None at the end, or if its samples have not all been found.
 
@@ -86,6 +92,7 @@ class RowAssigner(Protocol):
 
     def note(self, lanes: Mapping[int, LaneProgress]) -> None:
         """Take note of what a worker has found in its lanes."""
+        del lanes
 
     def wants(self) -> dict[int, dict[int, int]]:
         """What the workers must find for the next batches, each only once.
@@ -93,9 +100,11 @@ class RowAssigner(Protocol):
         Returns:
             For each worker: for each lane a number of samples, from the beginning of the epoch.
         """
+        return {}
 
     def forget_wants(self, worker: int) -> None:
         """Ask a worker again for what it has not found, because another process has taken its place."""
+        del worker
 
     def position_of(
         self, position: FeedPosition | None, reported: Mapping[int, FeedPosition | None]
@@ -106,9 +115,10 @@ class RowAssigner(Protocol):
             position: Position of the assignment.
             reported: For each worker the position that it reported behind its rows of the batch.
         """
+        return None
 
 
-class IndexedRowAssigner:
+class IndexedRowAssigner(RowAssigner):
     """Assigns rows by arithmetic: to the order of an index, workers are ranks of a larger world.
 
     Args:
@@ -136,19 +146,6 @@ class IndexedRowAssigner:
         owners = positions[:count] // self._batches.world_size % self._workers_count
         rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
         return Assignment(positions, count, rows, None)
-
-    def note(self, lanes: Mapping[int, LaneProgress]) -> None:
-        """Nothing to do: workers need not report what they find."""
-
-    def wants(self) -> dict[int, dict[int, int]]:
-        """Nothing: the index tells what the lanes have."""
-        return {}
-
-    def forget_wants(self, worker: int) -> None:
-        """Nothing to do."""
-
-    def position_of(self, position: FeedPosition | None, reported: Mapping[int, FeedPosition | None]) -> None:
-        """None: the number of the batch tells."""
 
 
 class RemoteLane:
@@ -202,7 +199,7 @@ class RemoteLane:
         """Nothing to do."""
 
 
-class StreamRowAssigner:
+class StreamRowAssigner(RowAssigner):
     """Assigns rows by what the workers have found in their lanes.
 
     Args:
