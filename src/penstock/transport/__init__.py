@@ -1,4 +1,4 @@
-"""The event loop: requests in, answers out. See README.md in this folder."""
+"""The event loop: HTTP requests in, answers out. README.md in this folder says what is where."""
 
 from penstock.transport.engine import engine
 from penstock.transport.http import (

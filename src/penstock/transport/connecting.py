@@ -1,4 +1,4 @@
-"""From the wish for a connection to one that stands: names to addresses, one address after the other, deadlines."""
+"""Makes plain connections: looks up names, and tries one address after the other within the deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NEXT_ADDRESS_S = 1.0
-"""An address that does not answer for so long gives way to the host's next one."""
+"""Seconds after which an address that does not answer gives way to the host's next one."""
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -26,15 +26,15 @@ class Connector:
     """Makes the connections of one pool; everything runs on the loop's thread.
 
     Args:
-        epoll: The loop's.
-        connections: The pool's, by descriptor: what begins to connect is put there.
-        connections_max: The most of them.
-        call_soon: Runs a function on the loop's thread, from another one.
-        opened: Told of every new descriptor.
-        made: Told of a connection that stands.
-        failed: ``failed(connection, code, reason)``: of one that cannot be had.
-        close: Closes one.
-        close_idle: Closes the connection that has been idle for longest; False where none is.
+        epoll: The epoll of the loop.
+        connections: The pool's connections by descriptor; one that begins to connect is added.
+        connections_max: The most connections.
+        call_soon: Runs a function on the loop's thread; callable from any thread.
+        opened: Called as ``opened(descriptor, purpose)`` for every new socket.
+        made: Called with a connection that is open.
+        failed: Called as ``failed(connection, code, reason)`` for a connection that cannot be made.
+        close: Closes a connection.
+        close_idle: Closes the connection that has been idle for longest; returns False if none is idle.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Connector:
         self._close_idle = close_idle
 
     def connect(self, connection: HttpConnection) -> None:
-        """Begin: the name first, where its addresses are not known."""
+        """Begin to connect; the name is looked up first if its addresses are unknown."""
         origin = connection.origin
         connection.begun_s = now_s = time.monotonic()
         if now_s - origin.addresses_s < NAME_S_MAX:
@@ -75,7 +75,10 @@ class Connector:
             self._look_up(origin, connection)
 
     def waited_s(self, connection: HttpConnection, now_s: float) -> float | None:
-        """For how long it has been in the making, None where it stands; after a while, tries the host's next address."""
+        """Return how long a connection has been in the making; None if it is open.
+
+        If its address has not answered for a while, the host's next one is tried.
+        """
         if connection.on_ready is not None and connection.on_ready != self._on_connected:
             return None
         if connection.addresses and connection.socket is not None and now_s - connection.since_s > _NEXT_ADDRESS_S:
@@ -84,7 +87,7 @@ class Connector:
         return now_s - connection.begun_s
 
     def _look_up(self, origin: HttpOrigin, connection: HttpConnection) -> None:
-        """On a thread of its own: names are looked up without a deadline."""
+        """Look up a name on a thread of its own, because that has no deadline."""
         waiting = origin.waiting = [connection]
 
         def resolve() -> None:
@@ -106,7 +109,7 @@ class Connector:
                 self._try_next(connection, pycurl.E_COULDNT_RESOLVE_HOST, problem)
 
     def _try_next(self, connection: HttpConnection, code: int, problem: str) -> None:
-        """Begin to connect to the next address, or fail with `problem` where there is none."""
+        """Begin to connect to the next address; if there is none, fail with `code` and `problem`."""
         if len(self._connections) >= self._connections_max:
             self._close_idle()
         while connection.addresses:

@@ -12,16 +12,19 @@ if TYPE_CHECKING:
     from penstock.transport.http import HttpRequest, HttpTransfer
 
 NAME_S_MAX = 60.0
-"""Addresses of a name are asked again after so long, and when none of them can be reached."""
+"""Seconds after which the addresses of a name are looked up again; sooner if none of them can be reached."""
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _random = random.SystemRandom()
 
 
 class HttpOrigin:
-    """A host and port, and its idle connections.
+    """A host and port, its addresses, and its idle connections.
+
+    Args:
+        authority: Host and port as in a URL.
 
     Raises:
-        ValueError: `authority` is none that plain HTTP can be spoken with.
+        ValueError: `authority` is not a host and port.
     """
 
     __slots__ = ("addresses", "addresses_s", "host", "host_header", "idle", "port", "proxied", "waiting")
@@ -34,11 +37,11 @@ class HttpOrigin:
         self.proxied = _proxied(host)
         self.addresses: list[Any] = []
         self.addresses_s = -NAME_S_MAX
-        self.waiting: list[HttpConnection] | None = None  # for the name's addresses; None: nobody asks
-        self.idle: list[HttpConnection] = []  # the last one in is the first one out: it is warm
+        self.waiting: list[HttpConnection] | None = None  # wait for the name's addresses; None if no look-up runs
+        self.idle: list[HttpConnection] = []  # used last in, first out
 
     def order(self) -> list[Any]:
-        """The addresses as one connection tries them: IPv4 first, at random, for that spreads a job over its servers."""
+        """Return the addresses in the order to try: IPv4 first, and at random, to spread a job over the servers."""
         addresses = list(self.addresses)
         if len(addresses) > 1:
             _random.shuffle(addresses)
@@ -46,11 +49,15 @@ class HttpOrigin:
         return addresses
 
     def forget_addresses(self) -> None:
-        """None of them can be reached: the name may have moved."""
+        """Look the name up again next time, because none of its addresses can be reached."""
         self.addresses_s = -NAME_S_MAX
 
     def look_up(self, *, numeric: bool = False) -> tuple[list[Any], str]:
-        """(family, address) of each of the host's addresses, and why there are none. Blocks, unless `numeric`."""
+        """Look up the host's addresses; blocks unless `numeric` is true, which takes a host that is an address.
+
+        Returns:
+            Family and address of each, and if there are none, the reason.
+        """
         flags = socket.AI_NUMERICHOST if numeric else 0
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=flags)
@@ -62,7 +69,11 @@ class HttpOrigin:
 
 
 class HttpConnection:
-    """One connection, and the exchange that it carries."""
+    """One connection, and the exchange that it carries.
+
+    Args:
+        origin: The origin that it leads to.
+    """
 
     __slots__ = (
         "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "overlong",
@@ -75,18 +86,18 @@ class HttpConnection:
         self.fd = -1
         self.receive: Any = None  # socket.recv_into
         self.addresses: list[Any] = []
-        self.begun_s = 0.0  # when a connection was wanted
-        self.since_s = 0.0  # of the attempt to connect to one address
-        self.idle_s = 0.0
-        self.reused = False
-        self.keep = False  # when this exchange is over
+        self.begun_s = 0.0  # when the connection was requested
+        self.since_s = 0.0  # when the attempt to connect to the current address began
+        self.idle_s = 0.0  # when it became idle
+        self.reused = False  # whether it has carried another exchange before
+        self.keep = False  # whether it stays open after this exchange
         self.transfer: HttpTransfer | None = None
         self.message = b""  # the request, or what is left to send of it
         self.on_ready: Any = None
-        self.partial = b""  # a head that did not come in one
-        self.view: memoryview | None = None  # room for what is left of a body
-        self.overlong = False  # the body is longer than its room
-        self.left = 0  # bytes of a body that goes through HttpTransfer.take
+        self.partial = b""  # the part of a head that has arrived
+        self.view: memoryview | None = None  # where the rest of a body goes
+        self.overlong = False  # whether the body is longer than its landing
+        self.left = 0  # bytes left of a body that goes through HttpTransfer.take
         self.chunks: Chunked | None = None
 
 
@@ -97,7 +108,7 @@ class HttpOrigins:
         self._known: dict[str, HttpOrigin] = {}
 
     def find(self, request: HttpRequest) -> HttpOrigin | None:
-        """Where `request` goes, if its exchange is one of plain HTTP without a body, a proxy or redirects."""
+        """Return the origin of `request`; None unless it is a plain GET or HEAD without proxy and redirects."""
         url = request.url
         if (
             url[:7] != "http://"
@@ -113,11 +124,11 @@ class HttpOrigins:
             try:
                 origin = self._known[authority] = HttpOrigin(authority)
             except ValueError:
-                return None  # libcurl says what is wrong with it
+                return None  # libcurl will say what is wrong with it
         return None if origin.proxied else origin
 
     def take_oldest_idle(self) -> HttpConnection | None:
-        """The connection that has been idle for longest, idle no more; None where none is."""
+        """Remove and return the connection that has been idle for longest; None if none is idle."""
         idle = [origin.idle for origin in self._known.values() if origin.idle]
         return min(idle, key=lambda each: each[0].idle_s).pop(0) if idle else None
 
@@ -127,7 +138,7 @@ class HttpOrigins:
 
 
 def _split(authority: str) -> tuple[str, int]:
-    """Host, without an IPv6 address's brackets, and port. ``ValueError`` for what is neither."""
+    """Split an authority into host, without the brackets of an IPv6 address, and port; raises ``ValueError``."""
     host, colon, port = authority.rpartition(":")
     if not colon or port.endswith("]"):
         host, port = authority, "80"

@@ -1,8 +1,8 @@
-"""libcurl as a carrier: TLS, proxies, redirects, and everything that sends a body. Every libcurl option is set here.
+"""libcurl as a carrier, for TLS, proxies, redirects, and requests with a body. Every option of libcurl is set here.
 
-Handles are reused with as few ``setopt`` as the request needs, and header lines go to ``list.append`` without a Python
-frame. libcurl hands bodies over in pieces of 16 KiB (``CURL_MAX_WRITE_SIZE``), each a fresh ``bytes``; for large landings
-in an ``mmap`` they go to its C-level ``write``, which measured 250 against 330 ms of CPU per GB for a Python callback.
+Handles are reused with as few ``setopt`` as a request needs, and header lines go to ``list.append`` without a Python frame.
+libcurl passes bodies on in pieces of 16 KiB (``CURL_MAX_WRITE_SIZE``), each a new ``bytes``. For large landings in an ``mmap``
+they go to its C-level ``write``, which took 250 ms of CPU per GB, where a Python callback took 330 ms.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ UPLOAD_BUFFER_BYTES = 256 * KIB
 where they lie (docs/development/experiments.md)."""
 
 DIRECT_BYTES_MIN = 1 * MIB
-"""Landings in an mmap from this size on take the body without a Python frame per piece. An error document cannot be
-told from data there, so it must fit: error documents are a few hundred bytes."""
+"""Smallest landing in an mmap that takes the body without a Python frame per piece. An error document goes there too, and has
+to fit; it has a few hundred bytes."""
 
 _SEEK_OK, _CANT_SEEK = 0, 2  # CURL_SEEKFUNC_OK, CURL_SEEKFUNC_CANTSEEK
 _DNS_SHUFFLE_ADDRESSES = 275  # CURLOPT_DNS_SHUFFLE_ADDRESSES, which pycurl 7.49 does not name
@@ -44,7 +44,7 @@ _CA_BUNDLES = (
 
 
 def attach(transfer: HttpTransfer, curl: Any) -> None:
-    """Point a base-configured handle at this exchange."""
+    """Configure a handle for this exchange."""
     transfer.carrier = curl
     transfer.started_s = transfer.watch_s = time.monotonic()
     request = transfer.request
@@ -58,7 +58,7 @@ def attach(transfer: HttpTransfer, curl: Any) -> None:
         signature = request.signing.sign(request.method, host, slash + target, headers)
         headers = [*headers, f"Host: {host}", *signature]
     if request.body is not None and not any(line.lower().startswith("content-type:") for line in headers):
-        headers = [*headers, "Content-Type:"]  # none, where libcurl would say that it is a form
+        headers = [*headers, "Content-Type:"]  # removes the header; libcurl would call the body a form
     if any("\n" in line or "\r" in line for line in headers):
         raise ValueError("a header line with a line break")
     setopt(pycurl.HTTPHEADER, headers)
@@ -75,12 +75,12 @@ def attach(transfer: HttpTransfer, curl: Any) -> None:
 
 
 def settle(transfer: HttpTransfer, curl: Any) -> None:
-    """Take what libcurl knows of an exchange that ended; the handle may be reused afterwards.
+    """Take over what libcurl knows of an exchange that ended; the handle may be reused afterwards.
 
     Raises:
-        ValueError: the head cannot be read.
+        ValueError: The head cannot be read.
     """
-    curl.setopt(pycurl.WRITEFUNCTION, _discard)  # an idle handle must keep neither buffer nor sinks alive
+    curl.setopt(pycurl.WRITEFUNCTION, _discard)  # so that an idle handle keeps neither buffer nor sinks alive
     getinfo = curl.getinfo
     started_s = transfer.started_s
     transfer.sent_s = started_s + getinfo(pycurl.PRETRANSFER_TIME)
@@ -100,11 +100,11 @@ def settle(transfer: HttpTransfer, curl: Any) -> None:
 
 
 def _discard(_piece: bytes) -> None:
-    """Takes the place of a landing's ``write`` on an idle handle."""
+    """Replace a landing's ``write`` on an idle handle."""
 
 
 def configure(config: TransportConfig, url: str, opened: Callable[[int, int], int]) -> Any:
-    """A new libcurl handle with everything that no request changes."""
+    """Return a new libcurl handle with the options that no request changes."""
     curl = pycurl.Curl()
     tls = url.startswith("https:")
     setopt = curl.setopt
@@ -118,7 +118,7 @@ def configure(config: TransportConfig, url: str, opened: Callable[[int, int], in
     setopt(pycurl.USERAGENT, "penstock/0.1 libcurl")
     setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
     setopt(pycurl.REDIR_PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-    setopt(pycurl.PATH_AS_IS, 1)  # what was signed is what is sent
+    setopt(pycurl.PATH_AS_IS, 1)  # so that the path is sent as it was signed
     if config.proxy is not None:
         setopt(pycurl.PROXY, config.proxy)
     elif not tls and "http_proxy" not in os.environ and (proxy := os.environ.get("HTTP_PROXY")):
@@ -133,7 +133,7 @@ def configure(config: TransportConfig, url: str, opened: Callable[[int, int], in
 
 
 def _ca_bundle(config: TransportConfig) -> str:
-    """The bundle to trust: libcurl's wheel carries no path that holds on every system."""
+    """Return the bundle to trust; the path in libcurl's wheel is not right on every system."""
     named = config.ca_bundle or os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
     if named:
         return named
@@ -141,7 +141,7 @@ def _ca_bundle(config: TransportConfig) -> str:
 
 
 def prepare_method(transfer: HttpTransfer, curl: Any) -> None:
-    """Options of requests other than plain GETs; such handles are used once."""
+    """Set the options of requests other than plain GETs; such handles are used once."""
     request = transfer.request
     setopt = curl.setopt
     if request.redirects_max:
@@ -156,11 +156,11 @@ def prepare_method(transfer: HttpTransfer, curl: Any) -> None:
 
 
 def _send(transfer: HttpTransfer, curl: Any, body: Buffer) -> None:
-    """Send `body`: libcurl reads a ``bytes`` object where it lies, without the GIL; of other memory it is given copies."""
+    """Send `body`: libcurl reads a ``bytes`` object in place, without the GIL, and copies of any other memory."""
     method, setopt = transfer.request.method, curl.setopt
     whole = whole_bytes(body)
     if whole is not None:
-        setopt(pycurl.POSTFIELDS, whole)  # also that it is a POST, but for the word
+        setopt(pycurl.POSTFIELDS, whole)  # makes it a POST; a PUT changes only the method's name
         transfer.count_sent = partial(curl.getinfo, pycurl.SIZE_UPLOAD_T)
     else:
         _stream(transfer, curl, memoryview(body).cast("B"))
@@ -170,7 +170,7 @@ def _send(transfer: HttpTransfer, curl: Any, body: Buffer) -> None:
 
 
 def _stream(transfer: HttpTransfer, curl: Any, view: memoryview) -> None:
-    """Hand `view` over in pieces, again where libcurl must send it again on a fresh connection."""
+    """Pass `view` on in pieces, and again if libcurl has to send it again on a new connection."""
     setopt = curl.setopt
 
     def read(size: int) -> bytes:

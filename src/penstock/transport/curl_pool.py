@@ -1,8 +1,8 @@
-"""libcurl's side of one event loop: its multi handle by ``socket_action``, and the easy handles kept for the next GET.
+"""libcurl's side of one event loop: its multi handle, and the easy handles that are kept for the next GET.
 
-Sockets stay registered with epoll when a transfer ends, for a keep-alive connection would be registered again at once:
-that saves two system calls per request; ``SOCKOPTFUNCTION`` tells of new sockets, so that a reused descriptor number is
-never mistaken for the old one.
+Sockets stay registered with epoll when a transfer ends, because a kept-alive connection would soon be registered again; that
+saves two system calls per request. ``SOCKOPTFUNCTION`` reports new sockets, so that a reused descriptor number is never
+mistaken for the old one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _EVENTS_MAX = 256
 _POOLS_MAX = 16
-"""Configurations whose idle libcurl handles are kept; a program may make a store, and a configuration, per file."""
-_WEIRD_SERVER_REPLY = 8  # of libcurl, which pycurl 7.49 does not name
+"""Configurations whose idle libcurl handles are kept; a program may make a store, and so a configuration, for each file."""
+_WEIRD_SERVER_REPLY = 8  # a code of libcurl that pycurl 7.49 does not name
 _REFUSALS = (pycurl.error, TypeError, ValueError)
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _SELECT_IN, _SELECT_OUT, _SELECT_ERR = pycurl.CSELECT_IN, pycurl.CSELECT_OUT, pycurl.CSELECT_ERR
@@ -34,13 +34,13 @@ class CurlPool:
     """Exchanges that libcurl carries; everything runs on the loop's thread.
 
     Args:
-        epoll: The loop's.
-        end: ``end(transfer, code, reason)``: the loop's way to finish an exchange.
-        opened: Told of every new descriptor.
-        connections_max: Open connections, idle ones included.
+        epoll: The epoll of the loop.
+        end: Called as ``end(transfer, code, reason)`` to finish an exchange.
+        opened: Called as ``opened(descriptor, purpose)`` for every new socket.
+        connections_max: The most open connections, including idle ones.
 
     Attributes:
-        due_s: When libcurl wants to be called, whatever happens; None: it does not.
+        due_s: Time of the monotonic clock at which libcurl is to be called at the latest; None if there is none.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CurlPool:
     # ── exchanges ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, transfer: HttpTransfer) -> None:
-        """Send a request."""
+        """Send the request of `transfer`."""
         request = transfer.request
         plain = request.method == "GET" and not request.redirects_max
         pool = (id(request.config), request.url.startswith("https:"))
@@ -82,7 +82,7 @@ class CurlPool:
             try:
                 curl = configure(request.config, request.url, self._on_new_socket)
                 curl.pool = pool if plain else None
-                curl.config = request.config  # holds the config, so that its id is not given to another
+                curl.config = request.config  # keeps the config alive, so that no other gets its id
                 self._handles.add(curl)
                 if not plain:
                     prepare_method(transfer, curl)
@@ -97,7 +97,7 @@ class CurlPool:
             self._refuse(transfer, curl, error)
 
     def _idle_handles(self, pool: tuple[int, bool]) -> list[Any]:
-        """Handles that are configured for one configuration; those of the oldest of many are given up."""
+        """Return the idle handles of a configuration; if there are too many configurations, those of the oldest are closed."""
         idle = self._idle.get(pool)
         if idle is None:
             if len(self._idle) >= _POOLS_MAX:
@@ -107,7 +107,7 @@ class CurlPool:
         return idle
 
     def _refuse(self, transfer: HttpTransfer, curl: Any, error: Exception) -> None:
-        """Libcurl does not take what it was given: a URL, a header, a file name."""
+        """End an exchange that libcurl refuses: a bad URL, header or file name."""
         self._active.pop(curl, None)
         code = error.args[0] if isinstance(error, pycurl.error) else pycurl.E_URL_MALFORMAT
         self._end(transfer, code, str(error.args[-1]))
@@ -115,7 +115,7 @@ class CurlPool:
             self._drop(curl)
 
     def finish(self, curl: Any, code: int, reason: str) -> None:
-        """End an exchange: libcurl did, or it is given up, and then its connection closes with it."""
+        """End an exchange that libcurl has ended, or that is given up, which closes its connection."""
         transfer = self._active.pop(curl)
         self._multi.remove_handle(curl)
         try:
@@ -134,11 +134,11 @@ class CurlPool:
         curl.close()
 
     def stop_keeping(self) -> None:
-        """From here on every handle whose exchange ends is closed."""
+        """Close every handle whose exchange ends from now on."""
         self._closing = True
 
     def close(self) -> None:
-        """Close every handle and connection; no exchange is under way any more."""
+        """Close every handle and connection; all exchanges have ended."""
         for curl in self._handles:
             curl.close()
         self._handles.clear()
@@ -148,8 +148,8 @@ class CurlPool:
     # ── events ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_ready(self, fd: int, event: int) -> None:
-        """Epoll says something of a descriptor that may be one of libcurl's."""
-        if not self._wanted.get(fd):  # an idle connection that the server closed; libcurl notices before it reuses it
+        """Pass an event of epoll on to libcurl."""
+        if not self._wanted.get(fd):  # the server closed an idle connection; libcurl notices before it reuses it
             self._forget_socket(fd)
             return
         mask = _SELECT_IN if event & _IN else 0
@@ -160,7 +160,7 @@ class CurlPool:
         self._multi.socket_action(fd, mask)
 
     def collect(self, now_s: float) -> None:
-        """Let libcurl look at its clock where it wants to, and end what it finished."""
+        """Call libcurl if it is due, and end the exchanges that it has finished."""
         if self.due_s is not None and now_s >= self.due_s:
             self.due_s = None
             self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
@@ -185,7 +185,7 @@ class CurlPool:
         if registered is None:
             try:
                 self._epoll.register(fd, mask)
-            except FileExistsError:  # the same open descriptor, seen again after a half-made connection
+            except FileExistsError:  # the same open descriptor, after a connection that was not completed
                 self._epoll.modify(fd, mask)
         else:
             self._epoll.modify(fd, mask)

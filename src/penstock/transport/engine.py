@@ -1,9 +1,8 @@
-"""The process's event loops: made at first use, shared by every store, replaced after a fork, ended at exit.
+"""The process's event loops: made at first use, shared by all stores, replaced after a fork, ended at exit.
 
-Loops are told apart by what they must have in common, the number of threads and the bound of the pool. On a small machine,
-and for plain HTTP on any machine, a process has one loop, which moves more bytes than one network card carries. Decrypting is
-slower, and libcurl does it without the interpreter lock, so that over TLS a larger machine has several. Requests are dealt to
-a configuration's loops in turn.
+Stores share loops if they configure the same number of threads and of connections. On a small machine, and for plain HTTP on
+any machine, one loop is enough: it moves more bytes than a network card carries. Decryption is slower, and libcurl does it
+without the interpreter lock, so for TLS a larger machine has several loops, which take requests in turn.
 """
 
 from __future__ import annotations
@@ -28,25 +27,29 @@ if TYPE_CHECKING:
 
 
 CORES_PER_TLS_LOOP = 4
-"""The decoding threads of a training job want most cores; four loops on 16 cores are what a fast network card can use."""
+"""Cores per loop: the decoding threads of a training job need most of them, and four loops on 16 cores suffice for a fast
+network card."""
 TLS_LOOPS_MAX = 4
 
 
 def loops_count(cores: int, *, tls: bool) -> int:
-    """Event loops of a process that may use `cores` cores, where ``TransportConfig(threads_count=)`` names no number."""
+    """Return how many event loops a process with `cores` cores has if ``TransportConfig(threads_count=)`` is None."""
     return max(1, min(TLS_LOOPS_MAX, cores // CORES_PER_TLS_LOOP)) if tls else 1
 
 
 class Engine:
-    """All event loops of this process."""
+    """All event loops of this process.
+
+    Attributes:
+        closings: How often ``close()`` was called; a backoff that spans a close does not start the engine again.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a finaliser may submit in the midst of it
+        self._lock = threading.RLock()  # reentrant, because a finaliser may submit in the midst of it
         self._loops: dict[tuple[int, int], list[EventLoop]] = {}
         self._closing: list[EventLoop] = []
         self._turn = itertools.count()
         self.closings = 0
-        """How often ``close()`` was called: a backoff that spans a close does not start the engine again."""
         forks.register(self)
 
     def submit(self, request: HttpRequest) -> HttpTransfer:
@@ -54,28 +57,28 @@ class Engine:
         return self._loop(request.config, tls=request.url.startswith("https:")).submit(request)
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Run `call` on a loop's thread after `delay_s` seconds: backoff, hedging."""
+        """Run `call` on a loop's thread after `delay_s` seconds; for backoff and hedging."""
         with self._lock:
             loops = next(iter(self._loops.values()), None)
         return (loops[0] if loops else self._loop(None, tls=False)).call_later(delay_s, call)
 
     def close(self) -> None:
-        """End every transfer with ``ClosedError`` and leave no thread, socket or descriptor; the next use starts anew."""
+        """End every transfer with ``ClosedStoreError``, and leave no thread, socket or descriptor; the next use starts anew."""
         with self._lock:
             self.closings += 1
             loops = [loop for group in self._loops.values() for loop in group]
-            # before they leave `_loops`, for their threads look without the lock; until they ended: their sinks may call
+            # Set before `_loops`, which their threads read without the lock; kept until they end, as their sinks may submit.
             self._closing = [loop for loop in self._closing if not loop.ended] + loops
             self._loops = {}
         for loop in loops:
             loop.close()
 
     def after_fork_in_child(self) -> None:
-        """See ``forks``: the parent's loops are left untouched for ever, and forgotten."""
+        """Forget the parent's loops, and leave them untouched for ever."""
         for group in self._loops.values():
             for loop in group:
                 loop.abandon()
-        self._lock = threading.RLock()  # reentrant: a finaliser may submit in the midst of it
+        self._lock = threading.RLock()
         self._loops = {}
         self._closing = []
 
@@ -85,7 +88,7 @@ class Engine:
         group = self._loops.get((count, config.connections_max))
         if group is None or not group[0].alive:
             for loop in self._closing:
-                if loop.is_current():  # told of the end, a reader asks for more: that must not start the engine again
+                if loop.is_current():  # a sink that hears the end submits more; that must not start the engine again
                     return loop
             with self._lock:
                 group = self._group(count, config.connections_max)
@@ -94,7 +97,7 @@ class Engine:
         return group[next(self._turn) % len(group)]
 
     def _group(self, count: int, connections_max: int) -> list[EventLoop]:
-        """The living loops of a configuration, as many as it wants; under the lock."""
+        """Return the living loops of a configuration, and start those that are missing; under the lock."""
         key = count, connections_max
         while True:
             group = [loop for loop in self._loops.get(key, ()) if loop.alive]
@@ -107,9 +110,11 @@ class Engine:
                 raise UnavailableError(f"no event loop: {why}", hint=DESCRIPTORS_HINT) from error
             try:
                 loop.start()
-                living = [other for other in self._loops.get(key, ()) if other.alive]  # a finaliser's, too
-                self._loops[key] = [*living, loop]  # replaced whole: others look without the lock
-            except BaseException:  # Ctrl-C: nobody else knows of it
+                living = [
+                    other for other in self._loops.get(key, ()) if other.alive
+                ]  # perhaps one that a finaliser started
+                self._loops[key] = [*living, loop]  # replaced whole, because others read it without the lock
+            except BaseException:  # such as Ctrl-C; nobody else knows the loop
                 loop.close()
                 raise
 

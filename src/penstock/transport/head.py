@@ -1,4 +1,4 @@
-"""Heads of HTTP/1 requests and answers, and bodies in chunks: bytes to records, no socket."""
+"""Heads of HTTP/1 requests and answers, and bodies in chunks. Pure: bytes in, records out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _CHUNK_LINE_BYTES_MAX = 8192
 _names: dict[bytes, bytes] = {}
-"""Header names as they came, checked, to lower case. A store uses some twenty."""
+"""Header names as they were received, to the checked name in lower case. A store uses about twenty."""
 _NAMES_MAX = 256
 
 
 def message_of(request: HttpRequest, host: str) -> bytes:
-    """The head of a request without a body, as it goes on the wire.
+    """Return the head of a request without a body, as it is sent.
 
     Raises:
-        ValueError: a path or header that cannot be sent, or would be two.
+        ValueError: A path or header cannot be sent, or would be read as two.
     """
     slash = request.url.find("/", 7)
     target = request.url[slash:] if slash > 0 else "/"
@@ -40,12 +40,12 @@ def message_of(request: HttpRequest, host: str) -> bytes:
 
 
 def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
-    """Status and headers of the last answer among header lines; names in lower case.
+    """Return status and headers of the last answer among header lines, by lower-case name.
 
-    1xx answers, and those that libcurl followed, come first and are dropped.
+    1xx answers, and redirects that libcurl followed, come first and are dropped.
 
     Raises:
-        ValueError: a line that is none of a head; libcurl refuses such an answer by itself.
+        ValueError: A line cannot be part of a head; libcurl refuses such an answer by itself.
     """
     status = 0
     headers: dict[bytes, bytes] = {}
@@ -57,7 +57,7 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
             if line[:5] == b"HTTP/" and not within:
                 status, headers, within = _status(line), {}, True
                 continue
-            if not colon and not line.strip():  # the end of a head, as libcurl tells it
+            if not colon and not line.strip():  # libcurl passes an empty line at the end of a head
                 within = False
                 continue
             name = _checked_name(raw, line)
@@ -69,14 +69,14 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
 
 
 def keeps(status_line: bytes, headers: dict[bytes, bytes]) -> bool:
-    """Whether the connection stays, by the head of an answer."""
+    """Whether the connection stays open after an answer with this head."""
     options = headers.get(b"connection", b"").lower()
     tokens = [token.strip() for token in options.split(b",")] if b"," in options else (options,)
     return b"close" not in tokens and (status_line[:8] != b"HTTP/1.0" or b"keep-alive" in tokens)
 
 
 def _repeated(name: bytes, before: bytes, value: bytes) -> bytes:
-    """What a second line of a name makes of its value: the last one counts, but for what decides where a body ends."""
+    """Return the value of a header that occurs twice: the last one, except for headers that decide where a body ends."""
     if name == b"content-length" and before != value:
         raise ValueError("the head has two content lengths")
     return before + b", " + value if name in (b"connection", b"transfer-encoding") else value
@@ -99,22 +99,29 @@ def _status(line: bytes) -> int:
 
 
 class Chunked:
-    """Decodes a body in chunks (RFC 9112, 7.1), cut at any byte."""
+    """Decodes a body in chunks (RFC 9112, 7.1) that arrives in pieces, cut at any byte.
+
+    Attributes:
+        done: Whether the body has ended.
+    """
 
     __slots__ = ("_between", "_in_trailers", "_left", "_line", "done")
 
     def __init__(self) -> None:
-        self._between = False  # a chunk's bytes are over, its line break is not
+        self._between = False  # whether only the line break of a chunk is still to come
         self._in_trailers = False
         self._left = 0
         self._line = b""
         self.done = False
 
     def feed(self, data: bytes) -> tuple[list[bytes], int]:
-        """The pieces of the body in `data`, and how many bytes follow its end.
+        """Decode `data`.
+
+        Returns:
+            The pieces of the body in it, and the number of bytes that follow the body's end.
 
         Raises:
-            ValueError: it is not encoded like that.
+            ValueError: It is not encoded in chunks.
         """
         pieces = []
         at = 0

@@ -1,4 +1,4 @@
-"""One HTTP exchange: what is asked, what came back, and where its body goes; whoever carries it.
+"""One HTTP exchange: the request, the answer, and where its body goes, whatever carries it.
 
 ``plain.py`` carries plain GETs and HEADs, ``curl.py`` everything else.
 """
@@ -28,13 +28,14 @@ class HttpRequest:
 
     Attributes:
         method: ``GET``, ``HEAD``, ``PUT``, ``POST`` or ``DELETE``.
-        url: With query, percent-encoded.
+        url: URL with query, percent-encoded.
         headers: Lines ``Name: value``.
-        body: uint8[n] to send, or None.
-        signing: Who signs it, at the moment that it is sent; None for an anonymous request.
-        sink: Who hears of it.
-        landing: Where a successful body goes, if that is known; else ``sink.on_head`` is asked.
-        redirects_max: Redirects that libcurl follows by itself; 0 for signed requests.
+        body: uint8[n] to send; None if there is none.
+        signing: Signs the request at the moment that it is sent; None for an anonymous request.
+        sink: Hears how the exchange goes.
+        config: Deadlines and connections.
+        landing: Where a successful body goes; None lets ``sink.on_head`` decide.
+        redirects_max: The most redirects that libcurl follows by itself; 0 for signed requests.
     """
 
     __slots__ = ("body", "config", "headers", "landing", "method", "redirects_max", "signing", "sink", "url")
@@ -64,31 +65,32 @@ class HttpRequest:
 
 
 class HttpSink(Protocol):
-    """Who hears how an exchange goes; on the loop's thread."""
+    """Hears how an exchange goes, on the loop's thread."""
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> Landing | None:
-        """A 2xx answer to a GET has begun and the request named no landing: say where its body goes.
+        """Return where the body of a 2xx answer to a GET goes, if the request named no landing.
 
-        None means: collect it in a private buffer. Raising ``StoreError`` refuses the body; ``on_end`` gets it.
+        None collects it in a private buffer. A ``StoreError`` refuses the body, and is then passed to ``on_end``.
         """
 
     def on_end(self, answer: HttpAnswer) -> None:
-        """The exchange ended, well or not. Called exactly once."""
+        """Take the end of the exchange, well or not. Called exactly once."""
 
 
 class HttpAnswer:
     """How an exchange ended.
 
     Attributes:
-        status: Of the last answer; 0 where none came.
-        headers: Lower-case names to values, of the last answer.
-        landing: Where the body is; ``position`` says how far.
-        error_body: The body of an answer that is not 2xx.
-        curl_error: libcurl's code, whoever carried it (0: complete), or one of those below.
-        reason: libcurl's words, or ours.
-        refused: What ``on_head`` raised.
-        resent: The kept connection had died, and the request was sent again on a fresh one.
-        start_s, queued_s, connect_s, first_byte_s, total_s: see ``types.Attempt``.
+        status: Status of the last answer; 0 if there was none.
+        headers: Headers of the last answer, by lower-case name.
+        landing: Where the body is, up to its ``position``; None if there is none.
+        received_bytes: Number of bytes of the body that arrived.
+        error_body: Body of an answer that is not 2xx.
+        curl_error: Code of libcurl, whatever carried the exchange (0: complete), or one of the negative codes below.
+        reason: What went wrong, in words.
+        refused: What ``on_head`` raised; None if it did not.
+        resent: Whether the kept connection had died, so that the request was sent again on a new one.
+        start_s, queued_s, connect_s, first_byte_s, total_s: Times in seconds, as in ``types.Attempt``.
     """
 
     __slots__ = (
@@ -122,9 +124,9 @@ class HttpAnswer:
 
 
 UNSIZED_BYTES_MAX = 64 * MIB
-"""Of a body in a private buffer whose length nobody told: documents. A page of 1 000 keys has 4 MiB."""
+"""Longest body of unknown length in a private buffer. Such bodies are documents; a page of 1 000 keys has 4 MiB."""
 _ERROR_BYTES_MAX = 1 * MIB
-"""Of an error document; they are a few hundred bytes."""
+"""Longest error document; they have a few hundred bytes."""
 
 DESCRIPTORS_HINT = "raise the limit of open files (ulimit -n), or lower TransportConfig(connections_max=...)"
 
@@ -148,7 +150,7 @@ class TransferLoop(Protocol):
 
 
 class HttpTransfer:
-    """An exchange under way: a ``Transfer``."""
+    """An exchange that was submitted: a ``types.Transfer``."""
 
     __slots__ = (
         "_body_view",
@@ -182,29 +184,31 @@ class HttpTransfer:
         self.request = request
         self.start_s = time.monotonic()
         self.started_s = 0.0
-        self.connected_s = 0.0  # when a new connection stood; 0 on a reused one
+        self.connected_s = 0.0  # when a new connection was open; 0 for a reused one
         self.sent_s = 0.0
         self.first_s = 0.0
-        self.resent = False  # on a fresh connection, for the kept one had died
-        self.carrier: Any = None  # libcurl's handle, or a connection of plain.py
+        self.resent = False  # whether it was sent again because the kept connection had died
+        self.carrier: Any = None  # a handle of libcurl, or a connection of plain.py
         self.head: tuple[int, dict[bytes, bytes]] | None = None
         self.ended = False
         self.header_lines: list[bytes] = []
         self.landing = request.landing
         self.sent_bytes = 0
-        self.count_sent: Callable[[], int] | None = None  # instead of these, where libcurl reads the body itself
+        self.count_sent: Callable[[], int] | None = None  # replaces `sent_bytes` if libcurl reads the body itself
         self.watch_bytes = -1
         self.watch_s = 0.0
         self._body_view: memoryview | None = None
-        self._growing: GrowingLanding | None = None  # in place of the view: nothing may refer to memory that grows
-        self.direct: mmap.mmap | None = None  # the body goes to this one's write, and its file position counts
+        self._growing: GrowingLanding | None = (
+            None  # instead of the view, because nothing may refer to memory that grows
+        )
+        self.direct: mmap.mmap | None = None  # if set, the body goes to its `write`, and its file position counts
         self._error_pieces: list[bytes] | None = None
         self._error_bytes = 0
         self._refused: Exception | None = None
         self.initial_position = self.landing.position if self.landing is not None else 0
 
     def cancel(self) -> None:
-        """See ``types.Transfer``."""
+        """Give the exchange up; see ``types.Transfer.cancel``."""
         if not self.ended:
             self._loop.call_soon(self._cancel)
 
@@ -212,13 +216,13 @@ class HttpTransfer:
         self._loop.give_up(self, CANCELLED, "cancelled")
 
     def unanswered_s(self) -> float:
-        """See ``types.Transfer``."""
+        """Return how long it has waited for the head of the answer; see ``types.Transfer.unanswered_s``."""
         return 0.0 if self.header_lines or self.ended or not self.started_s else time.monotonic() - self.started_s
 
     # ── on the loop's thread ───────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, piece: bytes) -> int | None:
-        """Bytes of the body; None: taken. libcurl's write function."""
+        """Take bytes of the body; this is libcurl's write function, where None accepts them and 0 refuses them."""
         view = self._body_view
         if view is None:
             if self._error_pieces is not None:
@@ -254,16 +258,16 @@ class HttpTransfer:
         return None
 
     def take_document(self, document: bytes) -> None:
-        """What went straight into the landing is an error document."""
+        """Take an error document that went straight into the landing."""
         self._error_pieces = [document]
 
     def overflow(self) -> None:
-        """The body is longer than its landing."""
+        """Note that the body is longer than its landing."""
         assert self.landing is not None
         self._refused = OverflowError(f"the body is longer than its {self.landing.length_bytes} bytes")
 
     def _begin_body(self) -> bool:
-        """At the first piece: an error document is collected, a body gets its landing."""
+        """Find a place for the first piece: an error document is collected, a body gets its landing."""
         if self.head is None:
             self.head = parse_head(self.header_lines)
         status, headers = self.head
@@ -282,7 +286,11 @@ class HttpTransfer:
         return True
 
     def place(self, length_bytes: int | None) -> Landing | None:
-        """Where a successful body of so many bytes goes (None: nobody knows how many); None: it was refused."""
+        """Return where a successful body goes; None if it is refused.
+
+        Args:
+            length_bytes: Length of the body in bytes; None if it is unknown.
+        """
         landing = self.landing
         if landing is None:
             assert self.head is not None
@@ -305,7 +313,7 @@ class HttpTransfer:
         return landing
 
     def progress_bytes(self) -> int:
-        """Bytes of body received and sent so far; the watchdog compares two looks."""
+        """Return the bytes of body received and sent so far; the watchdog compares two such numbers."""
         landing = self.landing
         sent_bytes = self.sent_bytes if self.count_sent is None else self.count_sent()
         if landing is None:
@@ -314,7 +322,7 @@ class HttpTransfer:
         return position + sent_bytes
 
     def answer(self, curl_error: int, reason: str) -> HttpAnswer:
-        """The record of how it ended; its carrier may be reused afterwards."""
+        """Return the record of how it ended; its carrier may be reused afterwards."""
         answer = HttpAnswer()
         answer.start_s = self.start_s
         answer.curl_error = curl_error
@@ -344,10 +352,10 @@ class HttpTransfer:
 
 
 def _check_unsized(length_bytes: int) -> None:
-    """Bound the body that nobody gave a landing and whose length nobody told.
+    """Bound a body of unknown length that has no landing.
 
     Raises:
-        ProtocolError: it is longer.
+        ProtocolError: It is longer than ``UNSIZED_BYTES_MAX``.
     """
     if length_bytes > UNSIZED_BYTES_MAX:
         raise ProtocolError(f"a body of unknown length has more than {UNSIZED_BYTES_MAX} bytes")

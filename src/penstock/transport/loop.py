@@ -1,8 +1,8 @@
-"""The event loop: one epoll in one background thread, for sockets of our own (``plain.py``) and libcurl's (``curl_pool.py``).
+"""The event loop: one epoll in one background thread, for plain sockets (``plain.py``) and those of libcurl (``curl_pool.py``).
 
-Submissions come in through a deque and an eventfd that is written only while the loop sleeps. Deadlines are ours: a
-watchdog looks at the transfers twice a second, which is cheaper than libcurl's per-transfer speed check and tells a late
-first byte from a stalled body.
+Submissions arrive in a deque, and an eventfd is written only while the loop sleeps. The loop enforces deadlines itself: a
+watchdog checks all transfers twice a second, which is cheaper than libcurl's speed check per transfer, and tells a late first
+byte from a stalled body.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WATCH_S = 0.5
-"""Seconds between two looks of the watchdog: the precision of every deadline but the connect one, which is libcurl's."""
+"""Seconds between two checks of the watchdog: the precision of every deadline, except that of libcurl's connections."""
 
 _EVENTS_MAX = 256
 
@@ -48,7 +48,7 @@ log = logging.getLogger("penstock.transport")
 
 
 class Timer:
-    """A call to come; ``cancel()`` from any thread."""
+    """A call in the future; ``cancel()`` may be called from any thread."""
 
     __slots__ = ("call", "cancelled", "when_s")
 
@@ -58,7 +58,7 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Drop it; idempotent."""
+        """Drop the call. Idempotent."""
         self.cancelled = True
 
 
@@ -66,19 +66,19 @@ class EventLoop:
     """One thread, one libcurl multi handle, one connection pool.
 
     Args:
-        connections_max: Bound of the pool and of simultaneous connections.
-        name: Of the thread.
+        connections_max: The most open connections, and the most exchanges at the same time.
+        name: Name of the thread.
     """
 
     def __init__(self, *, connections_max: int, name: str) -> None:
         self._name = name
         self._connections_max = connections_max
         self._incoming: deque[HttpTransfer | Callable[[], None]] = deque()
-        self._pending: deque[HttpTransfer] = deque()  # more than there may be connections
+        self._pending: deque[HttpTransfer] = deque()  # wait for one of the connections
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
-        self._active: dict[HttpTransfer, None] = {}  # a set in order
-        self._sockets: dict[int, int] = {}  # descriptor to inode, so that a reused number is not taken for it
+        self._active: dict[HttpTransfer, None] = {}  # an ordered set
+        self._sockets: dict[int, int] = {}  # descriptor to inode, so that a reused number is noticed
         self._sleeping = False
         self._closing = False
         self._ended = False
@@ -94,12 +94,12 @@ class EventLoop:
             opened=self._on_new_socket,
             connections_max=connections_max,
         )
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # last: unlike the rest, it does not close itself
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # last, because it does not close itself
         self._epoll.register(self._waker, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to run. If that is interrupted, ``close()`` still ends everything."""
+        """Start the thread. If that is interrupted, ``close()`` still ends everything."""
         self._thread.start()
 
     # ── from any thread ────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,9 +128,9 @@ class EventLoop:
             self._drain_closed()
 
     def _wake(self) -> None:
-        # The lock: a late write must not reach whoever has the descriptor's number next. Reentrant: a finaliser may
-        # submit in the midst of it. `_sleeping` may be True too often, which costs a write, never too seldom: Ctrl-C
-        # between the two lines would leave the loop asleep for ever.
+        # The lock keeps a late write from reaching whoever has the descriptor's number next; it is reentrant, because a
+        # finaliser may submit in the midst of it. `_sleeping` may be True too often, which costs a write, but never too
+        # rarely: after a Ctrl-C between the two lines, the loop would sleep for ever.
         with self._waking:
             try:
                 self._sleeping = False
@@ -141,7 +141,7 @@ class EventLoop:
                 raise
 
     def close(self) -> None:
-        """End every transfer with ``CLOSED``, then the thread, its sockets and descriptors; idempotent."""
+        """End every transfer with ``CLOSED``, then the thread, its sockets and descriptors. Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -152,17 +152,17 @@ class EventLoop:
             self._thread.join(timeout=5.0)
 
     def abandon(self) -> None:
-        """In a forked child: keep every handle alive for ever, untouched.
+        """Keep every handle of the parent alive and untouched for ever; called in a forked child.
 
-        Closing a handle, removing it from the multi handle, or an epoll call on the shared descriptor would send bytes
-        on the parent's connections or change the parent's interest list. One leaked reference holds all of them, also
-        when the interpreter clears its modules at exit.
+        Closing a handle, removing it from the multi handle, or an epoll call on the shared descriptor would send bytes on the
+        parent's connections or change what its epoll watches. One leaked reference holds all of them, even when the
+        interpreter clears its modules at exit.
 
-        The child's copies of the sockets are closed, by descriptor alone: a copy that stays open keeps a connection
-        that the parent closes alive, and registered with the parent's epoll, whose loop then spins on it.
+        The child's copies of the sockets are closed, by descriptor alone. If one stayed open, a connection that the parent
+        closes would stay alive and registered with the parent's epoll, and the parent's loop would spin on it.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-        self._sleeping = False  # nobody wakes the parent's loop
+        self._sleeping = False  # so that nobody wakes the parent's loop
         for fd, inode in self._sockets.items():
             with contextlib.suppress(OSError):
                 if os.fstat(fd).st_ino == inode:
@@ -170,23 +170,23 @@ class EventLoop:
 
     @property
     def alive(self) -> bool:
-        """False once it closed, or a defect in a callback ended its thread (every transfer was told)."""
+        """Whether it may be used: it was not closed, and no defect in a callback has ended its thread."""
         return not self._closing
 
     def is_current(self) -> bool:
-        """Whether the caller runs on the loop's thread, or is one that ends what came too late for it."""
-        # not by the thread's number, which another thread may have after its end
+        """Whether the caller runs on the loop's thread, or ends what was submitted too late for it."""
+        # The thread's number would not do, because another thread may have it after its end.
         return threading.current_thread() is self._thread or threading.get_ident() == self._drainer
 
     @property
     def ended(self) -> bool:
-        """Whether its thread is gone."""
+        """Whether its thread has ended."""
         return self._ended and not self._thread.is_alive()
 
     # ── on the loop's thread ───────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        """Until it is closed, or a callback fails: then whatever is in flight ends with an error that names the defect."""
+        """Run until the loop is closed, or a callback fails: then everything in flight fails by an error that names it."""
         try:
             self._turn()
         except Exception as error:
@@ -221,7 +221,7 @@ class EventLoop:
             self._run_timers(now_s)
 
     def _sleep_s(self, watch_due_s: float) -> float:
-        """Seconds to sleep at most; 0 where something waits. Sets ``_sleeping`` before the last look at the deque."""
+        """Return how long to sleep at most; 0 if something waits. Sets ``_sleeping`` before the last look at the deque."""
         due_s = self._curl.due_s
         if self._timers and (due_s is None or self._timers[0][0] < due_s):
             due_s = self._timers[0][0]
@@ -241,7 +241,7 @@ class EventLoop:
             if not isinstance(item, HttpTransfer):
                 item()
             elif waiting or len(active) >= active_max:
-                waiting.append(item)  # libcurl would queue it too, but count the wait as connecting
+                waiting.append(item)  # libcurl would queue it too, but count the wait as time to connect
             elif not item.ended:
                 self._start(item)
         while waiting and len(active) < active_max:
@@ -262,15 +262,15 @@ class EventLoop:
 
     def _end(self, transfer: HttpTransfer, code: int, reason: str) -> None:
         transfer.ended = True
-        self._active.pop(transfer, None)  # where it was started
+        self._active.pop(transfer, None)  # it is not there if it was never started
         answer = transfer.answer(code, reason)
         transfer.carrier = None
         sink = transfer.request.sink
-        del transfer.request  # an idle handle keeps its last transfer: that must not keep sinks and buffers
+        del transfer.request  # an idle handle keeps its last transfer, which must not keep sinks and buffers alive
         sink.on_end(answer)
 
     def give_up(self, transfer: HttpTransfer, code: int, reason: str) -> None:
-        """End a transfer early; its connection closes, for the rest of its answer is still on the way."""
+        """End a transfer early; its connection is closed, because the rest of its answer is still on the way."""
         if transfer.ended:
             return
         carrier = transfer.carrier
@@ -283,9 +283,9 @@ class EventLoop:
             self._end(transfer, code, reason)
 
     def _watch(self, now_s: float) -> None:
-        """Enforce the deadlines of every transfer under way."""
+        """Enforce the deadlines of all transfers."""
         late: list[tuple[HttpTransfer, int, str]] = []
-        for transfer in list(self._active):  # trying another address may end one
+        for transfer in list(self._active):  # a copy, because trying another address may end one
             if transfer.ended:
                 continue
             config = transfer.request.config
@@ -298,7 +298,7 @@ class EventLoop:
                 isinstance(carrier, HttpConnection)
                 and (connecting_s := self._plain.connector.waited_s(carrier, now_s)) is not None
             ):
-                transfer.watch_s = now_s  # the answer is waited for from when the connection stands
+                transfer.watch_s = now_s  # the wait for the answer begins when the connection is open
                 if connecting_s > config.connect_s_max:
                     late.append(
                         (transfer, pycurl.E_OPERATION_TIMEDOUT, f"no connection within {config.connect_s_max:g} s")
@@ -341,15 +341,15 @@ class EventLoop:
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _shut(self) -> None:
-        """Runs last on the loop's thread: nothing of it is left afterwards."""
+        """End everything; runs last on the loop's thread, and leaves nothing of it."""
         self._closing = True
         self._curl.stop_keeping()
         for transfer in (*self._active, *self._pending):
             self._tell(self.give_up, transfer, *self._why)
-            if not transfer.ended:  # its connection or handle is where the defect was
+            if not transfer.ended:  # the defect was in its connection or handle
                 self._tell(self._end, transfer, *self._why)
         self._pending.clear()
-        self._ended = True  # from here on, whoever submits drains by himself
+        self._ended = True  # from now on, whoever submits ends it himself
         self._drain_closed()
         self._plain.close()
         self._curl.close()
@@ -360,7 +360,7 @@ class EventLoop:
 
     @staticmethod
     def _tell(call: Callable[..., None], *args: Any) -> None:
-        """At the end of the loop, a defect in one sink must not keep the others from hearing."""
+        """Call a sink at the end of the loop; a defect in one of them must not keep the others from hearing."""
         try:
             call(*args)
         except Exception:
@@ -368,7 +368,7 @@ class EventLoop:
 
     def _drain_closed(self) -> None:
         if self._drainer == threading.get_ident():
-            return  # what is ended submits more, which the caller ends in turn
+            return  # what ended has submitted more, which the caller ends in turn
         self._drainer = threading.get_ident()
         while True:
             try:
@@ -382,7 +382,7 @@ class EventLoop:
         timers, self._timers = self._timers, []
         for _, _, timer in timers:
             if not timer.cancelled:
-                self._tell(timer.call)  # whoever waits must hear; see Engine.closings
+                self._tell(timer.call)  # whoever waits must hear of the end, which ``Engine.closings`` tells
         self._drainer = 0
         if self._incoming:
             self._drain_closed()

@@ -1,12 +1,13 @@
-"""Plain HTTP GETs and HEADs over sockets of our own: nearly everything that a job reads from a store on its own network.
+"""Plain HTTP GETs and HEADs over penstock's own sockets: nearly all that a job reads from a store in its own network.
 
-libcurl copies a body into its buffer, and again into ours, and calls Python for every header line and every 16 KiB. Here
-the kernel writes a body straight to where it stays: 15 µs of Python per request instead of 60, and half the CPU of large
-bodies (docs/development/experiments.md). TLS, proxies, redirects and everything that writes stay libcurl's, which is
-better at them and, over TLS, no slower.
+libcurl copies a body into its buffer and again into the landing, and calls Python for every header line and every 16 KiB.
+Here the kernel writes a body straight to its landing: 15 µs of Python per request instead of 60, and half of the CPU for large
+bodies (docs/development/experiments.md). libcurl carries TLS, proxies, redirects and everything that writes; it is
+better at them, and over TLS no slower.
 
-A connection is always in one stage, ``on_ready``: connecting, sending, awaiting the head, one of three kinds of body, or
-idle. It stays registered with epoll all its life, for input; an idle one that becomes readable was closed by the server.
+A connection is always in one stage, ``on_ready``: connecting, sending, waiting for the head, receiving one of three kinds of
+body, or idle. It stays registered with epoll for input as long as it lives; an idle one becomes readable if the server closes
+it.
 """
 
 from __future__ import annotations
@@ -33,28 +34,29 @@ if TYPE_CHECKING:
     from penstock.transport.http import HttpTransfer
 
 _SCRATCH_BYTES = 16 * KIB
-"""A head and the beginning of a small body, which is then copied: less than a page fault or a system call costs."""
+"""Holds a head and the beginning of a small body, which is then copied; that costs less than a page fault or system call."""
 _HEAD_BYTES_MAX = 256 * KIB
 _IDLE_S_MAX = 110.0
-"""Servers close idle connections after a minute or two; asking on one that dies meanwhile costs a round trip."""
+"""Seconds after which an idle connection is not used again: servers close them after a minute or two, and a request on one
+that dies meanwhile costs a round trip."""
 _IN, _OUT, _HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
-_WEIRD, _TOO_LARGE = 8, 100  # of libcurl; pycurl 7.49 does not name them
+_WEIRD, _TOO_LARGE = 8, 100  # codes of libcurl that pycurl 7.49 does not name
 
 
 class PlainPool:
     """Connections of one event loop; everything runs on its thread.
 
     Args:
-        epoll: The loop's.
-        end: ``end(transfer, code, reason)``: the loop's way to finish an exchange.
-        call_soon: Runs a function on the loop's thread, from another one.
-        opened: Told of every new descriptor.
-        connections_max: Open connections, idle ones included.
+        epoll: The epoll of the loop.
+        end: Called as ``end(transfer, code, reason)`` to finish an exchange.
+        call_soon: Runs a function on the loop's thread; callable from any thread.
+        opened: Called as ``opened(descriptor, purpose)`` for every new socket.
+        connections_max: The most open connections, including idle ones.
 
     Attributes:
-        origins: Where requests go, and which are for this pool.
-        connections: By descriptor: those that have a socket.
-        connector: Makes them.
+        origins: The origins of the requests that this pool carries.
+        connections: The connections that have a socket, by descriptor.
+        connector: Makes the connections.
     """
 
     def __init__(
@@ -86,10 +88,10 @@ class PlainPool:
         self._beyond = bytearray(4)
 
     def start(self, transfer: HttpTransfer, origin: HttpOrigin) -> None:
-        """Send a request.
+        """Send the request of `transfer`.
 
         Raises:
-            ValueError: a header that cannot be sent.
+            ValueError: A header cannot be sent.
         """
         message = message_of(transfer.request, origin.host_header)
         transfer.started_s = transfer.watch_s = now_s = time.monotonic()
@@ -111,7 +113,7 @@ class PlainPool:
             self._send(connection)
 
     def drop(self, connection: HttpConnection) -> None:
-        """Its exchange is given up: the rest of the answer is still on the way."""
+        """Close a connection whose exchange is given up, because the rest of the answer is still on the way."""
         connection.transfer = None
         self._close(connection)
 
@@ -178,7 +180,7 @@ class PlainPool:
             self._fail(connection, _TOO_LARGE, f"a head of more than {_HEAD_BYTES_MAX} bytes")
 
     def _received(self, connection: HttpConnection, room: bytearray | memoryview) -> int:
-        """Bytes that came, 0 at the end of the connection; -1: none yet, or the exchange was ended by an error."""
+        """Return the number of bytes received: 0 at the end of the connection, -1 if none are there or an error ended it."""
         try:
             return connection.receive(room)  # type: ignore[no-any-return]
         except BlockingIOError:
@@ -188,7 +190,7 @@ class PlainPool:
             return -1
 
     def _on_lines(self, connection: HttpConnection, lines: list[bytes]) -> bool:
-        """Lines of a head came; False where it is interim, or none."""
+        """Take the lines of a head; False if it is an interim one or was refused."""
         transfer = connection.transfer
         assert transfer is not None
         try:
@@ -209,7 +211,7 @@ class PlainPool:
         return True
 
     def _on_body_begun(self, connection: HttpConnection, rest: memoryview) -> None:
-        """A head is complete; `rest` is what came after it."""
+        """Begin the body after a complete head; `rest` holds the bytes that arrived with the head."""
         transfer = connection.transfer
         assert transfer is not None
         assert transfer.head is not None
@@ -221,7 +223,9 @@ class PlainPool:
             if headers[b"transfer-encoding"].lower() != b"chunked":
                 self._fail(connection, _WEIRD, f"transfer encoding {headers[b'transfer-encoding']!r:.80}")
                 return
-            connection.keep = connection.keep and length is None  # RFC 9112, 6.3: two lengths are one too many
+            connection.keep = (
+                connection.keep and length is None
+            )  # RFC 9112, 6.3: a length besides chunks may be an attack
             connection.chunks = Chunked()
             self._take_chunks(connection, bytes(rest))
         elif length is None:
@@ -236,7 +240,7 @@ class PlainPool:
             self._take(connection, bytes(rest))
 
     def _begin_body(self, connection: HttpConnection, transfer: HttpTransfer, length: int, rest: memoryview) -> None:
-        """A successful body of known length: the kernel writes it where it stays."""
+        """Begin a successful body of known length, which the kernel writes to its landing."""
         if not length:
             self._finish(connection, leftover=len(rest))
             return
@@ -260,7 +264,7 @@ class PlainPool:
             return
         connection.view = view[got:]
         connection.on_ready = self._on_body
-        if got > _SCRATCH_BYTES // 2:  # there is more: ask at once
+        if got > _SCRATCH_BYTES // 2:  # there is probably more
             self._on_body(connection)
 
     def _on_body(self, connection: HttpConnection) -> None:
@@ -274,14 +278,14 @@ class PlainPool:
             return
         connection.transfer.landing.position += got  # type: ignore[union-attr]
         if got == len(view):
-            # what came beyond the length would be taken for the next answer: 0.4 µs, against wrong bytes
+            # Bytes beyond the length would be taken for the next answer; checking costs 0.4 µs.
             fcntl.ioctl(connection.fd, termios.FIONREAD, self._beyond)
             self._finish(connection, leftover=int.from_bytes(self._beyond, sys.byteorder))
         else:
             connection.view = view[got:]
 
     def _on_pieces(self, connection: HttpConnection) -> None:
-        """A body in chunks, or of an error, or with a landing that grows: it goes through ``take``, piece by piece."""
+        """Receive a body in chunks, of an error, or with a growing landing, which goes through ``take`` piece by piece."""
         got = self._received(connection, self._scratch)
         if got < 0:
             return
@@ -297,7 +301,7 @@ class PlainPool:
             self._take(connection, piece)
 
     def _take(self, connection: HttpConnection, piece: bytes) -> None:
-        """Bytes of a body of ``left`` bytes; -1: it ends with the connection."""
+        """Take bytes of a body that has ``left`` more; -1 means that it ends with the connection."""
         left = connection.left
         connection.on_ready = self._on_pieces
         extra = b"" if left < 0 else piece[left:]
@@ -333,11 +337,13 @@ class PlainPool:
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _finish(self, connection: HttpConnection, *, leftover: int = 0) -> None:
-        """The answer is complete."""
+        """End an exchange whose answer is complete."""
         transfer = connection.transfer
         assert transfer is not None
         connection.transfer = connection.view = connection.chunks = None
-        if connection.overlong:  # said once the room is full: before, a broken connection is a broken connection
+        if (
+            connection.overlong
+        ):  # reported when the landing is full; before that, a broken connection is reported as one
             transfer.overflow()
         if connection.keep and not leftover:
             connection.on_ready = self._on_idle
@@ -348,12 +354,12 @@ class PlainPool:
         self._end(transfer, 0, "")
 
     def _on_idle(self, connection: HttpConnection) -> None:
-        """The server closed it, or talks unasked."""
+        """Close an idle connection that the server closed, or on which it sent something unasked."""
         connection.origin.idle.remove(connection)
         self._close(connection)
 
     def _broken(self, connection: HttpConnection, code: int, error: OSError | None) -> None:
-        """The connection ended; one that had served before may have died idle, and then the request goes out again."""
+        """Handle the end of a connection: a reused one may have died while it was idle, and the request is sent again."""
         transfer = connection.transfer
         assert transfer is not None
         if connection.reused and not transfer.header_lines and not connection.partial:
@@ -376,7 +382,7 @@ class PlainPool:
         self._fail(connection, code, reason)
 
     def _close_idle(self) -> bool:
-        """Make room: close the connection that has been idle for longest; False where none is."""
+        """Close the connection that has been idle for longest, to make room; False if none is idle."""
         oldest = self.origins.take_oldest_idle()
         if oldest is not None:
             self._close(oldest)
@@ -394,6 +400,6 @@ class PlainPool:
         connection.view = connection.chunks = connection.receive = connection.on_ready = None
         if sock is not None:
             del self.connections[connection.fd]
-            with contextlib.suppress(OSError):  # by closing it ends only where no forked child has a copy
+            with contextlib.suppress(OSError):  # closing it is not enough if a forked child has a copy
                 self._epoll.unregister(connection.fd)
             sock.close()

@@ -1,7 +1,7 @@
 """AWS Signature Version 4 for S3, in one header. Source: Amazon S3 API reference, "Signature Calculations".
 
-libcurl can sign too, at 15 to 18 µs per request, since it derives the day's key each time. Here everything that stays
-the same for a second is kept: 6 µs (bench/small_objects.py is where it shows).
+libcurl can sign too, but derives the day's key each time, which takes 15 to 18 µs per request. Here everything that stays the
+same for a second is kept, so that signing takes 6 µs (bench/small_objects.py shows it).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCKS_MAX = 64
 
 
 class _Block(NamedTuple):
-    """What all requests with the same signed headers share for a second."""
+    """The parts of a signature that all requests with the same signed headers share for a second."""
 
     canonical: str  # header lines, their names, the payload's hash
     lines: list[str]  # to send, besides the request's own
@@ -28,7 +28,7 @@ class _Block(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """A second: replaced whole, so that threads never mix two."""
+    """The parts of a signature that stay the same for a second; replaced whole, so that threads never mix two of them."""
 
     second: int
     stamp: str
@@ -39,13 +39,13 @@ class _Moment(NamedTuple):
 
 
 class Signing:
-    """Keys for one region of one store.
+    """Signs requests with the keys for one region of one store.
 
     Args:
-        access_key: Sent with every request.
-        secret_key: Never sent.
-        token: Of a session, or None.
-        region: To sign for.
+        access_key: ID of the access key; sent with every request.
+        secret_key: Secret key; never sent.
+        token: Session token; None for permanent keys.
+        region: Region to sign for.
         clock_offset_s: Seconds that the store's clock is ahead of this host's.
     """
 
@@ -65,13 +65,14 @@ class Signing:
         return f"<Signing region={self._region}>"
 
     def sign(self, method: str, host: str, target: str, headers: Sequence[str]) -> list[str]:
-        """The header lines that make a request a signed one; ``headers`` must be sent along unchanged.
+        """Return the header lines that sign a request; `headers` must be sent with them unchanged.
 
         Args:
-            method: ``GET``, ...
-            host: As the ``Host`` header says it.
-            target: Path, percent-encoded as S3 wants it, and query with each name and value percent-encoded.
-            headers: Lines ``Name: value``; an ``x-amz-content-sha256`` among them is the payload's, else it is empty.
+            method: HTTP method.
+            host: Value of the ``Host`` header.
+            target: Path, percent-encoded as S3 does, and query, with each name and value percent-encoded.
+            headers: Lines ``Name: value``; ``x-amz-content-sha256`` among them is the hash of the payload, which is else
+                taken to be empty.
         """
         second = int(time.time() + self._offset_s)
         moment = self._moment
@@ -88,7 +89,7 @@ class Signing:
         return [*block.lines, block.authorization + signature]
 
     def _at(self, second: int, before: _Moment | None) -> _Moment:
-        """Another second: another stamp; another day: another key."""
+        """Return the parts for another second; the key changes only with the day."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         scope = f"{stamp[:8]}/{self._region}/s3/aws4_request"
         if before is not None and before.scope == scope:
@@ -106,7 +107,7 @@ class Signing:
         values = {"host": host, **own}
         for line in signed:
             name, _, value = line.partition(":")
-            if value := " ".join(value.split()):  # without a value it keeps a header from being sent
+            if value := " ".join(value.split()):  # libcurl does not send a header without a value
                 values[name.lower()] = value
         if "x-amz-content-sha256" not in values:
             own["x-amz-content-sha256"] = values["x-amz-content-sha256"] = EMPTY_SHA256
