@@ -63,7 +63,7 @@ class RawBatchBuilder:
             batch = OpenBatch(self.columns(kept) if kept.samples else {}, None)
             batch.rows = len(kept.samples)
             batch.sealed = True
-            batch.position = feed.mark()
+            batch.position = feed.position()
             run.append(batch)
 
     def columns(self, block: SampleBlock) -> dict[str, Any]:
@@ -211,11 +211,11 @@ class RowBatchBuilder:
                 batch = self._open()
             filled = batch.rows + len(block.samples) == size
             if filled:
-                batch.position = feed.mark()
+                batch.position = feed.position()
             self._hand_out(batch, block, known, seal=filled)
             batch = None if filled else batch
         if batch is not None and not run.plan.drop_last and not run.stopping:
-            batch.position = feed.mark()
+            batch.position = feed.position()
             with run.changed:
                 batch.sealed = True
                 run.changed.notify_all()

@@ -187,7 +187,7 @@ class LocalRebatcher(Rebatcher):
         goes_on = True
         while not run.stopping:
             while goes_on and len(tasks) < tasks_max:
-                base = feed.mark()
+                base = feed.position()
                 block = feed.take(TASK_SAMPLES_MAX)
                 if block is None:
                     goes_on = False

@@ -146,7 +146,9 @@ def _out_of_order(request: EpochRequest) -> BatchSource:
     plan, first_number = request.plan, request.first_number
     feed, batches = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching)
     try:
-        tracker = OutOfOrderTracker(request.position, feed_position=feed.mark(), global_size=plan.batching.global_size)
+        tracker = OutOfOrderTracker(
+            request.position, feed_position=feed.position(), global_size=plan.batching.global_size
+        )
     except BaseException:
         feed.close()
         raise
@@ -210,14 +212,14 @@ def _start_workers(
 
 def _run_in_threads(request: EpochRequest) -> _OpenedRun:
     feed, batches = _open_feed(request)
-    position = feed.mark()  # before the run's reader thread takes from the feed
+    position = feed.position()  # before the run's reader thread takes from the feed
     return _OpenedRun(_thread_run(request, feed, batches), batches, position)
 
 
 def _rebatch_in_threads(request: EpochRequest) -> _OpenedRun:
     plan, skipped_count = request.plan, skip_count(request.position)
     feed = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching).feed
-    position = RebatchedPosition(feed.mark(), skipped_count)
+    position = RebatchedPosition(feed.position(), skipped_count)
     run = EpochRun(
         request.run_plan._replace(in_order=True),
         reads=feed,

@@ -95,7 +95,7 @@ class SampleLane(Protocol):
 class ResumableLane(SampleLane, Protocol):
     """A lane whose position does not follow from the number of samples that left it."""
 
-    def mark(self) -> LanePosition:
+    def position(self) -> LanePosition:
         """The position behind the samples that were taken."""
 
 
@@ -165,7 +165,7 @@ class Lane:
                 self._fill(wanted)
         return items
 
-    def mark(self) -> LanePosition:
+    def position(self) -> LanePosition:
         """The position behind the samples that were taken."""
         for leaving in self._leaving:
             if self.taken_count < leaving.end_count:

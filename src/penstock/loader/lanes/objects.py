@@ -98,7 +98,7 @@ class ObjectsFeed:
         positions = np.array(self._positions[begin : self._given_count], dtype=np.int64)
         return SampleBlock(samples, origins, positions)
 
-    def mark(self) -> IndexPosition:
+    def position(self) -> IndexPosition:
         """The position behind the samples that were taken."""
         left = len(self._positions) - self._given_count
         return IndexPosition(self._positions[self._given_count] if left else self._positions.stop)

@@ -185,7 +185,7 @@ class StridedFeed:
         self._next_position = int(positions[-1]) + 1
         return SampleBlock(samples, origins, positions)
 
-    def mark(self) -> IndexPosition:
+    def position(self) -> IndexPosition:
         """The position behind the samples that were taken."""
         return IndexPosition(self._next_position)
 

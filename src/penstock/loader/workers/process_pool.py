@@ -47,7 +47,7 @@ class WorkerProcess:
         self._start()
 
     def take_job(self, job: WorkerJob) -> None:
-        """Do another job, after the process has said that the one before has ended."""
+        """Do another job, after the process has sent ``JobEnded`` for the one before."""
         data = pickled_by_value(job)
         self._begin(job)
         self.send_raw(data)

@@ -1,8 +1,8 @@
 """The run of an epoch in worker processes: the training process assigns rows, waits, and gathers what the workers made.
 
 A worker owns lanes. Which rows of a batch hold its samples follows from the order (``row_assignment.py``); it writes them
-into a slot that all workers share, and the batch is complete when all of them have said so. A slot is free again when
-nothing refers to its batch any more; while the training loop holds all batches, another slot is created.
+into a slot that all workers share, and the batch is complete when all of them have reported their rows. A slot is free again
+when nothing refers to its batch any more; while the training loop holds all batches, another slot is created.
 
 No thread listens to the workers: their messages wait in the sockets until the training loop asks for a batch. A thread
 that woke up for each message took the interpreter from a loop that holds it, several times a step
@@ -93,7 +93,7 @@ class PendingBatch:
     Attributes:
         assignment: Who fills which rows.
         slot: Slot of the batch; None if it has no columns of arrays, or they are not known yet.
-        results: What each worker has said about its rows, by number of the worker.
+        results: Report of each worker on its rows, by number of the worker.
         error: Error that the batch raises in place of being handed out.
     """
 

@@ -183,7 +183,7 @@ class RemoteLane:
         self.taken_count += count
         return [self] * count, [None] * count
 
-    def mark(self) -> LanePosition:
+    def position(self) -> LanePosition:
         """A placeholder: only the worker knows the position, and reports it (``StreamRowAssigner.position_of``)."""
         return LANE_BEGIN
 
@@ -242,7 +242,7 @@ class StreamRowAssigner(RowAssigner):
             turn=0 if position is None else position.turn,
             count=self._left,
         )
-        self.begin: FeedPosition = position or self._feed.mark()
+        self.begin: FeedPosition = position or self._feed.position()
         self._ended = False
 
     @property
@@ -268,7 +268,7 @@ class StreamRowAssigner(RowAssigner):
             self._left -= found
         owners = np.fromiter((lane.worker for lane in block.samples), np.int64, found)  # type: ignore[attr-defined]
         rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
-        return Assignment(block.positions, found, rows, self._feed.mark())
+        return Assignment(block.positions, found, rows, self._feed.position())
 
     def note(self, lanes: Mapping[int, LaneProgress]) -> None:
         """Take note of what a worker has found in its lanes."""

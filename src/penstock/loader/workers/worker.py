@@ -141,7 +141,7 @@ class SharedBatchBuilder(RowBatchBuilder):
                 return len(self._rows)
             empty = OpenBatch({}, None)
             empty.sealed = True
-            empty.position = self._feed.mark()
+            empty.position = self._feed.position()
             self._queue(empty)
             self._note_sealed(empty)
         return 0
@@ -345,7 +345,7 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
     set_process_budget(job.budget_bytes)
     share_machine(job.workers_count)
     meter = job.meter
-    begun = meter.sums()  # what the loader had counted before
+    counted_before = meter.sums()  # what the loader had counted before
     stores = {
         id(shard.store): shard.store for source in job.input.read_plan.sources for shard in source.shards
     }.values()
@@ -360,7 +360,7 @@ def work(job: WorkerJob, inbox: Inbox) -> None:
     numbers = itertools.count(job.first_batch)
 
     def send(delivery: Delivery) -> None:
-        sums = {name: value - begun[name] for name, value in meter.sums().items()}
+        sums = {name: value - counted_before[name] for name, value in meter.sums().items()}
         sums |= {name: value - cached[name] for name, value in cache_sums(stores).items()}
         index = next(numbers)
         labels, names, columns, buffers = _packed_columns(delivery)
