@@ -21,7 +21,7 @@ from penstock.torch.once import Once
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.loader import LoaderStatistics
     from penstock.loader.options import LoaderOptions
@@ -85,14 +85,14 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             epoch = last.epoch  # no batch of it was taken
         else:
             epoch = self._epochs.take(worker)
-        self._current = _Iteration(self, epoch, worker, state)
+        self._current = _Iteration(
+            epoch, worker, state, open_loader=self._opened, is_current=lambda iteration: self._current is iteration
+        )
         return self._current
 
     def __len__(self) -> int:
         """Return the number of batches per epoch of this rank; ``TypeError`` if the loader does not know it."""
-        if self._loader is None:
-            self._loader = self._made(worker_here())
-        return len(self._loader)
+        return len(self._opened(worker_here(), None)[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -186,6 +186,12 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
 
         return "require" if self._mode.get(found) == b"require" else "stream"
 
+    def _opened(self, worker: Worker | None, state: dict[str, Any] | None) -> tuple[Loader, bool]:
+        """Return the loader of this process, created if necessary, and whether it reads only this worker's batches."""
+        if self._loader is None:
+            self._loader = self._made(worker, state)
+        return self._loader, self._is_strided
+
     def _made(self, worker: Worker | None, state: dict[str, Any] | None = None) -> Loader:
         options = self._options.copy()
         if worker is not None:
@@ -225,14 +231,31 @@ def _check_collation(caller: Any) -> None:
 
 @boundary
 class _Iteration:
-    """One epoch, or the rest of it. Reading begins when the first batch is taken."""
+    """One epoch, or the rest of it. Reading begins when the first batch is taken.
+
+    Args:
+        epoch: Epoch number, from 0.
+        worker: The DataLoader worker that this process is, or None.
+        state: A state of the dataset to continue at, or None.
+        open_loader: Returns the loader for `worker` and the loader's state, and whether it reads only the worker's batches.
+        is_current: Tells whether this is still the dataset's latest iteration.
+    """
 
     def __init__(
-        self, dataset: IterableDataset, epoch: int, worker: Worker | None, state: dict[str, Any] | None
+        self,
+        epoch: int,
+        worker: Worker | None,
+        state: dict[str, Any] | None,
+        *,
+        open_loader: Callable[[Worker | None, dict[str, Any] | None], tuple[Loader, bool]],
+        is_current: Callable[[_Iteration], bool],
     ) -> None:
-        self._dataset = dataset
+        self._open_loader = open_loader
+        self._is_current = is_current
         self._worker = worker
         self._state = state
+        self._loader: Loader | None = None
+        self._is_strided = False
         self._batches: Iterator[dict[str, Any]] | None = None
         self.epoch = epoch
         self.resumed = state is not None
@@ -245,7 +268,7 @@ class _Iteration:
     def __next__(self) -> dict[str, Any]:
         if self.finished:
             raise StopIteration
-        if self._dataset._current is not self:
+        if not self._is_current(self):
             raise ClosedError(
                 "a later iteration of this dataset has begun", hint="iterate once at a time, or create a second dataset"
             )
@@ -253,7 +276,7 @@ class _Iteration:
             self._batches = self._begun()
         index, count = (0, 1) if self._worker is None else (self._worker.number, self._worker.workers_count)
         for batch in self._batches:
-            if self._dataset._is_strided:  # the next batch of this worker
+            if self._is_strided:  # the next batch of this worker
                 self.batches_count += (index - self.batches_count) % count
             self.batches_count += 1
             if (self.batches_count - 1) % count == index:
@@ -264,8 +287,7 @@ class _Iteration:
 
     def state_dict(self) -> dict[str, Any]:
         index, count = (0, 1) if self._worker is None else (self._worker.number, self._worker.workers_count)
-        loader = self._dataset._loader
-        state = None if loader is None or self._batches is None else loader.state_dict()
+        state = None if self._loader is None else self._loader.state_dict()
         if self._batches is None and self._state is not None:
             state = self._state["loader"]
         return {
@@ -279,11 +301,12 @@ class _Iteration:
         }
 
     def _begun(self) -> Iterator[dict[str, Any]]:
-        dataset = self._dataset
-        if dataset._loader is None:
-            dataset._loader = dataset._made(self._worker, None if self._state is None else self._state["loader"])
-        if self._state is None or self._state["loader"] is None:
-            dataset._loader.restart(epoch=self.epoch)
+        state = None if self._state is None else self._state["loader"]
+        loader, self._is_strided = self._open_loader(self._worker, state)
+        if state is None:
+            loader.restart(epoch=self.epoch)
         else:
-            dataset._loader.load_state_dict(self._state["loader"])
-        return iter(dataset._loader)
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        self._loader = loader
+        return batches
