@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from penstock.loader.position import IndexPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from penstock.formats import Sample
     from penstock.loader.lanes.segments import SampleSource, SourcedSamples
@@ -33,6 +35,36 @@ class SampleOrigin(NamedTuple):
 
     url: str
     source: int
+
+
+class PositionSequence(Protocol):
+    """The positions of the samples that a feed gives, ascending."""
+
+    @property
+    def stop(self) -> int:
+        """A position behind all of them."""
+
+    def __len__(self) -> int:
+        """Number of positions."""
+
+    def chunk(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The positions with indexes in [start, stop); fewer at the end."""
+
+
+class RankPositions:
+    """The positions of a rank, which are a range; a ``PositionSequence``."""
+
+    def __init__(self, positions: range) -> None:
+        self._positions = positions
+        self.stop = positions.stop
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def chunk(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The positions with indexes in [start, stop); fewer at the end."""
+        part = self._positions[start:stop]
+        return np.arange(part.start, part.stop, part.step, dtype=np.int64)
 
 
 class _MeteredStream:
@@ -75,13 +107,19 @@ class ObjectsFeed:
     Args:
         reader: Reads the samples.
         order: The order of the epoch.
-        positions: Positions of the rank's samples.
+        positions: Positions of the samples.
         meter: Counts bytes and seconds.
         threads_count: Number of threads that call a user's function.
     """
 
     def __init__(
-        self, reader: SampleReader, *, order: IndexedOrder, positions: range, meter: Meter, threads_count: int
+        self,
+        reader: SampleReader,
+        *,
+        order: IndexedOrder,
+        positions: PositionSequence,
+        meter: Meter,
+        threads_count: int,
     ) -> None:
         self._positions = positions
         self._given_count = 0
@@ -93,26 +131,25 @@ class ObjectsFeed:
         samples, origins = self._stream.take(count)
         if not samples:
             return None
-        begin = self._given_count
+        first = self._given_count
         self._given_count += len(samples)
-        positions = np.array(self._positions[begin : self._given_count], dtype=np.int64)
-        return SampleBlock(samples, origins, positions)
+        return SampleBlock(samples, origins, self._positions.chunk(first, self._given_count))
 
     def position(self) -> IndexPosition:
         """The position behind the samples that were taken."""
-        left = len(self._positions) - self._given_count
-        return IndexPosition(self._positions[self._given_count] if left else self._positions.stop)
+        next_position = self._positions.chunk(self._given_count, self._given_count + 1)
+        return IndexPosition(int(next_position[0]) if len(next_position) else self._positions.stop)
 
     def close(self) -> None:
         """Cancel what is being read; idempotent."""
         self._stream.close()
 
 
-def located(order: IndexedOrder, positions: range) -> Iterator[int]:
+def located(order: IndexedOrder, positions: PositionSequence) -> Iterator[int]:
     """The number of the sample at each position, in an order whose shards are samples of their own."""
     lanes_count = order.lanes_count
     for begin in range(0, len(positions), LOCATED_COUNT):
-        part = np.array(positions[begin : begin + LOCATED_COUNT], dtype=np.int64)
+        part = positions.chunk(begin, begin + LOCATED_COUNT)
         rows, lanes = np.divmod(part, lanes_count)
         numbers = np.empty_like(part)
         for lane in np.unique(lanes).tolist():

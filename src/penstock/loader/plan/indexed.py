@@ -64,12 +64,12 @@ class IndexedReadPlan:
         order, objects = self.order.at_epoch(epoch), self.sources[0].objects
         if objects is None or isinstance(order, MixOrder):
             return self._feed(order, position, stop)
-        from penstock.loader.lanes.objects import ObjectsFeed
+        from penstock.loader.lanes.objects import ObjectsFeed, RankPositions
 
         return ObjectsFeed(
             objects,
             order=order,
-            positions=positions_between(order, position, stop),
+            positions=RankPositions(positions_between(order, position, stop)),
             meter=self.reading.meter,
             threads_count=self.threads_count,
         )
@@ -120,9 +120,9 @@ class IndexedReadPlan:
         try:
             objects = self.sources[0].objects
             if objects is not None and not isinstance(order, MixOrder):
-                from penstock.loader.lanes.objects import located
+                from penstock.loader.lanes.objects import RankPositions, located
 
-                estimator.add_objects(objects, located(order, positions_between(order, 0, stop)))
+                estimator.add_objects(objects, located(order, RankPositions(positions_between(order, 0, stop))))
             else:
                 self._estimate(estimator, order, stop)
         except UnknownRequestsError:

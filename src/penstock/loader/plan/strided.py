@@ -1,8 +1,9 @@
-"""Every n-th batch of a rank, for a worker of a DataLoader: read by the ranges of its own samples.
+"""Every n-th batch of a rank, for a worker of a DataLoader, read by the ranges of its own samples.
 
-Workers that each read everything read n times as much. An index says where a worker's samples lie, so it asks for them
-alone, run by run in the order in which they are needed; those that lie closer than ``FetchConfig.gap_bytes_max`` are one
-request. Where that saves little, whole parts are read (``SelectedBatchesFeed``): small samples, scattered by the shuffle.
+If each of n workers reads everything, all bytes are read n times. An index says where the samples of a worker lie, so it
+requests only these, run by run in the order in which they are needed; those that lie closer than
+``FetchConfig.gap_bytes_max`` are one request. If that saves little, because samples are small and scattered by the shuffle,
+whole parts are read (``SelectedBatchesFeed``).
 """
 
 from __future__ import annotations
@@ -34,67 +35,70 @@ if TYPE_CHECKING:
     from penstock.order import Batches
     from penstock.sources.data_source import DataSource
 
-PAYS = 0.75
-"""Of what n workers read otherwise: ranges that save less are not worth their requests."""
+SHARE_READ_MAX = 0.75
+"""Largest share of what n workers would read otherwise: ranges that save less are not worth their requests."""
 
-WORKERS_TOLD = (2, 4, 8)
-"""Of a DataLoader: what ``explain`` tells of."""
+WORKERS_EXPLAINED = (2, 4, 8)
+"""Numbers of workers of a DataLoader for which ``explain`` says how often each byte is read."""
 
 INDEXES_MAX = 256
 """Number of shards whose indexes are kept, at 12 bytes per sample."""
 
 
 def read_factor(*, sample_bytes: float, rows_count: int, every: int, gap_bytes: int, shuffled: bool) -> float:
-    """How often all workers of a DataLoader together read each byte, by ranges.
+    """How often all workers of a DataLoader together read each byte if they read by ranges.
 
     Args:
-        sample_bytes: Of a sample as stored, on average.
-        rows_count: Samples of a batch that follow each other in a lane; where nothing is shuffled, in a shard.
-        every: Workers.
-        gap_bytes: What is read through.
-        shuffled: Whether a worker's samples are scattered over runs.
+        sample_bytes: Mean size of a stored sample.
+        rows_count: Number of samples of a batch that follow each other in a lane, and in a shard if nothing is shuffled.
+        every: Number of workers.
+        gap_bytes: The widest gap to read through.
+        shuffled: Whether the samples of a worker are scattered over runs.
     """
     if not shuffled:
         return float(every) if (every - 1) * rows_count * sample_bytes <= gap_bytes else 1.0
     share = 1 / every
     gaps = np.arange(1 + min(10_000, int(gap_bytes / max(1.0, sample_bytes))))
-    return 1.0 + float((gaps * share * (1 - share) ** gaps).sum())  # lengths of gaps are geometric
+    return 1.0 + float((gaps * share * (1 - share) ** gaps).sum())  # the lengths of gaps have a geometric distribution
 
 
 def worker_factors(
-    found: Sequence[DataSource], *, sample_bytes: float, rows_count: int, shuffled: bool
+    sources: Sequence[DataSource], *, sample_bytes: float, rows_count: int, shuffled: bool
 ) -> dict[int, float]:
-    """How often a DataLoader with so many workers reads each byte.
+    """How often a DataLoader reads each byte, by its number of workers.
 
     Args:
-        found: The pipeline's sources.
-        sample_bytes: See ``read_factor``, like the others.
-        rows_count: See there.
-        shuffled: See there.
+        sources: The sources of the pipeline.
+        sample_bytes: Mean size of a stored sample.
+        rows_count: Number of samples of a batch that follow each other in a lane, and in a shard if nothing is shuffled.
+        shuffled: Whether the samples of a worker are scattered over runs.
     """
-    source = found[0]
+    source = sources[0]
     factors = {}
-    for every in WORKERS_TOLD:
+    for every in WORKERS_EXPLAINED:
         factor = float(every)
-        if len(found) == 1 and source.objects is not None:
+        if len(sources) == 1 and source.objects is not None:
             factor = 1.0
-        elif len(found) == 1 and source.rows and can_stride(source):
+        elif len(sources) == 1 and source.rows and can_stride(source):
             gap_bytes = (source.shards[0].store.fetch_config or FetchConfig()).gap_bytes_max
             ranges = read_factor(
                 sample_bytes=sample_bytes, rows_count=rows_count, every=every, gap_bytes=gap_bytes, shuffled=shuffled
             )
-            factor = ranges if ranges < PAYS * every else factor
+            factor = ranges if ranges < SHARE_READ_MAX * every else factor
         factors[every] = round(factor, 1)
     return factors
 
 
 class Strides:
-    """Which batches are a worker's, and at which positions their samples are.
+    """The batches of a worker, and the positions of their samples; a ``PositionSequence``.
 
     Args:
-        batches: The rank's, from `first` on.
+        batches: The batches of the rank, from `first` on.
         first: Number in the epoch of the first of them.
-        stride: ``(j, n)``: batches k with k mod n = j.
+        stride: ``(j, n)``: the worker has the batches k with k mod n = j.
+
+    Attributes:
+        indexes: Indexes in `batches` of those of the worker.
     """
 
     def __init__(self, batches: Batches, *, first: int, stride: tuple[int, int]) -> None:
@@ -102,24 +106,22 @@ class Strides:
         self._which, self._every = stride
         skipped = (self._which - first) % self._every
         self._first = first
-        self.indexes = range(skipped, len(batches), self._every)  # among `batches`
+        self.indexes = range(skipped, len(batches), self._every)
 
     def positions(self, index: int) -> NDArray[np.int64]:
-        """Of a batch's samples; int64[at most its size]."""
+        """The positions of the samples of a batch; int64[at most its size]."""
         positions, count = self._batches.batch(index)
         return np.asarray(positions, np.int64)[:count]
 
-    def are_ours(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the rank's positions, from the first batch's on, are in a batch of this worker; bool[n]."""
+    def has(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of some positions of the rank, not before the first batch, is in a batch of the worker; bool[n]."""
         numbers = self._first + (positions - self._batches.origin) // self._batches.global_size
-        ours: NDArray[np.bool_] = (numbers % self._every == self._which) & (positions < self._batches.stop)
-        return ours
-
-    # ── as a sequence of positions, for ``ObjectsFeed`` ────────────────────────────────────────────────────────────
+        has: NDArray[np.bool_] = (numbers % self._every == self._which) & (positions < self._batches.stop)
+        return has
 
     @property
     def stop(self) -> int:
-        """Positions from here on are none."""
+        """A position behind all samples."""
         return self._batches.stop
 
     def __len__(self) -> int:
@@ -127,15 +129,15 @@ class Strides:
             return 0
         return (len(self.indexes) - 1) * self._batches.batch_size + len(self.positions(self.indexes[-1]))
 
-    def __getitem__(self, at: Any) -> Any:
-        start, stop, _ = at.indices(len(self)) if isinstance(at, slice) else (at, at + 1, 1)
-        found = []
+    def chunk(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The positions with indexes in [start, stop) among those of the worker; fewer at the end."""
+        stop = min(stop, len(self))
+        parts = [np.empty(0, np.int64)]
         while start < stop:
             batch, skip = divmod(start, self._batches.batch_size)
-            found.append(self.positions(self.indexes[batch])[skip : skip + stop - start])
-            start += len(found[-1])
-        positions = np.concatenate([np.empty(0, np.int64), *found])
-        return positions if isinstance(at, slice) else int(positions[0])
+            parts.append(self.positions(self.indexes[batch])[skip : skip + stop - start])
+            start += len(parts[-1])
+        return np.concatenate(parts)
 
 
 class StridedFeed:
@@ -145,17 +147,17 @@ class StridedFeed:
         source: The source of the samples: shards of one store, whose samples the index locates.
         order: The order of the epoch.
         strides: Which batches are the worker's.
-        copies_max: Bytes of requests' memory that waiting samples may keep; beyond, they are copied.
+        pinned_bytes_max: Most bytes of parts that waiting samples may keep alive; beyond that, they are copied.
         meter: Counts bytes.
     """
 
     def __init__(
-        self, source: DataSource, *, order: IndexedOrder, strides: Strides, copies_max: int, meter: Meter
+        self, source: DataSource, *, order: IndexedOrder, strides: Strides, pinned_bytes_max: int, meter: Meter
     ) -> None:
         self._reader = IndexedReader(_lookup_of(source), fields=None, indexes_max=INDEXES_MAX)
         self._order = order
         self._strides = strides
-        self._bytes_max = copies_max
+        self._bytes_max = pinned_bytes_max
         self._meter = meter
         self._batches = iter(strides.indexes)
         self._left = np.empty(0, np.int64)  # positions of the batch that is being given
@@ -201,10 +203,11 @@ class StridedFeed:
         is_much = self._held_bytes > self._bytes_max
         self._arrived[self._positions.pop(number)] = copied(sample) if is_much else sample, SampleOrigin(url, 0)
 
-    # ── what to request (pulled by the reading thread, ahead) ──────────────────────────────────────────────────────
-
     def _numbers(self) -> Iterator[int]:
-        """The numbers of the worker's samples in the order in which they are requested: neighbours behind each other."""
+        """The numbers of the worker's samples in the order in which they are requested, so that neighbours are adjacent.
+
+        The reading thread pulls them ahead of the samples that it takes.
+        """
         for index in self._strides.indexes:
             rows, lanes = np.divmod(self._strides.positions(index), self._order.lanes_count)
             groups: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
@@ -220,7 +223,10 @@ class StridedFeed:
     def _groups(
         self, lane: int, first: int, last: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """Shards, samples and positions of what leaves a lane in rows `first` to `last`, or in whole runs from there."""
+        """Shards, samples and positions of the worker's samples that leave a lane in rows `first` to `last`.
+
+        If the order is shuffled, whole runs are given, and what an earlier call gave is left out.
+        """
         order, row = self._order, max(first, self._requested_rows.get(lane, 0))
         while row <= last:
             end = last + 1
@@ -228,9 +234,9 @@ class StridedFeed:
                 run_index, _ = order.run_at(lane, row)
                 end = max(end, order.run_start(lane, run_index) + order.run_length(lane, run_index))
             positions = np.arange(row, end, dtype=np.int64) * order.lanes_count + lane
-            ours = self._strides.are_ours(positions)
+            own = self._strides.has(positions)
             locations = order.locations(lane, row, end - row)
-            yield locations.shards[ours], locations.samples[ours], positions[ours]
+            yield locations.shards[own], locations.samples[own], positions[own]
             row = end
         self._requested_rows[lane] = row
 
@@ -243,7 +249,7 @@ def _lookup_of(source: DataSource) -> Lookup:
 
 
 def begin_strided(
-    job: Any,
+    plan: Any,
     epoch: int,
     position: FeedPosition | None,
     *,
@@ -251,38 +257,42 @@ def begin_strided(
     first_batch: int,
     stride: tuple[int, int],
 ) -> EpochFeed | None:
-    """As ``ReadPlan.begin``, of a worker's batches alone; None where all have to be read.
+    """Begin an epoch, or the rest of one, of which only the batches of a worker are read.
 
     Args:
-        job: The rank's.
-        epoch: See ``ReadPlan``.
-        position: See ``ReadPlan``.
-        batching: See there.
+        plan: The ``ReadPlan`` of the rank.
+        epoch: Number of the epoch, from 0.
+        position: Where the epoch goes on; None: at its beginning.
+        batching: What the pipeline says of batches.
         first_batch: Number of the batch at `position`.
-        stride: ``(j, n)``: batches k with k mod n = j.
+        stride: ``(j, n)``: the worker has the batches k with k mod n = j.
+
+    Returns:
+        The feed; None if all batches have to be read.
     """
-    if not isinstance(job, IndexedReadPlan) or not isinstance(job.order, IndexedOrder):
+    if not isinstance(plan, IndexedReadPlan) or not isinstance(plan.order, IndexedOrder):
         return None
-    order, source = job.order.at_epoch(epoch), job.sources[0]
-    batches = job.batches(
+    order, source = plan.order.at_epoch(epoch), plan.sources[0]
+    batches = plan.batches(
         epoch, batching=batching, origin=position.position if isinstance(position, IndexPosition) else 0
     )
     strides = Strides(batches, first=first_batch, stride=stride)
-    meter = job.reading.meter
+    reading = plan.reading
     feed: Feed
-    positions: Any = strides
     if source.objects is not None:
         feed = ObjectsFeed(
-            source.objects, order=order, positions=positions, meter=meter, threads_count=job.threads_count
+            source.objects, order=order, positions=strides, meter=reading.meter, threads_count=plan.threads_count
         )
-    elif can_stride(source) and job.reading.on_corrupt[0] == "raise" and _pays(source, order, batches, stride[1]):
-        feed = StridedFeed(source, order=order, strides=strides, copies_max=job.reading.pinned_bytes_max, meter=meter)
+    elif can_stride(source) and reading.on_corrupt[0] == "raise" and _pays(source, order, batches, stride[1]):
+        feed = StridedFeed(
+            source, order=order, strides=strides, pinned_bytes_max=reading.pinned_bytes_max, meter=reading.meter
+        )
     else:
         return None
     return EpochFeed(feed, batches)
 
 
-def can_stride(source: Any) -> bool:
+def can_stride(source: DataSource) -> bool:
     """Whether each sample can be read by itself, from one store."""
     enterable = all(is_enterable(row.format) and row.has_offsets for row in source.rows)
     return source.place is not None and enterable and len({id(shard.store) for shard in source.shards}) == 1
@@ -298,4 +308,4 @@ def _pays(source: DataSource, order: IndexedOrder, batches: Batches, every: int)
         gap_bytes=gap_bytes,
         shuffled=order.shuffled,
     )
-    return factor < PAYS * every
+    return factor < SHARE_READ_MAX * every
