@@ -170,7 +170,7 @@ TELLING: dict[str, Callable[[], object]] = {
 }  # fmt: skip
 ELSEWHERE = {
     "Dataset", "LoaderStatistics", "Pipeline", "__version__", "build_index", "describe", "explain", "open", "peek",
-    "warm_cache",
+    "set_process_budget", "warm_cache",
 }  # fmt: skip
 """Calls that do something, and what they give: below."""
 
