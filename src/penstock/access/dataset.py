@@ -55,9 +55,9 @@ class PipelineDataset(Dataset):
         fetch: Bounds for reading.
 
     Raises:
-        ConfigError: a stage batches, orders, drops or multiplies samples; shards have no index although one is required,
+        ConfigError: A stage batches, orders, drops or multiplies samples; shards have no index although one is required,
             or their format does not allow reading from the middle.
-        ObjectMissingError: the source has no objects or shards.
+        ObjectMissingError: The source has no objects or shards.
         StoreError, DataError: the source cannot be listed, or its shards cannot be indexed.
 
     Cost: one listing, or one read of the index. Holds names as text, and 12 bytes per sample of each indexed shard that
@@ -196,7 +196,7 @@ def transform_of(pipeline: Pipeline) -> SampleTransform:
     """Return the transform of a pipeline whose samples can be read by number.
 
     Raises:
-        ConfigError: they cannot: the pipeline mixes sources, or a stage batches, orders, drops or multiplies samples.
+        ConfigError: They cannot: the pipeline mixes sources, or a stage batches, orders, drops or multiplies samples.
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"{pipeline!r} is not a pipeline", hint="ps.objects(url).decode(...)")

@@ -59,7 +59,7 @@ def write_mask(data: memoryview, size: Size, box: Box, out: NDArray[np.uint8], *
         flip: Whether to mirror it left to right.
 
     Raises:
-        ValueError: the mask differs in size from its picture, has several channels, or has more than 8 bits.
+        ValueError: The mask differs in size from its picture, has several channels, or has more than 8 bits.
     """
     import cv2
 

@@ -50,7 +50,7 @@ class Batches:
         origin: Position at which batch 0 starts: that of a state, if the rest of an epoch is read with another G.
 
     Raises:
-        ConfigError: a number is out of range, or `world_size` does not divide `global_size`.
+        ConfigError: A number is out of range, or `world_size` does not divide `global_size`.
     """
 
     samples_count: int
@@ -98,7 +98,7 @@ class Batches:
         """Return the positions of a global batch, without padding.
 
         Raises:
-            ConfigError: there is no such batch.
+            ConfigError: There is no such batch.
         """
         check_ranges(("batch_index", batch_index, 0, len(self) - 1))
         first = self.origin + batch_index * self.global_size
@@ -108,7 +108,7 @@ class Batches:
         """Return the rank's positions of a batch: ``batch_size`` positions, or fewer in the last batch.
 
         Raises:
-            ConfigError: there is no such batch.
+            ConfigError: There is no such batch.
         """
         span = self.span(batch_index)
         rows = -(-len(span) // self.world_size)

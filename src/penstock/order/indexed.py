@@ -92,7 +92,7 @@ class IndexedOrder(LanedOrder):
             determine what is read at once.
 
     Raises:
-        ConfigError: a number is out of range, there are no samples, or `world_size` does not divide `lanes`.
+        ConfigError: A number is out of range, there are no samples, or `world_size` does not divide `lanes`.
 
     Cost: 24 bytes per shard and 8 per lane; 60 ns per shard to construct, also for another epoch.
     """

@@ -88,7 +88,7 @@ class MixOrder(LanedOrder):
         world_size: Number of data-parallel ranks.
 
     Raises:
-        ConfigError: a number is out of range, weights do not fit the sources, or the epoch would be empty.
+        ConfigError: A number is out of range, weights do not fit the sources, or the epoch would be empty.
 
     Cost: that of its sources (``IndexedOrder``), and a plan per lane that is used. With ``"repeat"`` and ``"first"``,
         constructing it takes 0.2 ms per lane and source.
@@ -160,7 +160,7 @@ class MixOrder(LanedOrder):
                 on. The order before it does not change.
 
         Raises:
-            ConfigError: the weights do not fit the sources.
+            ConfigError: The weights do not fit the sources.
         """
         weights = type(self.history[0])(entries, self.epoch, position)
         kept = tuple(old for old in self.history if (old.epoch, old.position) < (self.epoch, position))

@@ -51,7 +51,7 @@ class DeliveredBatches:
         """Record that a batch was delivered.
 
         Raises:
-            ValueError: it was already delivered.
+            ValueError: It was already delivered.
         """
         if batch_index in self:
             raise ValueError(f"batch {batch_index} was already delivered")

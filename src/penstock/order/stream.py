@@ -53,7 +53,7 @@ class StreamOrder:
         shuffled: Whether shards and samples are permuted; otherwise shards come as listed and samples as stored.
 
     Raises:
-        ConfigError: a number is out of range, `world_size` does not divide `lanes`, or there are fewer shards than ranks.
+        ConfigError: A number is out of range, `world_size` does not divide `lanes`, or there are fewer shards than ranks.
 
     Cost: about 40 bytes per shard.
     """
@@ -178,7 +178,7 @@ class RoundRobin:
         """Remove an exhausted lane; which lane is next does not change.
 
         Raises:
-            ValueError: there is no such lane, or it was removed before.
+            ValueError: There is no such lane, or it was removed before.
         """
         index = self._lanes.index(lane)
         del self._lanes[index]

@@ -34,7 +34,7 @@ class MixWeights:
         position: Position in that epoch, from 0; the weights hold from the next multiple of L (the number of lanes) on.
 
     Raises:
-        ConfigError: an entry is not a finite number of at least 0, or all entries of a mix are 0.
+        ConfigError: An entry is not a finite number of at least 0, or all entries of a mix are 0.
     """
 
     entries: Entries

@@ -58,7 +58,7 @@ class Numpy(Field):
         """Copy the array into `out`.
 
         Raises:
-            ValueError: it does not have the declared dtype and shape.
+            ValueError: It does not have the declared dtype and shape.
         """
         array = self._array(data)
         if array.shape != out.shape or array.dtype != out.dtype:

@@ -91,7 +91,7 @@ class BatchBySize:
         """Return the size of one sample: the length of a field, or the result of the function.
 
         Raises:
-            ValueError: the sample lacks the field.
+            ValueError: The sample lacks the field.
         """
         if not isinstance(self.size, str):
             return int(self.size(sample))
@@ -146,7 +146,7 @@ class SizeBudget:
             starts the next one. ``"drop"``: the sample belongs to no batch.
 
         Raises:
-            ValueError: the sample alone exceeds the bound, or its size is negative.
+            ValueError: The sample alone exceeds the bound, or its size is negative.
         """
         stage = self._stage
         if size < 0:

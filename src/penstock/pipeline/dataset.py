@@ -48,9 +48,9 @@ class Dataset(ABC):
             One dict per index, in the order of `indices`; repeated indices get dicts of their own.
 
         Raises:
-            IndexError: a number is out of range.
-            KeyError: no sample has this key.
-            ObjectChangedError: an object or shard was replaced after it was listed or indexed.
+            IndexError: A number is out of range.
+            KeyError: No sample has this key.
+            ObjectChangedError: An object or shard was replaced after it was listed or indexed.
             StoreError, DataError: a sample cannot be read or decoded; the error names its key and shard.
 
         Cost: one request per sample and member object, as many at a time as the store takes; ranges that lie near each
@@ -67,7 +67,7 @@ class Dataset(ABC):
             epoch: Epoch number, from 0, for the `rng` of ``map`` functions.
 
         Raises:
-            ClosedError: the data set is closed. While iterating: as ``read_samples``.
+            ClosedError: The data set is closed. While iterating: as ``read_samples``.
 
         Cost: one request per sample; samples that follow each other in a shard are read by one request. Holds what is
             read ahead, within the process's byte budget.
@@ -78,7 +78,7 @@ class Dataset(ABC):
         """Return the number of the first sample with this key, or None.
 
         Raises:
-            ConfigError: the index has no keys, as the indexes of other tools.
+            ConfigError: The index has no keys, as the indexes of other tools.
 
         Cost: the first call reads all keys and keeps them, about 150 bytes per key.
         """

@@ -64,7 +64,7 @@ def shards(
         A pipeline, to which methods add stages.
 
     Raises:
-        ConfigError: no URL, a pattern that does not expand, or a bad option.
+        ConfigError: No URL, a pattern that does not expand, or a bad option.
     """
     paths, is_list = _paths("shards", urls, manifest=manifest)
     return Pipeline(Shards(paths, is_list, _connection("shards", connection), format, on_corrupt, manifest))
@@ -93,7 +93,7 @@ def objects(
         A pipeline, to which methods add stages.
 
     Raises:
-        ConfigError: no URL, a pattern that does not expand, or options that exclude each other.
+        ConfigError: No URL, a pattern that does not expand, or options that exclude each other.
     """
     paths, is_list = _paths("objects", urls, manifest=manifest)
     return Pipeline(Objects(paths, is_list, _connection("objects", connection), group_by, read, manifest))
@@ -121,7 +121,7 @@ def mix(
         A pipeline, to which methods add stages.
 
     Raises:
-        ConfigError: no source, a bad weight, a schedule for a source that is not in the mix, or a source with
+        ConfigError: No source, a bad weight, a schedule for a source that is not in the mix, or a source with
             ``shuffle``, ``take``, ``evaluate`` or ``batch``, which belong after ``mix``.
     """
     if not isinstance(weights, Mapping):

@@ -51,7 +51,7 @@ class Field(ABC):
         name: Name of the member, and of the value.
 
     Raises:
-        ConfigError: the name is empty or begins with ``__``.
+        ConfigError: The name is empty or begins with ``__``.
     """
 
     MODULES: ClassVar[tuple[str, ...]] = ()
@@ -88,7 +88,7 @@ class Field(ABC):
         """Check that the modules which this field decodes with are installed.
 
         Raises:
-            ConfigError: one is missing; the hint says how to install it.
+            ConfigError: One is missing; the hint says how to install it.
         """
         for module in self.MODULES:
             if find_spec(module) is None:
@@ -261,7 +261,7 @@ class Function(Field):
         """Write the result of the function into `out`.
 
         Raises:
-            ValueError: it does not have the declared dtype and shape.
+            ValueError: It does not have the declared dtype and shape.
         """
         import numpy as np
 

@@ -100,7 +100,7 @@ class Image(Field):
             *names: Names of the members, e.g. ``"seg.png"``.
 
         Raises:
-            ConfigError: no name, a bad name, or a name that occurs twice.
+            ConfigError: No name, a bad name, or a name that occurs twice.
         """
         for name in names:
             Field.__post_init__(Image(name))

@@ -109,7 +109,7 @@ def flattened(source: Shards | Objects | Mix, pipeline: Pipeline) -> Flat:
         pipeline: The pipeline.
 
     Raises:
-        ConfigError: a mix inside a mix has another `stop`.
+        ConfigError: A mix inside a mix has another `stop`.
     """
     if not isinstance(source, Mix):
         return Flat((pipeline,), ((0, (1.0,)),), "all")

@@ -61,7 +61,7 @@ class Pipeline:
             seed: Seed in [0, 2**64); the order depends on the seed, the epoch and the shards alone.
 
         Raises:
-            ConfigError: an argument is out of bounds, or the pipeline already has a ``shuffle`` or an ``evaluate``.
+            ConfigError: An argument is out of bounds, or the pipeline already has a ``shuffle`` or an ``evaluate``.
         """
         if self.stage(Evaluate) is not None:
             raise ConfigError(f"{self!r} evaluates in stored order and cannot be shuffled")
@@ -77,7 +77,7 @@ class Pipeline:
                 decode. Dropped samples are counted; one more raises its error.
 
         Raises:
-            ConfigError: no field is given, a field is named twice, or the pipeline already decodes.
+            ConfigError: No field is given, a field is named twice, or the pipeline already decodes.
         """
         if any(leaf.stage(Decode) is not None for leaf in self.flat().leaves):
             raise ConfigError(f"{self!r} already has a .decode()", hint="name all fields in one .decode()")
@@ -137,7 +137,7 @@ class Pipeline:
             fields: One name, or several.
 
         Raises:
-            ConfigError: no name, a name that occurs twice, or a name that no sample has at this point.
+            ConfigError: No name, a name that occurs twice, or a name that no sample has at this point.
         """
         names = names_of(fields, ".select()")
         self._check_known(names, "select")
@@ -174,7 +174,7 @@ class Pipeline:
             bytes_max: Largest size of the table as stored, in bytes.
 
         Raises:
-            ConfigError: the URL does not name a table, `other` is a pipeline with batches, or an option is not valid.
+            ConfigError: The URL does not name a table, `other` is a pipeline with batches, or an option is not valid.
         """
         if isinstance(other, Pipeline):
             check_part(other, "join")
@@ -220,7 +220,7 @@ class Pipeline:
                 ``data`` and ``offsets`` (int64[B + 1]).
 
         Raises:
-            ConfigError: a size is out of bounds, both sizes or neither are given, or the pipeline already has batches.
+            ConfigError: A size is out of bounds, both sizes or neither are given, or the pipeline already has batches.
         """
         stage = Batch(
             size=n,
@@ -262,7 +262,7 @@ class Pipeline:
             ragged: As for ``batch``.
 
         Raises:
-            ConfigError: an argument is out of bounds, or the pipeline already has batches.
+            ConfigError: An argument is out of bounds, or the pipeline already has batches.
         """
         stage = BatchBySize(
             size_max=size_max,
@@ -301,9 +301,9 @@ class Pipeline:
                 follows from measurements.
 
         Raises:
-            ConfigError: a stage batches, orders, drops or multiplies samples; shards have no index although one is
+            ConfigError: A stage batches, orders, drops or multiplies samples; shards have no index although one is
                 required, or their format does not allow reading from the middle.
-            ObjectMissingError: the source has no objects or shards.
+            ObjectMissingError: The source has no objects or shards.
             StoreError, DataError: the source cannot be listed, or its shards cannot be indexed.
 
         Cost: one listing, or one read of the index.

@@ -74,7 +74,7 @@ class BatchColumn:
         """Write `value` to its row.
 
         Raises:
-            ValueError: its type, dtype or shape differs from the column's.
+            ValueError: Its type, dtype or shape differs from the column's.
         """
         if self.dtype is None or (self.scalar is not None and type(value) is self.scalar):
             rows[row] = value
@@ -117,8 +117,8 @@ class UnequalColumn(BatchColumn):
         padding: The value to pad with; None: concatenate the arrays.
 
     Raises:
-        DecodeError: the first value is not an array of at least one dimension.
-        ConfigError: the array's dtype cannot hold the padding.
+        DecodeError: The first value is not an array of at least one dimension.
+        ConfigError: The array's dtype cannot hold the padding.
     """
 
     __slots__ = ("name", "padding")
@@ -141,7 +141,7 @@ class UnequalColumn(BatchColumn):
         """Keep the array of one row.
 
         Raises:
-            ValueError: its dtype or number of dimensions differs from the first sample's; for concatenation, any
+            ValueError: Its dtype or number of dimensions differs from the first sample's; for concatenation, any
                 dimension but the first differs.
         """
         array = _as_array(value)
@@ -175,7 +175,7 @@ class Layout:
 
     Raises:
         ConfigError: `batch` names a field that the sample lacks, or a padding that its dtype cannot hold.
-        DecodeError: a field to pad or concatenate is not an array.
+        DecodeError: A field to pad or concatenate is not an array.
     """
 
     def __init__(self, values: Mapping[str, Any], batch: Batch | BatchBySize | None = None) -> None:
@@ -236,7 +236,7 @@ class Layout:
             written: Names of the fields that are already in the row.
 
         Raises:
-            DecodeError: the sample's fields, dtypes or shapes differ from the first sample's.
+            DecodeError: The sample's fields, dtypes or shapes differ from the first sample's.
         """
         if len(values) + len(written) != len(self.columns) or not values.keys() <= self.columns.keys():
             raise DecodeError(
@@ -269,7 +269,7 @@ class Layout:
             `batch` itself if nothing is padded, concatenated or collated; with a collate function, what that returns.
 
         Raises:
-            DecodeError: the collate function failed.
+            DecodeError: The collate function failed.
         """
         if self._plain:
             return batch

@@ -23,8 +23,8 @@ def decoded(stage: Decode, members: Mapping[str, Any], context: SampleContext) -
     """Return the values of a sample's fields, and the fields that were joined before.
 
     Raises:
-        FieldMissingError: the sample lacks a member.
-        DecodeError: a field cannot decode its member.
+        FieldMissingError: The sample lacks a member.
+        DecodeError: A field cannot decode its member.
     """
     values = _joined_fields(stage, members, context)
     for field in stage.fields:

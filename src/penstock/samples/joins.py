@@ -49,9 +49,9 @@ class Table:
         """Return the rows by key; the first call reads them.
 
         Raises:
-            StoreError: the table cannot be read.
-            ConfigError: the table is larger than its bound, or lacks a column.
-            DecodeError: the object is not a table, or two rows have the same key.
+            StoreError: The table cannot be read.
+            ConfigError: The table is larger than its bound, or lacks a column.
+            DecodeError: The object is not a table, or two rows have the same key.
         """
         if self._rows is None:
             with self._lock:

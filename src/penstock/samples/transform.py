@@ -56,7 +56,7 @@ class SampleTransform:
         tolerance: Counts the samples that are dropped for an error, and bounds their number.
 
     Raises:
-        ConfigError: a field needs a package that is not installed.
+        ConfigError: A field needs a package that is not installed.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -136,8 +136,8 @@ class SampleTransform:
             A dict of values by field name, or None if the sample is dropped; with a ``flat_map``, a list of dicts.
 
         Raises:
-            FieldMissingError: the sample lacks a member that the pipeline decodes.
-            DecodeError: a member does not decode or a user's function fails; ``__cause__`` is the original error.
+            FieldMissingError: The sample lacks a member that the pipeline decodes.
+            DecodeError: A member does not decode or a user's function fails; ``__cause__`` is the original error.
         """
         if sample is LOST:
             return [] if self.is_many else None

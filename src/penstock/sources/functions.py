@@ -81,7 +81,7 @@ class CallThreads:
             The call, which a thread makes.
 
         Raises:
-            ClosedError: the threads were closed.
+            ClosedError: The threads were closed.
         """
         call = _Call(number, key)
         with self._lock:
@@ -161,8 +161,8 @@ class CallStream:
         """Return the next sample; blocks until the function has returned it.
 
         Raises:
-            DecodeError: the function failed; ``__cause__`` is the original error.
-            ClosedError: the stream was closed in the meantime.
+            DecodeError: The function failed; ``__cause__`` is the original error.
+            ClosedError: The stream was closed in the meantime.
         """
         calls = self._calls
         while len(calls) < self._ahead_count and (number := next(self._numbers, None)) is not None:

@@ -33,7 +33,7 @@ class IndexedReader(StoredReader):
         indexes_max: Number of shard indexes to keep in memory; None: all that were needed.
 
     Raises:
-        ConfigError: a shard is not indexed, or its format cannot be read from any sample.
+        ConfigError: A shard is not indexed, or its format cannot be read from any sample.
     """
 
     def __init__(

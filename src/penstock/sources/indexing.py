@@ -41,9 +41,9 @@ def build_index(
         listener: Receives the progress; see ``penstock.index.BuildListener``.
 
     Raises:
-        ObjectMissingError: there are no shards.
+        ObjectMissingError: There are no shards.
         ConfigError: `source` is not one set of shards, or the shards have no folder in common.
-        StoreError: the shards cannot be listed, or the index cannot be read or written. Shards that cannot be read are
+        StoreError: The shards cannot be listed, or the index cannot be read or written. Shards that cannot be read are
             listed in ``failed`` of the result.
 
     Cost: one listing; then each shard that is not indexed is read once. An interrupted run keeps the shards that it

@@ -42,7 +42,7 @@ class SampleStream(Protocol):
 
         Raises:
             StoreError, DataError: the sample cannot be read.
-            ClosedError: the stream was closed in the meantime.
+            ClosedError: The stream was closed in the meantime.
         """
 
     def close(self) -> None:

@@ -158,9 +158,9 @@ class ShardFinder:
         """Return all shards or objects of the source. Shards are listed by the first call only, objects by every call.
 
         Raises:
-            ObjectMissingError: no shard matches a prefix or pattern.
-            StoreError: a store cannot be listed.
-            ConfigError: no store takes a URL.
+            ObjectMissingError: No shard matches a prefix or pattern.
+            StoreError: A store cannot be listed.
+            ConfigError: No store takes a URL.
 
         Cost: one listing per prefix or pattern (one request per 1 000 keys); one read of a manifest; no request for
             shards given by name.
