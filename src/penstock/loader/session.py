@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader.batches.run import RunPlan
 from penstock.loader.epoch.consensus import RankConsensus
-from penstock.loader.epoch.opening import EpochRequest, WorkerOptions, open_epoch
+from penstock.loader.epoch.opening import open_epoch
+from penstock.loader.epoch.runs import EpochRequest, WorkerOptions
 from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan
 from penstock.loader.plan.ranks import rank_and_world_size

@@ -1,0 +1,236 @@
+"""What makes the batches of an epoch: threads or worker processes, over the samples from a position on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder
+from penstock.loader.batches.run import EpochRun
+from penstock.loader.lanes.feed import EpochFeed, SelectedBatchesFeed
+from penstock.loader.position import RebatchedPosition, feed_position, skip_count
+from penstock.loader.statistics import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.loader.batches.run import BatchBuilder, Delivery, RunPlan
+    from penstock.loader.epoch.sources import BatchRun
+    from penstock.loader.lanes.feed import Batching, Feed
+    from penstock.loader.plan.loader_plan import LoaderPlan
+    from penstock.loader.position import Position
+    from penstock.loader.workers.process_pool import ProcessPool
+    from penstock.loader.workers.process_run import ProcessRun
+    from penstock.loader.workers.row_assignment import Division
+    from penstock.order import Batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRequest:
+    """What an epoch is opened with.
+
+    Attributes:
+        plan: What to read.
+        run_plan: How to make batches of it.
+        epoch: Epoch number, from 0.
+        position: Position to begin at; None is the beginning of the epoch.
+        first_number: Number of batches of the epoch that were handed out before `position`.
+        stride: ``(j, n)``: only batches whose number mod n is j are given.
+        meter: Counts samples, bytes and seconds.
+    """
+
+    plan: LoaderPlan
+    run_plan: RunPlan
+    epoch: int
+    position: Position | None
+    first_number: int
+    stride: tuple[int, int]
+    meter: Meter
+
+    @property
+    def first_of_stride(self) -> int:
+        """Number of the first batch that is given."""
+        which, every = self.stride
+        return self.first_number + (which - self.first_number) % every
+
+
+class WorkerOptions(NamedTuple):
+    """Worker processes that make the batches.
+
+    Attributes:
+        pool: Gives the processes.
+        processes_count: Number of processes; fewer are used if the rank has fewer lanes.
+        restarts: Whether a process that dies is replaced.
+    """
+
+    pool: ProcessPool
+    processes_count: int
+    restarts: bool
+
+
+class OpenedRun(NamedTuple):
+    """A run of an epoch.
+
+    Attributes:
+        run: Makes batches.
+        batches: Positions of all batches from the beginning of the run on; None if only reading tells how many there are.
+        position: Position at which the run begins.
+    """
+
+    run: BatchRun
+    batches: Batches | None
+    position: Position
+
+
+def run_in_processes(request: EpochRequest, workers: WorkerOptions) -> OpenedRun:
+    """A run in which worker processes make the batches."""
+    division, run = _start_workers(request, workers, request.run_plan, request.plan.read_batching)
+    return OpenedRun(run, division.batches, division.begin)
+
+
+def rebatch_in_processes(request: EpochRequest, workers: WorkerOptions) -> OpenedRun:
+    """A run in which worker processes decode, and a thread makes batches of what the stages give."""
+    from penstock.loader.workers.remote_rebatching import Blocks, block_plan, rebatching_run
+
+    plan, skipped_count = request.plan, skip_count(request.position)
+    run_plan = block_plan(request.run_plan)
+    batching = plan.read_batching._replace(global_size=run_plan.batch_size * plan.world_size)
+    division, run = _start_workers(request, workers, run_plan, batching)
+    blocks = Blocks(run, batches=division.batches, begin=division.begin)
+    rebatching = rebatching_run(request.run_plan, blocks, skip_count=skipped_count, meter=request.meter)
+    return OpenedRun(rebatching, None, RebatchedPosition(division.begin, skipped_count))
+
+
+def _start_workers(
+    request: EpochRequest, workers: WorkerOptions, run_plan: RunPlan, batching: Batching
+) -> tuple[Division, ProcessRun]:
+    from penstock.loader.workers.process_run import ProcessRun, worker_jobs
+    from penstock.loader.workers.row_assignment import divide
+
+    plan = request.plan
+    division = divide(
+        plan.read_plan,
+        feed_position(request.position),
+        epoch=request.epoch,
+        batching=batching,
+        run_plan=run_plan,
+        processes_count=workers.processes_count,
+    )
+    jobs = worker_jobs(
+        division, pipeline=plan.pipeline, run_plan=run_plan, epoch=request.epoch, rebatches=plan.is_rebatched
+    )
+    run = ProcessRun(
+        run_plan,
+        assigner=division.assigner,
+        jobs=jobs,
+        pool=workers.pool,
+        restarts=workers.restarts,
+        meter=request.meter,
+        counts_samples=not plan.is_rebatched,
+    )
+    return division, run
+
+
+def run_in_threads(request: EpochRequest) -> OpenedRun:
+    """A run whose threads make the batches of the stride, in order."""
+    feed, batches = _open_feed(request)
+    position = feed.position()  # before the run's reader thread takes from the feed
+    return OpenedRun(thread_run(request, feed, batches), batches, position)
+
+
+def rebatch_in_threads(request: EpochRequest) -> OpenedRun:
+    """A run whose threads make batches of what the stages give; of a stride it makes all batches."""
+    plan, skipped_count = request.plan, skip_count(request.position)
+    feed = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching).feed
+    position = RebatchedPosition(feed.position(), skipped_count)
+    return OpenedRun(thread_run(request, feed, None, skipped_count=skipped_count), None, position)
+
+
+def thread_run(
+    request: EpochRequest,
+    feed: Feed,
+    batches: Batches | None,
+    *,
+    in_order: bool = True,
+    skipped_count: int = 0,
+) -> EpochRun:
+    """A run of threads over a feed.
+
+    Args:
+        request: How to make batches.
+        feed: Samples of the batches; it is closed with the run.
+        batches: Positions of these batches; None if only reading tells how many there are.
+        in_order: Whether batches are handed out in order; otherwise whichever is complete first.
+        skipped_count: Number of outputs of the stages at the beginning that were handed out before.
+    """
+    # a feed whose batches are counted ends where the last of them does
+    drop_last = request.run_plan.drop_last and batches is None
+    return EpochRun(
+        request.run_plan._replace(in_order=in_order, drop_last=drop_last),
+        reads=feed,
+        builder=_builder(request, feed, skipped_count=skipped_count),
+        meter=request.meter,
+    )
+
+
+def _open_feed(request: EpochRequest) -> EpochFeed:
+    """The samples of the batches of the stride; all samples if the stride is (0, 1)."""
+    plan, position, (which, every) = request.plan, feed_position(request.position), request.stride
+    if every > 1:
+        from penstock.loader.plan.strided import begin_strided
+
+        strided = begin_strided(
+            plan.read_plan,
+            request.epoch,
+            position,
+            batching=plan.read_batching,
+            first_batch=request.first_number,
+            stride=request.stride,
+        )
+        if strided is not None:
+            return strided
+    feed, batches = plan.read_plan.begin(request.epoch, position, batching=plan.read_batching)
+    if every > 1:
+        feed = SelectedBatchesFeed(
+            feed,
+            size=plan.rows_count,
+            first_batch=request.first_number,
+            chosen=lambda number: number % every == which,
+        )
+    return EpochFeed(feed, batches)
+
+
+def _builder(request: EpochRequest, feed: Feed, *, skipped_count: int = 0) -> Callable[[EpochRun], BatchBuilder]:
+    plan, epoch = request.plan, request.epoch
+    if plan.is_rebatched:
+        from penstock.loader.batches.rebatching import LocalRebatcher
+
+        return lambda run: LocalRebatcher(run, feed, epoch=epoch, skip_count=skipped_count)
+    if plan.is_plain:
+        return lambda run: RawBatchBuilder(run, feed)
+    return lambda run: RowBatchBuilder(run, feed, epoch=epoch)
+
+
+def any_delivery(request: EpochRequest) -> Delivery | None:
+    """A batch of the epoch that has a sample: of this rank, or if it has none, of any rank. None if no rank has one.
+
+    Cost: reads the epoch from its beginning, up to the first sample that is kept.
+    """
+    plan, run_plan = request.plan, request.run_plan
+    transforms = tuple(transform.uncounted() for transform in run_plan.transforms)
+    batching = plan.read_batching._replace(drop_last=False)
+    for read_plan in (plan.read_plan, plan.read_plan.for_rank(0, 1)):
+        feed = read_plan.begin(request.epoch, None, batching=batching).feed
+        run = EpochRun(
+            run_plan._replace(transforms=transforms, drop_last=False, in_order=True),
+            reads=feed,
+            builder=_builder(request, feed),
+            meter=Meter(),
+        )
+        try:
+            while (delivery := run.next_batch()) is not None:
+                if not delivery.is_empty:
+                    return delivery
+        finally:
+            run.close()
+    return None
