@@ -182,7 +182,7 @@ class _ProcessBudget:
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        """See ``forks``: the budget stays, but a child may be configured with less."""
+        """Keep the budget, but let the child be configured with less."""
         self._lock = threading.RLock()
         self._configured_bytes = 0
 

@@ -17,7 +17,7 @@ class Cut(NamedTuple):
 
     Attributes:
         request_index: Position of the request in the input, from 0.
-        span: The bytes that it asked for.
+        span: The bytes that it wants.
     """
 
     request_index: int

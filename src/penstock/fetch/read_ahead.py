@@ -40,7 +40,7 @@ class ReadAhead:
         whole: True delivers each item as one piece of memory, False part by part.
 
     Attributes:
-        budget: See above.
+        budget: The budget that bodies are charged to.
     """
 
     def __init__(

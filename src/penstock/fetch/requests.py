@@ -173,11 +173,11 @@ class PartRequest:
         return Get(self.read.plan.key, None if whole else span, self.read.etag)
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """See ``types.Sink``."""
+        """Return where the body goes; see ``types.Sink.head``."""
         return self.requester.on_head(self, info, span)
 
     def done(self, completion: Completion) -> None:
-        """See ``types.Sink``."""
+        """Take the end of the operation; see ``types.Sink.done``."""
         self.requester.on_done(self, completion)
 
 
@@ -196,9 +196,9 @@ class HeadRequest:
         self.landing: Landing | None = None
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """See ``types.Sink``."""
+        """Return where the body goes; see ``types.Sink.head``."""
         return None
 
     def done(self, completion: Completion) -> None:
-        """See ``types.Sink``."""
+        """Take the end of the operation; see ``types.Sink.done``."""
         self.requester.on_metadata(self.read, completion)

@@ -74,12 +74,12 @@ class FetchStatistics:
 
     Attributes:
         requests_in_flight: Requests in flight now.
-        requests_limit: The most requests it would have in flight now; rises while the consumer starves and throughput
-            rises.
+        requests_limit: The most requests it would have in flight now; it rises while the consumer waits and throughput
+            grows.
         received_bytes: Bytes that have arrived so far, delivered or waiting.
         stall_s: Seconds that the consumer waited for data: near 0 means that reading keeps up with it.
         stalls_count: How often the consumer waited.
-        throttled_count: Answers that asked to slow down.
+        throttled_count: Answers by which the store asked to slow down.
     """
 
     requests_in_flight: int
@@ -450,7 +450,7 @@ class RequestScheduler:
             read.error = refusal(error)
 
     def on_metadata(self, read: ObjectRead, completion: Completion) -> None:
-        """See ``Requester``. If parts were already requested, a HEAD that fails is no error: they are checked themselves."""
+        """Take in the answer to a HEAD; its failure is ignored if parts are requested already, which are checked too."""
         with self._lock:
             read.awaits_metadata = False
             self._heads_count -= 1
@@ -484,7 +484,7 @@ class RequestScheduler:
     # ── engine threads ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_head(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """See ``Requester``: pin the version, and find a place for a body whose size was not known."""
+        """Pin the version, and find a place for a body whose size was not known; see ``Requester.on_head``."""
         with self._lock:
             read = part.read
             if span.end == UNKNOWN_BYTES and part.landing is None:
@@ -542,7 +542,7 @@ class RequestScheduler:
         return bool(self._reads) and read is self._reads[0]
 
     def on_done(self, part: PartRequest, completion: Completion) -> None:
-        """See ``Requester``."""
+        """Settle a request that has ended; see ``Requester.on_done``."""
         try:
             self._on_end(part, completion)
         except Exception as error:

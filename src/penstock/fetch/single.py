@@ -38,7 +38,7 @@ class SingleRead:
         budget: The budget that the body is charged to.
 
     Attributes:
-        budget: See above.
+        budget: The budget that the body is charged to.
     """
 
     def __init__(self, core: Core, item: PlanItem, *, config: FetchConfig, budget: Budget) -> None:
@@ -103,7 +103,7 @@ class SingleRead:
     # ── engine threads ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_head(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """See ``Requester``."""
+        """Pin the version and place the body; see ``Requester.on_head``."""
         read = part.read
         if span.end == UNKNOWN_BYTES and part.landing is None:
             return GrowingLanding(partial(self._make_room, part))  # the version is pinned when its size is known
@@ -149,7 +149,7 @@ class SingleRead:
             raise CancelledOperationError("refused") from error
 
     def on_done(self, part: PartRequest, completion: Completion) -> None:
-        """See ``Requester``."""
+        """Take the end of the request; see ``Requester.on_done``."""
         read = part.read
         with self._lock:
             part.completion = completion
@@ -167,4 +167,4 @@ class SingleRead:
         self._ended.release()
 
     def on_metadata(self, read: ObjectRead, completion: Completion) -> None:
-        """See ``Requester``; never called, because a HEAD is a scheduler's."""
+        """Do nothing: only a scheduler sends a HEAD."""

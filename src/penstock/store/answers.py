@@ -85,7 +85,7 @@ def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, check
     )
 
 
-def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | None) -> tuple[int, ByteRange]:
+def served_span(status: int, headers: Mapping[bytes, bytes], requested: ByteRange | None) -> tuple[int, ByteRange]:
     """Return the object's size and the bytes that follow, from the head of a successful GET.
 
     Both are ``UNKNOWN_BYTES`` long if the whole object follows in chunks, because only the last chunk tells where it ends.
@@ -93,7 +93,7 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
     Args:
         status: Status of the answer.
         headers: Headers of the answer, by lower-case name.
-        asked: The range that was requested; None for the whole object.
+        requested: The range that was requested; None for the whole object.
 
     Raises:
         ProtocolError: The answer does not say, or does not provably hold what was requested.
@@ -105,16 +105,16 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
     coding = headers.get(b"transfer-encoding")
     if coding is not None and coding.lower() != b"chunked":
         raise ProtocolError(f"Transfer-Encoding {coding.decode('latin-1')!r} cannot be read")
-    if status == 206 or (asked is not None and b"content-range" in headers):  # rclone sends ranges with status 200
+    if status == 206 or (requested is not None and b"content-range" in headers):  # rclone sends ranges with status 200
         span, total = _content_range(headers.get(b"content-range", b""))
         if (
-            asked is None
-            or span.start != asked.start
-            or span.end > asked.end
-            or (span.end < asked.end and span.end < total)
+            requested is None
+            or span.start != requested.start
+            or span.end > requested.end
+            or (span.end < requested.end and span.end < total)
         ):
             shown = headers.get(b"content-range", b"").decode("latin-1")
-            raise ProtocolError(f"asked for {asked}, got Content-Range {shown!r}")
+            raise ProtocolError(f"requested {requested}, got Content-Range {shown!r}")
         if coding is None and length and (not length.isdigit() or int(length) != span.length_bytes):
             raise ProtocolError(
                 f"Content-Length {length.decode('latin-1')!r} contradicts a range of {span.length_bytes} bytes"
@@ -129,15 +129,15 @@ def served_span(status: int, headers: Mapping[bytes, bytes], asked: ByteRange | 
             "the answer has neither Content-Length nor chunks, so nothing tells whether it is whole",
             hint="is this an S3 endpoint?",
         )
-    if asked is not None and (asked.within(total).start != 0 or (coding is None and total > asked.end)):
-        raise ignores_range(asked, size)
+    if requested is not None and (requested.within(total).start != 0 or (coding is None and total > requested.end)):
+        raise ignores_range(requested, size)
     return total, ByteRange(0, total)
 
 
-def ignores_range(asked: ByteRange, size: str) -> ProtocolError:
+def ignores_range(requested: ByteRange, size: str) -> ProtocolError:
     """Return the error for a whole object in answer to a range; `size` is the object's size in words."""
     return ProtocolError(
-        f"asked for {asked.length_bytes} bytes at {asked.start}, got the whole object of {size}",
+        f"requested {requested.length_bytes} bytes at {requested.start}, got the whole object of {size}",
         hint="this server ignores Range",
     )
 
@@ -182,7 +182,7 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     if code == pycurl.E_OPERATION_TIMEDOUT:
         return DeadlineError(f"no connection in time: {reason}", hint=_HINTS[pycurl.E_COULDNT_CONNECT])
     if code in (OVERLONG, pycurl.E_FILESIZE_EXCEEDED):
-        return ProtocolError("the body is longer than the range that was asked for", hint="this server ignores Range")
+        return ProtocolError("the body is longer than the range that was requested", hint="this server ignores Range")
     if code in (pycurl.E_PARTIAL_FILE, pycurl.E_GOT_NOTHING) or (answer.status and code == pycurl.E_RECV_ERROR):
         what = f"the connection ended after {answer.received_bytes} bytes of body: {reason}"
         return ShortReadError(what)
@@ -192,7 +192,7 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     if code == pycurl.E_UNSUPPORTED_PROTOCOL and "HTTP/0.9" in reason:
         code = _WEIRD_SERVER_REPLY
     if code in (pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL):
-        return ProtocolError(f"not a URL that can be asked: {reason}", hint="check endpoint_url and bucket")
+        return ProtocolError(f"not a URL that can be requested: {reason}", hint="check endpoint_url and bucket")
     if code in (pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_RESOLVE_PROXY):
         return UnavailableError(f"name not found: {reason}", hint=_HINTS[code])
     if code in (_WEIRD_SERVER_REPLY, _TOO_LARGE):
@@ -243,7 +243,7 @@ def status_error(  # noqa: C901 - a table
         denied = "these credentials (or this bucket's policy) do not allow it; a missing key also looks so without ListBucket"
         return AccessDeniedError(what if message else "access denied", hint=denied, **fields)
     if status in (409, 412):
-        changed = what if message else "the object is not the version asked for"
+        changed = what if message else "the object is not the requested version"
         return ObjectChangedError(changed, **fields)
     if status == 416:
         return SpanError(what if message else "the range starts past the end of the object", **fields)

@@ -96,9 +96,9 @@ class CredentialProvider:
         """Call `call` with the keys, or with the reason why there are none, from another thread, within ``CHAIN_S_MAX``."""
         from penstock.transport import engine
 
-        asked = [call]  # whoever answers empties it, so that the timer does not keep a transfer alive
-        self._start(asked)
-        engine.call_later(CHAIN_S_MAX, lambda: self._answer([asked], _late()))
+        calls = [call]  # whoever answers empties it, so that the timer does not keep a transfer alive
+        self._start(calls)
+        engine.call_later(CHAIN_S_MAX, lambda: self._answer([calls], _late()))
 
     def expired(self, used: Credentials | None) -> bool:
         """Forget the keys `used`, which the store calls expired; returns whether there may be others."""
@@ -118,11 +118,11 @@ class CredentialProvider:
         """
         return self.current or self._ask()
 
-    def _start(self, asked: list[_Call] | None) -> None:
+    def _start(self, calls: list[_Call] | None) -> None:
         with self._lock:
             self._check_due_s = time.monotonic() + REFRESH_CHECK_S
-            if asked is not None:
-                self._waiting.append(asked)
+            if calls is not None:
+                self._waiting.append(calls)
             if self._running:
                 return
             self._running = True
@@ -145,10 +145,10 @@ class CredentialProvider:
 
     def _answer(self, waiting: list[list[_Call]], result: Credentials | CredentialsError) -> None:
         """Call those that wait and were not called yet."""
-        for asked in waiting:
+        for calls in waiting:
             with self._lock:
-                calls, asked[:] = asked[:], []
-            for call in calls:
+                due, calls[:] = calls[:], []
+            for call in due:
                 call(result)
 
     def _ask(self) -> Credentials:

@@ -102,9 +102,9 @@ class Exchange(Resent, ABC, Generic[S]):
 
     def _check_length(self, length_bytes: int) -> None:
         """Bound a body of unknown length for which the sink has no landing."""
-        asked: ByteRange | None = self.operation.span  # type: ignore[union-attr]
-        if asked is not None and length_bytes > asked.end:
-            raise ignores_range(asked, f"{length_bytes} bytes or more")
+        requested: ByteRange | None = self.operation.span  # type: ignore[union-attr]
+        if requested is not None and length_bytes > requested.end:
+            raise ignores_range(requested, f"{length_bytes} bytes or more")
         budget_bytes = self.store.budget.bytes_max
         if length_bytes > budget_bytes // 2:
             raise StoreError(
@@ -179,9 +179,9 @@ class Exchange(Resent, ABC, Generic[S]):
             return
         received = answer.received_bytes
         if self.span.end == UNKNOWN_BYTES:  # the last chunk has arrived, so the length is known
-            asked: ByteRange | None = self.operation.span  # type: ignore[union-attr]
+            requested: ByteRange | None = self.operation.span  # type: ignore[union-attr]
             whole = ByteRange(0, received)
-            self.span = completion.span = whole if asked is None else asked.within(received)
+            self.span = completion.span = whole if requested is None else requested.within(received)
             self.info = completion.info = self.info._replace(size_bytes=received)
         if received != self.span.length_bytes:
             raise ProtocolError(f"the body has {received} of {self.span.length_bytes} bytes", retryable=True)

@@ -263,7 +263,7 @@ class _RawObject(io.RawIOBase):
         if self._run_fetches >= 2:
             self._start_stream(rest, first_bytes=max(wanted, STREAM_BYTES_MIN // 2))
             return 0
-        if wanted >= STREAM_BYTES_MIN:  # after a jump, fetch what was asked for and no more
+        if wanted >= STREAM_BYTES_MIN:  # after a jump, fetch what was requested and no more
             self._start_stream(wanted, first_bytes=wanted)
             return 0
         length = min(rest, max(wanted, SECOND_BYTES if self._run_fetches else BUFFER_BYTES))
@@ -285,7 +285,7 @@ class _RawObject(io.RawIOBase):
         if self.info.size_bytes and not same_version(info, self.info):
             raise self._changed(info)
         if len(body) != min(span.end, info.size_bytes) - span.start:
-            raise ShortReadError(f"{len(body)} of {span.length_bytes} bytes came", operation="GET", url=self.name)
+            raise ShortReadError(f"{len(body)} of {span.length_bytes} bytes arrived", operation="GET", url=self.name)
         return info, body
 
     def _start_stream(self, length: int, *, first_bytes: int) -> None:

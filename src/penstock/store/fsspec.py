@@ -108,7 +108,7 @@ class FsspecStore(ThreadedStore):
         job.check()
         body = self._files.cat_file(self._path(operation.key), start=span.start, end=span.start + len(view))
         if len(body) != len(view):
-            raise ShortReadError(f"{len(body)} bytes came where {len(view)} were promised")
+            raise ShortReadError(f"{len(body)} bytes arrived where {len(view)} were promised")
         if self._info(operation.key).etag != info.etag:
             raise ObjectChangedError("the file changed while it was read", status=412)
         view[:] = body
@@ -176,7 +176,7 @@ class FsspecStore(ThreadedStore):
     def _upload(self, key: Key, upload_id: str) -> dict[int, bytes]:
         found = self._uploads.get(upload_id)
         if found is None or found[0] != key:
-            raise StoreError(f"no upload {upload_id!r} of this key was begun", status=404, code="NoSuchUpload")
+            raise StoreError(f"there is no upload {upload_id!r} of this key", status=404, code="NoSuchUpload")
         return found[1]
 
     def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:

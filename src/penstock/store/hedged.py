@@ -57,7 +57,7 @@ class Hedged(Wrapper):
         config: When a request counts as late, and how many may be hedged; None means ``HedgeConfig()``.
 
     Attributes:
-        config: See above.
+        config: When a request counts as late, and how many may be hedged.
         hedged_count: Second requests that were sent.
         won_count: Second requests that answered first.
         lock: Held while an operation decides which of its requests wins.

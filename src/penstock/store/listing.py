@@ -280,7 +280,7 @@ class _ParallelListing:
         page: Page = completion.value
         if page.next_token is not None and page.next_token == segment.token:  # the listing would never end
             raise ProtocolError(
-                f"the listing goes on with the token that it was asked with, {page.next_token[:40]!r}",
+                f"the next page of the listing has the token of this one, {page.next_token[:40]!r}",
                 operation="LIST",
                 url=self._url,
                 hint="this server does not page as S3 does",

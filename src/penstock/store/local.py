@@ -249,7 +249,7 @@ class LocalStore(ThreadedStore):
     def _upload(self, key: Key, upload_id: str) -> Path:
         folder = (self.root / key).parent / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}"
         if not upload_id.isalnum() or not folder.is_dir():
-            raise StoreError(f"no upload {upload_id!r} of this key was begun", status=404, code="NoSuchUpload")
+            raise StoreError(f"there is no upload {upload_id!r} of this key", status=404, code="NoSuchUpload")
         return folder
 
     def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:

@@ -60,7 +60,7 @@ class _Bucket:
     def upload(self, key: str, upload_id: str) -> dict[int, _Object]:
         found = self.uploads.get(upload_id)
         if found is None or found[0] != key:
-            raise StoreError(f"no upload {upload_id!r} of this key was begun", status=404, code="NoSuchUpload")
+            raise StoreError(f"there is no upload {upload_id!r} of this key", status=404, code="NoSuchUpload")
         return found[1]
 
 

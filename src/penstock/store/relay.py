@@ -33,11 +33,11 @@ class Relay:
         self.landing: Landing | None = sink.landing
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        """See ``types.Sink``."""
+        """Return where the body goes; see ``types.Sink.head``."""
         return self.sink.head(info, span)
 
     def done(self, completion: Completion) -> None:
-        """See ``types.Sink``."""
+        """Take the end of the operation; see ``types.Sink.done``."""
         self.sink.done(completion)
 
 
@@ -65,13 +65,13 @@ class OperationRelay(Relay, Generic[Owner]):
         self.cancelled = False
 
     def cancel(self) -> None:
-        """See ``types.Transfer``."""
+        """Give the operation up; see ``types.Transfer.cancel``."""
         self.cancelled = True
         if (transfer := self.transfer) is not None:
             transfer.cancel()
 
     def unanswered_s(self) -> float:
-        """See ``types.Transfer``."""
+        """Return how long it has waited for an answer; see ``types.Transfer.unanswered_s``."""
         transfer = self.transfer
         return transfer.unanswered_s() if transfer is not None else 0.0
 
@@ -91,11 +91,11 @@ class Resent:
     transfers: list[Transfer]
 
     def cancel(self) -> None:
-        """See ``types.Transfer``."""
+        """Give the operation up; see ``types.Transfer.cancel``."""
         self.cancelled = True  # type: ignore[misc]  # a slot of every class that mixes this in
         for transfer in tuple(self.transfers):
             transfer.cancel()
 
     def unanswered_s(self) -> float:
-        """See ``types.Transfer``."""
+        """Return how long it has waited for an answer; see ``types.Transfer.unanswered_s``."""
         return max((transfer.unanswered_s() for transfer in tuple(self.transfers)), default=0.0)

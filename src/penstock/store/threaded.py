@@ -134,7 +134,7 @@ class Pool:
 class BlockingJob:
     """One submitted operation: the transfer that ``submit`` returns, and the work behind it."""
 
-    __slots__ = ("_answered", "_perform", "begun_s", "cancelled", "completion", "operation", "sink", "submitted_s")
+    __slots__ = ("_answered", "_perform", "cancelled", "completion", "operation", "sink", "started_s", "submitted_s")
 
     def __init__(self, operation: Operation, sink: Sink, perform: ThreadedStore) -> None:
         self.operation = operation
@@ -142,7 +142,7 @@ class BlockingJob:
         self.cancelled = False
         self.completion = Completion(operation)
         self.submitted_s = time.monotonic()
-        self.begun_s = 0.0
+        self.started_s = 0.0
         self._answered = False
         self._perform = perform
 
@@ -152,7 +152,7 @@ class BlockingJob:
 
     def unanswered_s(self) -> float:
         """Return the seconds that it has run without an answer; 0 if it waits or has answered."""
-        return time.monotonic() - self.begun_s if self.begun_s and not self._answered else 0.0
+        return time.monotonic() - self.started_s if self.started_s and not self._answered else 0.0
 
     def check(self) -> None:
         """Raise ``CancelledOperationError`` if it was cancelled; called between the steps of a long operation."""
@@ -177,7 +177,7 @@ class BlockingJob:
 
     def run(self) -> None:
         """Perform the operation on this thread, and tell the sink how it ended."""
-        self.begun_s = time.monotonic()
+        self.started_s = time.monotonic()
         completion = self.completion
         try:
             self.check()
@@ -193,14 +193,14 @@ class BlockingJob:
         error, landing = completion.error, completion.landing
         ended_s = time.monotonic()
         return Attempt(
-            start_s=self.begun_s,
+            start_s=self.started_s,
             status=200 if error is None else (error.status or 0),
             offset_bytes=0,
             received_bytes=landing.position - landing.start if landing else 0,
-            queued_s=self.begun_s - self.submitted_s,
+            queued_s=self.started_s - self.submitted_s,
             connect_s=0.0,
-            first_byte_s=ended_s - self.begun_s,
-            total_s=ended_s - self.begun_s,
+            first_byte_s=ended_s - self.started_s,
+            total_s=ended_s - self.started_s,
             throttled=False,
             request_id=None,
         )

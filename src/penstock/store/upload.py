@@ -186,7 +186,7 @@ def _is_etag_of(etag: str, parts: tuple[Part, ...]) -> bool:
 _held: weakref.WeakSet[Core] = weakref.WeakSet()
 """Stores of which one checksum of an object in parts was compared with that of the bytes sent, or which keep none."""
 _wrong: weakref.WeakSet[Core] = weakref.WeakSet()
-"""Stores that kept a wrong checksum: they are asked for none any more, because such an object could not be read again."""
+"""Stores that kept a wrong checksum: none is requested from them any more, because the objects could not be read again."""
 
 
 class Upload:
@@ -198,7 +198,7 @@ class Upload:
         if_absent: Whether to refuse to replace an object.
 
     Attributes:
-        begun: Whether something was sent, so that there is something to commit or to drop.
+        started: Whether something was sent, so that there is something to commit or to drop.
     """
 
     def __init__(self, core: Core, key: Key, *, if_absent: bool) -> None:
@@ -210,7 +210,7 @@ class Upload:
         self._hasher = checksums.hasher("crc32c") if self._checksum else None
         self._in_flight: InFlight[int] = InFlight(core)
         self._upload_id: str | None = None
-        self.begun = False
+        self.started = False
         self._pending_bytes = 0
         self._memory: dict[int, memoryview] = {}  # memory of the parts in flight, to be used again
         self._spare: list[memoryview] = []
@@ -248,7 +248,7 @@ class Upload:
         if len(self._lengths) >= PARTS_MAX:
             raise ConfigError(f"{self._key!r} needs more than {PARTS_MAX} parts", hint="begin with a larger part_bytes")
         if self._upload_id is None:
-            self.begun = True
+            self.started = True
             self._in_flight.submit(CreateMultipart(self._key, self._claim, self._checksum), 0)
             self._collect()
             _watch(self)
@@ -392,6 +392,6 @@ def drop(upload: Upload) -> None:
     Finalisers run anywhere, even on an engine's thread, so they must not wait. ``threading.Thread`` takes a lock that the
     interrupted code may hold; ``_thread`` takes none.
     """
-    if upload.begun and not upload.finished:
+    if upload.started and not upload.finished:
         with suppress(RuntimeError):  # the interpreter no longer starts threads
             _thread.start_new_thread(upload.abort, ())

@@ -120,7 +120,7 @@ class Writer(io.RawIOBase):
 
     @property
     def upload_id(self) -> str | None:
-        """ID of the multipart upload, with which anybody can drop it; None if none was begun."""
+        """ID of the multipart upload, with which anybody can drop it; None if there is none."""
         return self._upload.upload_id
 
     def writable(self) -> bool:
@@ -180,7 +180,7 @@ class Writer(io.RawIOBase):
             return
         self._check()
         with self._aborting():
-            if not self._upload.begun:
+            if not self._upload.started:
                 self.info = write(self._core, self._key, self._memory[: self._filled], if_absent=self._if_absent)
             else:
                 if self._filled:

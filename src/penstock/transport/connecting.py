@@ -63,7 +63,7 @@ class Connector:
     def connect(self, connection: HttpConnection) -> None:
         """Begin to connect; the name is looked up first if its addresses are unknown."""
         origin = connection.origin
-        connection.begun_s = now_s = time.monotonic()
+        connection.requested_s = now_s = time.monotonic()
         if now_s - origin.addresses_s < NAME_S_MAX:
             connection.addresses = origin.order()
             self._try_next(connection, pycurl.E_COULDNT_CONNECT, "the name has no address")
@@ -84,7 +84,7 @@ class Connector:
         if connection.addresses and connection.socket is not None and now_s - connection.since_s > _NEXT_ADDRESS_S:
             self._close(connection)
             self._try_next(connection, pycurl.E_COULDNT_CONNECT, "no answer")
-        return now_s - connection.begun_s
+        return now_s - connection.requested_s
 
     def _look_up(self, origin: HttpOrigin, connection: HttpConnection) -> None:
         """Look up a name on a thread of its own, because that has no deadline."""

@@ -76,8 +76,24 @@ class HttpConnection:
     """
 
     __slots__ = (
-        "addresses", "begun_s", "chunks", "fd", "idle_s", "keep", "left", "message", "on_ready", "origin", "overlong",
-        "partial", "receive", "reused", "since_s", "socket", "transfer", "view",
+        "addresses",
+        "chunks",
+        "fd",
+        "idle_s",
+        "keep",
+        "left",
+        "message",
+        "on_ready",
+        "origin",
+        "overlong",
+        "partial",
+        "receive",
+        "requested_s",
+        "reused",
+        "since_s",
+        "socket",
+        "transfer",
+        "view",
     )  # fmt: skip
 
     def __init__(self, origin: HttpOrigin) -> None:
@@ -86,7 +102,7 @@ class HttpConnection:
         self.fd = -1
         self.receive: Any = None  # socket.recv_into
         self.addresses: list[Any] = []
-        self.begun_s = 0.0  # when the connection was requested
+        self.requested_s = 0.0  # when the connection was requested
         self.since_s = 0.0  # when the attempt to connect to the current address began
         self.idle_s = 0.0  # when it became idle
         self.reused = False  # whether it has carried another exchange before

@@ -231,8 +231,8 @@ class HttpTransfer:
                 return None if self._error_bytes <= _ERROR_BYTES_MAX else 0
             if self._growing is not None:
                 return self._append(self._growing, piece)
-            begun = self._begin_body()
-            return self.take(piece) if begun or self._error_pieces is not None else 0
+            has_place = self._begin_body()
+            return self.take(piece) if has_place or self._error_pieces is not None else 0
         landing = self.landing
         assert landing is not None
         position = landing.position
