@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         contract="each request of try_read_many gets one answer",
         path="store/reading.py",
-        function="_Blobs._answers",
+        function="_answers",
         old="for request in merged or [plan]]",
         new="for request in [plan]]",
         tests=("contract/test_memory.py", "property/test_read_ahead.py"),
@@ -111,9 +111,9 @@ MUTATIONS = (
     Mutation(
         contract="whole objects of several parts are compared with their checksum",
         path="store/reading.py",
-        function="_Blobs._bytes_of",
-        old="            return data, checksums.verify(info.checksums, data)\n",
-        new='            return data, "length"\n',
+        function="_bytes_of",
+        old="        return data, checksums.verify(info.checksums, data)\n",
+        new='        return data, "length"\n',
         tests=("integration/test_s3_faults.py::test_a_corrupt_part_is_caught_by_the_whole",),
     ),
     Mutation(

@@ -10,6 +10,7 @@ from penstock.cache.entry import block_name
 from penstock.cache.metadata import REMEMBERED_MISS
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, as_completion_error
 from penstock.fetch.requests import HeadRequest
+from penstock.store.relay import Relay
 from penstock.types import (
     CompleteMultipart,
     Completion,
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.cache.context import CacheContext
-    from penstock.types import ByteRange, Key, Landing, Operation, Sink, Transfer
+    from penstock.types import Key, Operation, Sink, Transfer
 
 
-class _PassedOperation(ABC):
+class _PassedOperation(Relay, ABC):
     """An operation that is passed on to the store inside. It is the caller's transfer and the store's sink at once."""
 
-    __slots__ = ("cancelled", "context", "ended", "landing", "operation", "sent_s", "sink", "submitted_s", "transfer")
+    __slots__ = ("cancelled", "context", "ended", "operation", "sent_s", "submitted_s", "transfer")
 
     def __init__(self, context: CacheContext, operation: Operation, sink: Sink) -> None:
         self.context = context
@@ -49,9 +50,6 @@ class _PassedOperation(ABC):
 
     def unanswered_s(self) -> float:
         return 0.0
-
-    def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
-        return self.sink.head(info, span)
 
     def send(self) -> None:
         """Submit the operation to the store inside."""
