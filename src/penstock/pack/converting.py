@@ -192,17 +192,11 @@ class Conversion(PackJob):
             ConfigError, DataError, StoreError: See ``convert``.
         """
         target, options = self.destination, self._options
-        plan = None if overwrite else target.plan(job_identity(self._job))
-        if plan is not None:
-            if target.is_done(plan) or plan.is_of_urls:
-                now = self._new_plan(self._find(), plan.starts)
-                if target.is_done(plan):
-                    plan.check_source(now)
-                plan.complete(now)
-            given = self._source_connection
-            self._stores = [self._stack.enter_context(compose.connect(url, **given)) for url in plan.roots]
-            self._plan = plan
-            return plan
+        stored = None if overwrite else target.plan(job_identity(self._job))
+        if stored is not None:
+            return self._resume(
+                stored, lambda: self._new_plan(self._find(), stored.starts), must_match=target.is_done(stored)
+            )
         found = self._find()
         for folder in {shard.url[: shard.url.rfind("/") + 1] for shard in found}:
             refuse_inside(folder, target.url)

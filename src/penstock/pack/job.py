@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
+from penstock import compose
 from penstock.errors import DataError
 from penstock.pack.progress import Packed
 from penstock.pack.recipes import WorkerSetup
@@ -55,6 +56,28 @@ class PackJob:
         """The plan that ``plan`` returned."""
         assert self._plan is not None, "plan() comes first"
         return self._plan
+
+    def _resume(self, plan: PackPlan, replan: Callable[[], PackPlan], *, must_match: bool) -> PackPlan:
+        """Follow the plan that an earlier run stored.
+
+        Args:
+            plan: The stored plan.
+            replan: Returns the plan of what the source holds now.
+            must_match: Whether a source that has changed is an error.
+
+        Raises:
+            ConfigError: The source no longer names an object of the plan.
+            DataError: The source has changed, and `must_match`.
+        """
+        if must_match or plan.is_of_urls:
+            now = replan()
+            if must_match:
+                plan.check_source(now)
+            plan.complete(now)
+        connection = self._source_connection
+        self._stores = [self._stack.enter_context(compose.connect(url, **connection)) for url in plan.roots]
+        self._plan = plan
+        return plan
 
     def save(self) -> None:
         """Write the plan down if it is new; before that, delete what it replaces, and uploads that a killed run left."""

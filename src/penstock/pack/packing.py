@@ -160,9 +160,6 @@ def pack(
 class Packing(PackJob):
     """One packing.
 
-    Attributes:
-        is_resumed: Whether the plan was stored by an earlier run.
-
     Args:
         source: A source that ``pack`` takes.
         folder: URL of the destination, which ends with a slash.
@@ -174,7 +171,6 @@ class Packing(PackJob):
         super().__init__(connection, source.source.connection.given() if _has_connection(source) else connection)
         self._source = source
         self._options = options
-        self.is_resumed = False
         self._is_python = not isinstance(source, str | os.PathLike | Pipeline)
         self._store = self._stack.enter_context(compose.connect(folder, **connection))
         try:
@@ -219,15 +215,11 @@ class Packing(PackJob):
         job = self._options.job(source_digest(self._source, self._source_connection))
         stored = None if overwrite else self._stored_plan(job)
         if stored is not None:
-            if self._must_be_as_planned(stored) or stored.is_of_urls:
-                now = self._new_plan(job, self._listed(), stored.starts)
-                if self._must_be_as_planned(stored):
-                    stored.check_source(now)
-                stored.complete(now)
-            self._plan, self.is_resumed = stored, True
-            given = self._source_connection
-            self._stores = [self._stack.enter_context(compose.connect(url, **given)) for url in stored.roots]
-            return stored
+            return self._resume(
+                stored,
+                lambda: self._new_plan(job, self._listed(), stored.starts),
+                must_match=self._must_be_as_planned(stored),
+            )
         if self._is_python:
             self._check_python()
             self._plan = self._empty_plan(job, "sequence", self._begin(job, append=append, overwrite=overwrite))
