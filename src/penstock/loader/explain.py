@@ -1,4 +1,4 @@
-"""``explain``: looks at the data of a pipeline, and says what a loader would do: its plan, requests and memory."""
+"""``explain``: what a loader would do with a pipeline: its plan, requests and memory."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ _ENTRY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePlan:
-    """One data set of a pipeline, as it was found."""
+    """One source of a pipeline."""
 
     what: str
     """The source as it was written."""
     share: float
-    """Of the samples, at the epoch's start; 1 where nothing is mixed."""
+    """Share of the samples at the beginning of the epoch; 1 if nothing is mixed."""
     shards_count: int
-    """Shards, or objects."""
+    """Number of shards, or of objects."""
     size_bytes: int | None
-    """Of all shards; None where the listing did not say."""
+    """Size of all shards; None if the listing does not say it."""
     largest_bytes: int | None
-    """Of the largest shard."""
+    """Size of the largest shard; None if the listing does not say it."""
     formats: tuple[str, ...]
-    """By name; empty where only the content tells."""
+    """Names of the formats; empty if only the content of the shards tells."""
     entry_bytes: int | None
-    """Read in vain, on average, where reading begins inside a shard: half of one that is compressed whole, half a row group
-    of Parquet, nothing where samples can be read by themselves. None where only the shards tell."""
+    """Bytes that are read in vain, on average, when reading begins inside a shard: half of a shard that is compressed as a
+    whole, half a row group of Parquet, none if samples can be read by themselves. None if only the shards tell."""
     unit_bytes: int
-    """Of a row group, the wanted columns as stored, on average in the first shard: each lane holds one. Else 0."""
+    """Mean size of a row group in the first shard, of the wanted columns as stored; each lane holds one. 0 for others."""
     indexed_count: int
-    """Shards of which an index knows the samples."""
+    """Number of shards whose samples an index knows."""
     samples_count: int | None
-    """Of all shards or objects; None where some shards have no index."""
+    """Number of samples; None if the index does not know all shards."""
     sample_bytes: int
-    """Of a sample as stored: a mean where the index or the listing tells, else of the first few of each lane."""
+    """Mean size of a sample as stored, by the index or the listing; otherwise by the first samples of each lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,36 +75,36 @@ class Explanation:
     sources: tuple[SourcePlan, ...]
     """One, or those of the mix."""
     rank: int
-    """Of this process."""
+    """Rank of this process."""
     world_size: int
-    """Data-parallel ranks."""
+    """Number of data-parallel ranks."""
     lanes_count: int
-    """Of the job."""
+    """Number of lanes of the whole job."""
     window: int
-    """Samples of the job to draw from; 1 where nothing is shuffled."""
+    """Number of samples in the shuffle window of the whole job; 1 if nothing is shuffled."""
     batch_size: int | None
-    """Samples of this rank's batches; None where they go by size, or there is no batch."""
+    """Number of samples in a batch of this rank; None if batches are made by size, or not at all."""
     listing_requests: int
-    """Before the first sample, at least; none for shards that are given by name."""
+    """Number of requests that list the data, at least; none for shards that are given by name."""
     epoch_requests: int | None
-    """GETs of this rank in its first epoch, at most, without retries and hedges; None where only reading tells."""
+    """Number of GETs of this rank in its first epoch, at most, without retries and hedges; None if only reading tells."""
     epoch_requests_min: int | None
-    """The same, at least. It is less where the epoch ends before the last byte of a shard (``take``, ``drop_last``, a mix),
-    by at most the rest of that shard for each lane, and where lanes may read a table of contents once each."""
+    """The same, at least. It is less if the epoch ends before the last byte of a shard (``take``, ``drop_last``, a mix), by at
+    most the rest of that shard for each lane; and if lanes may read a table of contents once each."""
     epoch_bytes: int | None
-    """Bytes of shards that these GETs ask for, at most."""
+    """Bytes of shards that these GETs request, at most."""
     epoch_bytes_min: int | None
     """The same, at least."""
     in_flight_max: int
-    """GETs at a time, of data."""
+    """Number of GETs of data that are in flight at a time, at most."""
     part_bytes: int
-    """Of each GET, at most."""
+    """Bytes of each GET, at most."""
     row_bytes: int | None
-    """Of a sample in a batch; None where the stages alone do not tell, and it is counted as stored."""
+    """Size of a sample in a batch; None if the stages alone do not tell it, and it is counted as stored."""
     worker_factors: Mapping[int, float]
-    """How often a ``DataLoader`` with 2, 4 and 8 workers reads each byte; without workers it is read once."""
+    """How often a ``DataLoader`` with 2, 4 and 8 workers reads each byte, by number of workers. Without workers: once."""
     memory: MemoryPlan
-    """What is held."""
+    """The memory that the loader holds at most."""
 
     def __str__(self) -> str:
         return "\n".join([self.pipeline, *map(_of_source, self.sources), *_of_order(self), *_of_cost(self)])
@@ -112,26 +112,26 @@ class Explanation:
 
 @boundary
 def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack[LoaderOptions]) -> Explanation:
-    """Look at a pipeline's data, and print what a ``Loader`` with these options would do.
+    """Look at the data of a pipeline, and print what a ``Loader`` with these options would do.
 
-    It prints the loader's own plan of one epoch: what the loader refuses is refused here, with the same error.
+    It prints the loader's own plan of one epoch. What the loader would refuse is refused here, with the same error.
 
     Args:
-        pipeline: With or without ``.batch()``.
-        file: Where to print; default standard output.
-        **options: As for ``Loader``. Neither `agree` nor `on_epoch` is called; `processes` and `stride` divide what is
+        pipeline: A pipeline with or without ``.batch()``.
+        file: Stream to print to; None is standard output.
+        **options: Options of ``Loader``. Neither `agree` nor `on_epoch` is called. `processes` and `stride` divide what is
             printed among processes.
 
     Returns:
         What was printed, as a record.
 
     Raises:
-        ConfigError: the plan does not fit its memory budget (it is printed nevertheless), or as ``Loader`` says.
-        StoreError, DataError: the data cannot be listed, or what the plan depends on cannot be read.
+        ConfigError: The plan does not fit its memory budget (it is printed nevertheless), or the loader would raise it.
+        StoreError, DataError: The data cannot be listed, or what the plan depends on cannot be read.
 
-    Cost: the listing and one read of an index; where there is none, the first samples of each of the rank's lanes, in parts
-        of 256 KiB. By an index, what a loader looks up before its first sample. Of formats with a table of contents
-        (Parquet, zip) that table, of up to 64 shards. No function of the pipeline is called.
+    Cost: the listing and one read of an index; without an index, the first samples of each of the rank's lanes, in parts of
+        256 KiB. With an index, the small reads that a loader makes before its first sample. For formats with a table of
+        contents (Parquet, zip) also this table, of up to 64 shards. No function of the pipeline is called.
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
@@ -152,7 +152,14 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
 
 
 def _source(leaf: Pipeline, share: float, found: DataSource, *, sample_bytes: float | None) -> SourcePlan:
-    """What was found of a source; `sample_bytes`: of a sample, where neither an index nor the listing tells."""
+    """Describe a source.
+
+    Args:
+        leaf: The part of the pipeline that reads it.
+        share: Share of the samples.
+        found: The source.
+        sample_bytes: Mean size of a sample; None if an index or the listing tells it.
+    """
     shards = found.shards
     sizes = [shard.size_bytes for shard in shards]
     samples_count = found.samples_count if found.is_indexed else None
@@ -201,8 +208,8 @@ def _entry_bytes(shards: Sequence[Shard], unit_bytes: int) -> int | None:
     return total_bytes // max(1, len(shards))
 
 
-def _asks(plan: LoaderPlan, memory: MemoryPlan) -> tuple[RequestEstimate | None, ConfigError | None]:
-    """What an epoch asks of the stores, and why the loader would refuse to read it."""
+def _requests(plan: LoaderPlan, memory: MemoryPlan) -> tuple[RequestEstimate | None, ConfigError | None]:
+    """The requests of an epoch, and the error with which the loader would refuse it."""
     try:
         memory.check()
         return plan.estimate_requests(), None
@@ -211,36 +218,36 @@ def _asks(plan: LoaderPlan, memory: MemoryPlan) -> tuple[RequestEstimate | None,
 
 
 def _explanation(pipeline: Pipeline, plan: LoaderPlan, options: Options) -> tuple[Explanation, ConfigError | None]:
-    job, fetch = plan.read_plan, options.fetch or FetchConfig()
-    sample_bytes, memory = None, job.memory
-    if isinstance(job, StreamReadPlan):
-        sample_bytes, memory = job.sized()
+    read_plan, fetch = plan.read_plan, options.fetch or FetchConfig()
+    sample_bytes, memory = None, read_plan.memory
+    if isinstance(read_plan, StreamReadPlan):
+        sample_bytes, memory = read_plan.sized()
     assert memory is not None
-    asks, refusal = _asks(plan, memory)
+    estimate, refusal = _requests(plan, memory)
     flat, shuffle = pipeline.flat(), pipeline.stage(Shuffle)
-    looks = zip(flat.leaves, flat.schedule[0][1], job.sources, strict=True)
+    looks = zip(flat.leaves, flat.schedule[0][1], read_plan.sources, strict=True)
     sources = tuple(_source(*look, sample_bytes=sample_bytes) for look in looks)
-    lanes_owned = len(job.order.lanes_owned)
-    is_objects = all(source.objects is not None for source in job.sources)
-    sizes = job.reading.sizes
+    lanes_owned = len(read_plan.order.lanes_owned)
+    is_objects = all(source.objects is not None for source in read_plan.sources)
+    sizes = read_plan.reading.sizes
     explanation = Explanation(
         pipeline=repr(pipeline),
         sources=sources,
         rank=plan.rank,
         world_size=plan.world_size,
-        lanes_count=job.order.lanes_count,
+        lanes_count=read_plan.order.lanes_count,
         window=plan.facts["window"],
         batch_size=None if pipeline.stage(Batch) is None else plan.rows_count,
-        listing_requests=sum(map(_listing_requests, job.sources)),
-        epoch_requests=None if asks is None else asks.requests_max,
-        epoch_requests_min=None if asks is None else asks.requests_min,
-        epoch_bytes=None if asks is None else asks.bytes_max,
-        epoch_bytes_min=None if asks is None else asks.bytes_min,
+        listing_requests=sum(map(_listing_requests, read_plan.sources)),
+        epoch_requests=None if estimate is None else estimate.requests_max,
+        epoch_requests_min=None if estimate is None else estimate.requests_min,
+        epoch_bytes=None if estimate is None else estimate.bytes_max,
+        epoch_bytes_min=None if estimate is None else estimate.bytes_min,
         in_flight_max=fetch.requests_max if is_objects else lanes_owned * sizes.requests_max,
         part_bytes=fetch.part_bytes if is_objects else sizes.part_bytes,
         row_bytes=row_bytes(pipeline),
         worker_factors=worker_factors(
-            job.sources,
+            read_plan.sources,
             sample_bytes=sources[0].sample_bytes,
             rows_count=max(1, plan.rows_count // max(1, lanes_owned)),
             shuffled=shuffle is not None,
@@ -251,7 +258,7 @@ def _explanation(pipeline: Pipeline, plan: LoaderPlan, options: Options) -> tupl
 
 
 def _listing_requests(source: DataSource) -> int:
-    """Pages of 1 000 keys; shards given by name are not listed."""
+    """Number of pages of 1 000 keys. Shards that are given by name are not listed."""
     listed_count = sum(shard.listed_size_bytes is not None for shard in source.shards)
     return -(-listed_count // LISTED_PER_REQUEST)
 

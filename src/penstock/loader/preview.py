@@ -19,17 +19,17 @@ from penstock.tracebacks import boundary
 PEEK_MAX = 10_000
 VALUE_CHARACTERS_MAX = 40
 _FIELDS = "fields"
-_SMALL = FetchConfig(part_bytes=256 * 1024, requests_min=1, requests_max=2)  # a look should not read a gigabyte ahead
+_SMALL = FetchConfig(part_bytes=256 * 1024, requests_min=1, requests_max=2)  # a preview needs little read-ahead
 
 
 @boundary
 def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
-    """The first `n` samples in the stored order, as they come out of the last stage before the batch.
+    """Return the first samples in the stored order, as the last stage before the batch gives them.
 
     Args:
-        pipeline: With or without ``.batch()``; its shuffle is left out, so that one shard is enough. Of a mix, each
-            source's first samples in turn.
-        n: In [1, 10000]; fewer come where there are fewer.
+        pipeline: A pipeline with or without ``.batch()``. Its shuffle is ignored, so that one shard is enough. From a mix,
+            the first samples of each source come in turn.
+        n: Number of samples, in [1, 10000]; fewer are returned if there are fewer.
 
     Returns:
         Dicts of values, with ``__key__``, ``__shard__`` and ``__position__``.
@@ -38,7 +38,7 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
         ConfigError: out of bounds, or as ``Loader`` says.
         StoreError, DataError: as iterating a loader does.
 
-    Cost: the listing, and of the shards what the samples lie in, read in parts of 256 KiB.
+    Cost: the listing, and the beginning of the shards that hold the samples, in parts of 256 KiB.
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"peek({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
@@ -62,26 +62,26 @@ def _first(pipeline: Pipeline, n: int) -> list[dict[str, Any]]:
 
 
 def _together(sample: dict[str, Any]) -> dict[str, Any]:
-    """A sample's fields as one: to look at them, those of one sample need not be those of another."""
+    """The fields of a sample as a single field, so that samples may have different fields."""
     return {_FIELDS: {name: _copied(value) for name, value in sample.items() if name not in RESERVED_FIELDS}}
 
 
 def _copied(value: Any) -> Any:
-    """`value`, not a slice of what was read."""
+    """`value`, copied out of what was read if it is a slice of it."""
     if not isinstance(value, memoryview):
         return value
     return np.array(value) if is_typed(value) else bytes(value)
 
 
 def describe(batch: Any) -> str:
-    """Fields, dtypes, shapes and bytes of a batch or a sample: ``print(ps.describe(batch))``.
+    """Describe the fields of a batch or a sample: dtypes, shapes and bytes. ``print(ps.describe(batch))``.
 
     Args:
-        batch: What a ``Loader``, ``peek`` or a ``Dataset`` gives; arrays may be tensors of any framework. What ``collate=``
-            made is described by its type.
+        batch: A batch of a ``Loader``, or a sample of ``peek`` or a ``Dataset``. Arrays may be tensors of any framework. The
+            result of ``collate=`` is described by its type.
 
     Returns:
-        A line for each field, those that the loader adds last.
+        A line for each field; the fields that the loader adds come last.
     """
     if not isinstance(batch, Mapping):
         return _kind(batch)
@@ -98,7 +98,7 @@ def _kind(value: Any) -> str:
         size_bytes = getattr(value, "nbytes", None)
         size = f", {format_bytes(size_bytes)}" if size_bytes is not None and size_bytes >= MIB else ""
         return f"{dtype}[{', '.join(map(str, value.shape))}]{size}{_place(value)}"
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # put end to end: data and offsets
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a ragged column: data and offsets
         return ", ".join(f"{name} {_kind(getattr(value, name))}" for name in value._fields)
     if isinstance(value, list | tuple):
         if not value:
@@ -115,6 +115,6 @@ def _kind(value: Any) -> str:
 
 
 def _place(value: Any) -> str:
-    """Where a tensor lies, unless in ordinary memory."""
+    """The device of a tensor, unless it is the CPU."""
     device = str(getattr(value, "device", "cpu"))
     return "" if device == "cpu" else f" on {device}"

@@ -1,4 +1,4 @@
-"""Telling people and programs how a loader does: the bottleneck and what to change, Prometheus text, a live line."""
+"""Statistics for people and programs: the bottleneck with a hint, Prometheus text, scalars for TensorBoard, a live line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from penstock.loader.statistics import LoaderStatistics
 
-Part: TypeAlias = Literal["consumer", "store", "parse", "decode"]
+LoaderPart: TypeAlias = Literal["consumer", "store", "parse", "decode"]
 
-LINE_S_MIN = 0.5  # a live line is drawn this often where it overwrites itself...
+LINE_S_MIN = 0.5  # how often a live line is drawn on a terminal, where it overwrites itself...
 LINE_PLAIN_S_MIN = 30.0  # ...and in a log file
-_HINTS: dict[Part, str] = {
+_HINTS: dict[LoaderPart, str] = {
     "consumer": "the training loop sets the pace: nothing to change here",
     "store": "more lanes, larger shards, a nearer store, or a cache on this node; look at the store's own statistics",
     "parse": "fewer, larger members per sample; or processes=, which parse side by side",
@@ -39,16 +39,17 @@ _HELP = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """Who sets the pace, and how that is known; ``str`` of it is one line for people."""
+    """The part that sets the pace, and the evidence for it. ``str`` of it is one line for people."""
 
-    part: Part
-    """``"consumer"`` is the training loop itself, and good."""
+    part: LoaderPart
+    """The part. ``"consumer"`` is the training loop itself, as it should be."""
     stall_ratio: float
     """Share of the time that the training loop waited, in [0, 1]."""
     seconds: Mapping[str, float]
-    """What proves it: seconds that the reader waited for the store, parsed, and waited for decoding or the training
-    loop; those that all decode threads spent decoding; the CPU of the loop itself (``step``) and of the loader's threads
-    (``threads``), and how long these waited for their turn (``contended``)."""
+    """The evidence: seconds that the training loop waited (``stalled``); seconds that the reader waited for the store,
+    parsed, and waited for decoding or the training loop; seconds that all decode threads decoded; CPU seconds of the
+    training loop (``step``) and of the loader's threads (``threads``), and how long these threads waited for their turn
+    (``contended``)."""
     hint: str
     """What to change."""
 
@@ -58,7 +59,7 @@ class Bottleneck:
 
 
 def bottleneck_of(statistics: LoaderStatistics) -> Bottleneck:
-    """The part that sets the pace."""
+    """The part that sets the pace, with the evidence and a hint."""
     part = statistics.bottleneck
     seconds = {
         "stalled": statistics.stall_s,
@@ -75,7 +76,7 @@ def bottleneck_of(statistics: LoaderStatistics) -> Bottleneck:
 
 
 def _contended(statistics: LoaderStatistics) -> str:
-    """The hint for a loop that computes in Python beside the loader's threads, with its milliseconds."""
+    """The hint for a loop that computes in Python beside the loader's threads, with its milliseconds per step."""
     ms = 1e3 / max(1, statistics.batches)
     return _CONTENDED.format(
         step_ms=statistics.elapsed_s * ms,
@@ -86,14 +87,14 @@ def _contended(statistics: LoaderStatistics) -> str:
 
 
 def prometheus(statistics: LoaderStatistics, *, epoch: int, labels: Mapping[str, str]) -> str:
-    """All numbers in Prometheus' text format, version 0.0.4; names begin with ``penstock_loader_``."""
-    marks = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+    """All numbers in Prometheus' text format, version 0.0.4. Their names begin with ``penstock_loader_``."""
+    given = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
     lines = []
 
     def add(name: str, kind: str, value: float, *, described: str, more: str = "") -> None:
         full = f"penstock_loader_{name}"
         head = f"# HELP {full} {described}\n# TYPE {full} {kind}\n"
-        where = ",".join(part for part in (marks, more) if part)
+        where = ",".join(part for part in (given, more) if part)
         if head not in lines:
             lines.append(head)
         lines.append(f"{full}{{{where}}} {value}\n" if where else f"{full} {value}\n")
@@ -114,7 +115,7 @@ def prometheus(statistics: LoaderStatistics, *, epoch: int, labels: Mapping[str,
 
 
 def _named(name: str) -> str:
-    """Prometheus spells units out."""
+    """The name with its unit spelled out, as Prometheus does."""
     return name[:-2] + "_seconds" if name.endswith("_s") else name
 
 
@@ -123,23 +124,23 @@ def _escaped(text: str) -> str:
 
 
 class ScalarWriter(Protocol):
-    """What TensorBoard's ``SummaryWriter`` is to this module; anything with this method will do."""
+    """TensorBoard's ``SummaryWriter``, or anything else with this method."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> object:
-        """Take one number."""
+        """Write one number."""
 
 
 def write_scalars(statistics: LoaderStatistics, writer: ScalarWriter, *, step: int, prefix: str) -> None:
-    """The rates and ratios that are worth a curve."""
+    """Write the rates and ratios that are worth a curve."""
     for name in ("samples_per_s", "bytes_per_s", "stall_ratio", "stall_p50_s", "stall_p99_s"):
         writer.add_scalar(f"{prefix}{name}", getattr(statistics, name), step)
 
 
 class LiveLine:
-    """One line on a terminal that overwrites itself; in a log file, a line now and then.
+    """A line on a terminal that overwrites itself; in a log file, a new line now and then.
 
     Args:
-        stream: Default: standard error.
+        stream: Stream to write to; None is standard error.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -151,17 +152,17 @@ class LiveLine:
         self._is_open = False
 
     def begin(self, statistics: LoaderStatistics, *, now_s: float) -> None:
-        """An epoch begins, or goes on; what came before is not counted."""
+        """Begin an epoch, or continue one. What happened before is not counted."""
         self._epoch_began = self._before = now_s, statistics
 
     def summarise(self, statistics: LoaderStatistics, *, epoch: int, batches: int, now_s: float) -> None:
-        """Say how all of the epoch went, and end the line."""
+        """Write the numbers of the whole epoch, and end the line."""
         self._before = self._epoch_began
         self.draw(statistics, epoch=epoch, batch=batches, batches=batches, now_s=now_s)
         self.end()
 
     def draw(self, statistics: LoaderStatistics, *, epoch: int, batch: int, batches: int | None, now_s: float) -> None:
-        """Say how it goes since the last line."""
+        """Write the numbers since the last line."""
         then_s, then = self._before if self._before is not None else (self._drawn_s, None)
         spent_s = max(now_s - then_s, 1e-9)
         samples = statistics.samples - (then.samples if then is not None else 0)
@@ -182,11 +183,11 @@ class LiveLine:
         self._drawn_s = now_s
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to draw again."""
+        """Whether it is time for the next line."""
         return now_s - self._drawn_s >= (LINE_S_MIN if self._overwrites else LINE_PLAIN_S_MIN)
 
     def end(self) -> None:
-        """Leave the line as it is; what is printed next gets one of its own."""
+        """End the line, so that what is printed next begins a new one."""
         if self._is_open:
             self._stream.write("\n")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""Where a loader's time went. ``Meter`` counts; ``LoaderStatistics`` is what people read."""
+"""The statistics of a loader: ``Meter`` counts, and ``LoaderStatistics`` is the record that users read."""
 
 from __future__ import annotations
 
@@ -20,79 +20,78 @@ STALLS_KEPT = 1024
 STALL_RATIO_OK = 0.05  # below this the training loop, not the data, sets the pace
 
 STEP_CPU_RATIO_MIN = 0.25
-"""Of the time: a loop that computes less waits for something else, and leaves the interpreter alone meanwhile."""
+"""Share of the time. A loop that computes less waits for something else, and leaves the interpreter to others meanwhile."""
 THREADS_CPU_RATIO_MIN = 0.05
-"""Of the time: what threads run less, they can hardly keep from the loop."""
+"""Share of the time. Threads that run less can hardly delay the loop."""
 THREADS_WAIT_RATIO_MIN = 1.0
-"""Of the time that threads run: beside a loop of pure Python they wait 6 to 12 times as long as they run
+"""Share of the time that threads run. Beside a loop of pure Python they wait 6 to 12 times as long as they run
 (docs/development/experiments.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderStatistics:
-    """What a loader did since it was made. Time between epochs, and from ``break`` to the next ``iter``, is left out.
+    """What a loader did since it was made. Time between epochs, and from ``break`` to the next ``iter``, is not counted.
 
-    How to read it: look at ``stall_ratio`` first. Close to 0, the training loop is never kept waiting and nothing here
-    needs tuning. Otherwise ``bottleneck`` names the part to make faster.
+    Look at ``stall_ratio`` first. If it is close to 0, the training loop never waits, and nothing needs tuning. Otherwise
+    ``bottleneck`` names the part to make faster.
     """
 
     samples: int
-    """Samples handed out."""
+    """Number of samples given to the training loop."""
     batches: int
-    """Batches handed out."""
+    """Number of batches given to the training loop."""
     bytes: int
-    """Bytes of shards that arrived from the store; read ahead, so a little more than what the samples needed."""
+    """Bytes of shards that arrived from the store. Reading ahead makes them a little more than what the samples needed."""
     saved_bytes: int
-    """Bytes of shards that were not fetched, as the pipeline wants none of the fields in them."""
+    """Bytes of shards that were not fetched, because the pipeline uses none of the fields in them."""
     elapsed_s: float
-    """Seconds of iterating: the training loop's own and those it waited."""
+    """Seconds of iterating: the steps of the training loop, and its waits."""
     stall_s: float
-    """Seconds that the training loop waited for a batch: what a faster loader could save."""
+    """Seconds that the training loop waited for batches: what a faster loader could save."""
     stall_p50_s: float
     """Median wait of the last 1 024 steps; 0 before the first."""
     stall_p99_s: float
-    """Wait that one of a hundred of these steps exceeds. Far above the median: something is late now and then."""
+    """Wait that one in a hundred of these steps exceeds. If it is far above the median, something is late now and then."""
     store_s: float
-    """Seconds that the reader waited for bytes. Large while stalled: the store or the network is the bottleneck."""
+    """Seconds that the reader waited for bytes. If it is large and the loop stalls, the store or the network limits."""
     parse_s: float
     """Seconds that the reader spent cutting shards into samples, on one thread."""
     decode_s: float
     """Seconds in ``decode`` and ``map``, summed over the decode threads."""
     wait_s: float
-    """Seconds that the reader waited because enough batches were under way. Large without stall: the training loop is
-    the bottleneck, as it should be. Large while stalled: decoding is."""
+    """Seconds that the reader waited because enough batches were being made. If it is large and the loop does not stall, the
+    training loop limits, as it should. If the loop stalls, decoding limits."""
     skipped_samples: int
-    """Corrupt samples left out, at least so many, where the source says ``on_corrupt="skip_sample"`` or the like."""
+    """Number of corrupt samples that ``on_corrupt="skip_sample"`` or ``"skip_shard"`` left out, at least."""
     skipped_bytes: int
-    """Bytes of shards passed over with them."""
+    """Bytes of shards that were skipped with them."""
     slots_count: int
-    """Shared batches that were made for worker processes; more than ``prefetch_batches`` + 3 are held by the loop."""
+    """Number of shared batches that were made for worker processes. The loop holds those beyond ``prefetch_batches`` + 3."""
     oversize_count: int
-    """Samples that ``batch_by_size(oversize="drop")`` left out."""
+    """Number of samples that ``batch_by_size(oversize="drop")`` left out."""
     threads_count: int
-    """Decode threads."""
+    """Number of decode threads."""
     step_cpu_s: float = 0.0
-    """Seconds of CPU that the thread which iterates used in its own steps: what it computes itself."""
+    """Seconds of CPU that the iterating thread used in its own steps."""
     threads_cpu_s: float = 0.0
-    """Seconds of CPU of the reading and decode threads in this process; next to nothing with ``processes=``."""
+    """Seconds of CPU of the reading and decode threads of this process; almost none with ``processes=``."""
     threads_wait_s: float = 0.0
-    """Seconds by which these threads' parsing and decoding took longer than they ran: they waited for the interpreter, or for
-    a core."""
+    """Seconds that these threads waited for the interpreter or a core while they parsed and decoded."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Samples that ``max_errors=`` and ``join(missing="drop")`` left out, by stage."""
+    """Number of samples that ``max_errors=`` and ``join(missing="drop")`` left out, by stage."""
 
     cache_hit_count: int = 0
-    """Blocks that were read from the cache of ``Loader(cache=)``."""
+    """Number of blocks that were read from the cache of ``Loader(cache=)``."""
     cache_hit_bytes: int = 0
-    """Bytes that were read from it."""
+    """Bytes that were read from this cache."""
     cache_miss_count: int = 0
-    """Blocks that were not in it, and were fetched."""
+    """Number of blocks that were not in the cache, and were fetched."""
     cache_fetched_bytes: int = 0
-    """Bytes that were asked of the store to fill what was missing."""
+    """Bytes that were requested from the store to fill the cache."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """A record from its fields as a state holds them; fields of another version are left out."""
+        """The record with these values, as a state holds them. Names of another version are ignored."""
         return cls(**{entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})
 
     def __repr__(self) -> str:
@@ -106,13 +105,13 @@ class LoaderStatistics:
 
     @property
     def cache_hit_ratio(self) -> float:
-        """Share of the blocks asked for that were in the cache, in [0, 1]; 0 without a cache."""
+        """Share of the requested blocks that were in the cache, in [0, 1]; 0 without a cache."""
         asked_count = self.cache_hit_count + self.cache_miss_count
         return self.cache_hit_count / asked_count if asked_count else 0.0
 
     @property
     def samples_per_s(self) -> float:
-        """Samples handed out per second of iterating; 0 before the first."""
+        """Samples given per second of iterating; 0 before the first."""
         return self.samples / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
@@ -127,9 +126,9 @@ class LoaderStatistics:
 
     @property
     def contends(self) -> bool:
-        """Whether the loop's own Python and the loader's threads want one interpreter.
+        """Whether the training loop's own Python and the loader's threads compete for the interpreter.
 
-        Both run, and the threads wait for their turn longer than they run.
+        They do if both run, and the threads wait for their turn longer than they run.
         """
         return (
             self.step_cpu_s >= STEP_CPU_RATIO_MIN * self.elapsed_s > 0
@@ -139,13 +138,13 @@ class LoaderStatistics:
 
     @property
     def bottleneck(self) -> Literal["consumer", "store", "parse", "decode"]:
-        """Who sets the pace: ``"consumer"`` is the training loop itself, and good."""
+        """The part that sets the pace. ``"consumer"`` is the training loop itself, as it should be."""
         if self.stall_ratio < STALL_RATIO_OK:
             return "consumer"
         held_s: dict[Literal["store", "parse", "decode"], float] = {
             "store": self.store_s,
             "parse": self.parse_s,
-            "decode": self.wait_s,  # stalled with all batches under way: what they wait for is decoding
+            "decode": self.wait_s,  # the loop stalls while enough batches are being made: they wait for decoding
         }
         return max(held_s, key=held_s.__getitem__)
 
@@ -155,10 +154,10 @@ _OF_CACHE = ("hit_count", "hit_bytes", "miss_count", "fetched_bytes")
 
 
 def cache_sums(stores: Iterable[Store]) -> dict[str, int]:
-    """What the caches around some stores counted in this process, by the name that ``LoaderStatistics`` has for it."""
+    """Sums of what the caches around some stores counted in this process, by their names in ``LoaderStatistics``."""
     sums = {f"cache_{name}": 0 for name in _OF_CACHE}
     for store in stores:
-        counts = getattr(store, "counts", None)  # of a ``Cached``
+        counts = getattr(store, "counts", None)  # a ``Cached`` store has them
         if counts is not None:
             for name in _OF_CACHE:
                 sums[f"cache_{name}"] += getattr(counts, name)
@@ -166,7 +165,7 @@ def cache_sums(stores: Iterable[Store]) -> dict[str, int]:
 
 
 class Meter:
-    """Running sums. Each is written by one thread, or under the run's lock, and read at any time."""
+    """Running sums. Each is written by one thread, or under the lock of the run; any thread may read them."""
 
     __slots__ = (
         "batches",
@@ -216,23 +215,30 @@ class Meter:
         self.cache_miss_count = self.cache_fetched_bytes = 0
 
     def sums(self) -> dict[str, float]:
-        """What a worker process counts for its loader."""
+        """The sums that a worker process counts for its loader."""
         return {name: getattr(self, name) for name in _OF_WORKERS}
 
     def add(self, sums: Mapping[str, float], before: Mapping[str, float]) -> None:
-        """Take in what a worker counted since `before`."""
+        """Add what a worker counted since `before`."""
         for name, value in sums.items():
             setattr(self, name, getattr(self, name) + value - before.get(name, 0))
 
     def stepped(self, left_s: float, asked_s: float, got_s: float, *, cpu_s: float = 0.0) -> None:
-        """The training loop left with a batch, came back, and got the next one, at these times; `cpu_s` it ran meanwhile."""
+        """Count one step of the training loop.
+
+        Args:
+            left_s: Time at which the loop got the batch before.
+            asked_s: Time at which it came back for the next batch.
+            got_s: Time at which it got this batch.
+            cpu_s: CPU seconds of its thread in the step between.
+        """
         self.stall_s += got_s - asked_s
-        self.step_cpu_s += min(max(0.0, cpu_s), asked_s - left_s)  # another thread may have come back
+        self.step_cpu_s += min(max(0.0, cpu_s), asked_s - left_s)  # another thread may have asked
         self.elapsed_s += got_s - left_s
         self.stalls.add(got_s - asked_s)
 
     def skipped(self, url: str, parser: Parser | RangedReader) -> None:
-        """A shard's parser passed over what was corrupt, as the pipeline says; each such shard is logged once."""
+        """Count and log what the parser of a shard skipped as corrupt; called once for each such shard."""
         self.skipped_samples += parser.skipped_samples
         self.skipped_bytes += parser.skipped_bytes
         _log.warning(
@@ -246,12 +252,12 @@ class Meter:
     def read(
         self, *, threads_count: int, dropped: Mapping[str, int], cached: Mapping[str, int] | None = None
     ) -> LoaderStatistics:
-        """The sums as they are now.
+        """The statistics up to now.
 
         Args:
-            threads_count: Decode threads.
-            dropped: Samples that were left out, by stage.
-            cached: What caches counted that are still open: ``cache_sums``.
+            threads_count: Number of decode threads.
+            dropped: Number of samples that were left out, by stage.
+            cached: Counts of caches that are still open: ``cache_sums``.
         """
         sums = {name: getattr(self, name) for name in self.__slots__ if name != "stalls"}
         for name, count in (cached or {}).items():
@@ -266,14 +272,14 @@ class Meter:
 
 
 class ThreadMeter:
-    """What one of a loader's threads adds to ``threads_cpu_s`` and ``threads_wait_s``; made and called on that thread."""
+    """Adds the work of one thread to ``threads_cpu_s`` and ``threads_wait_s``. It is made and called on that thread."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._cpu_s = time.thread_time()
 
     def worked(self, spent_s: float) -> None:
-        """It had work for so long since the last call."""
+        """Count that the thread had work for `spent_s` seconds since the last call."""
         before_s, self._cpu_s = self._cpu_s, time.thread_time()
         ran_s = self._cpu_s - before_s
         self._meter.threads_cpu_s += ran_s

@@ -1,4 +1,4 @@
-"""``warm_cache``: what a pipeline will read, put on this node's disk before a job does."""
+"""``warm_cache``: reads the data of a pipeline into the cache on this node before a job needs it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def warm_cache(
     expect: Callable[[int | None], None] = lambda _: None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Warmed:
-    """Read every shard and object of `pipeline`, and its indexes, into `cache`. What is there already is verified.
+    """Read every shard and object of `pipeline`, and its indexes, into `cache`. Blocks that are there already are verified.
 
     Args:
-        pipeline: With or without its stages: only its sources count, all of them in a mix.
-        cache: As the job's ``Loader`` has it.
-        index_dir: As the job's ``Loader`` has it.
-        expect: Told once how many bytes there are; None where that is not known.
-        progress: Told requests and bytes as they come.
+        pipeline: A pipeline, with or without stages; all its sources are read.
+        cache: The cache that the job's ``Loader`` is given.
+        index_dir: The index directory that the job's ``Loader`` is given.
+        expect: Called once with the number of bytes; with None if it is not known.
+        progress: Called with the number of requests and of bytes that arrived since the last call.
 
     Raises:
         ConfigError: `pipeline` is none, or reads nothing from a store.

@@ -1,4 +1,4 @@
-"""Which part of the data is this process's: arguments, a device mesh, ``torch.distributed``, or what started the job."""
+"""The rank of this process: from arguments, a device mesh, ``torch.distributed``, or the program that started the job."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
-"""Variables of the environment, the first pair that is there wins."""
+"""Environment variables of rank and world size. The first pair that is set counts."""
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None, *, mesh: Any = None) -> tuple[int, int]:
-    """The data-parallel rank of this process, and how many there are.
+    """The data-parallel rank of this process, and the number of ranks.
 
-    Looked for in this order: the arguments; the mesh; ``torch.distributed``, where the program has imported and
-    initialised it; the environment of torchrun, SLURM or Open MPI; else rank 0 of 1.
+    They come from the first of: the arguments; the mesh; ``torch.distributed``, if the program has imported and initialised
+    it; the environment of torchrun, SLURM or Open MPI. Otherwise it is rank 0 of 1.
 
     Args:
-        rank: In [0, world_size).
-        world_size: At least 1.
-        mesh: One dimension of a ``torch`` device mesh, e.g. ``device_mesh["dp"]``: model-parallel peers share its rank,
-            and so get the same batches.
+        rank: Rank, in [0, world_size).
+        world_size: Number of ranks, at least 1.
+        mesh: One dimension of a ``torch`` device mesh, e.g. ``device_mesh["dp"]``: model-parallel peers share its rank, and so
+            get the same batches.
 
     Raises:
         ConfigError: out of range, no whole number, or half of a pair.
@@ -61,7 +61,7 @@ def _of_mesh(mesh: Any) -> tuple[int, int]:
 
 
 def _of_process_group() -> tuple[int, int] | None:
-    """Of the default group; looked up in ``sys.modules``, because importing torch takes seconds and is not ours to do."""
+    """The rank in the default process group. ``sys.modules`` has torch if the program uses it; importing it takes seconds."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -75,7 +75,7 @@ def _of_environment() -> tuple[int, int] | None:
             continue
         if rank is None or world_size is None:
             if rank_name != LAUNCHERS[0][0]:
-                continue  # sbatch sets SLURM_NTASKS outside of any task
+                continue  # sbatch sets SLURM_NTASKS outside of any task, too
             present, absent = (size_name, rank_name) if rank is None else (rank_name, size_name)
             raise ConfigError(f"the environment has {present} and not {absent}")
         return _whole(rank_name, rank), _whole(size_name, world_size)
