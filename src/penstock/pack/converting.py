@@ -189,7 +189,7 @@ class Conversion(PackJob):
             overwrite: Whether to replace the shards that penstock wrote there.
 
         Raises:
-            ConfigError, DataError, StoreError: See ``convert``.
+            ConfigError, DataError, StoreError: For the reasons that ``convert`` names.
         """
         target, options = self.destination, self._options
         stored = None if overwrite else target.plan(job_identity(self._job))
@@ -262,7 +262,7 @@ class Conversion(PackJob):
             listener: Receives progress.
 
         Raises:
-            ConfigError, DataError, StoreError: See ``convert``.
+            ConfigError, DataError, StoreError: For the reasons that ``convert`` names.
         """
         options, source = self._options, self._source
         recipe = ShardsRecipe(

@@ -210,7 +210,7 @@ class Packing(PackJob):
             memory_bytes_max: Bytes that reading and writing may hold; None uses the process's budget.
 
         Raises:
-            ConfigError, DataError, StoreError: See ``pack``.
+            ConfigError, DataError, StoreError: For the reasons that ``pack`` names.
         """
         job = self._options.job(source_digest(self._source, self._source_connection))
         stored = None if overwrite else self._stored_plan(job)
@@ -354,7 +354,7 @@ class Packing(PackJob):
             listener: Receives progress.
 
         Raises:
-            ConfigError, DataError, StoreError: See ``pack``.
+            ConfigError, DataError, StoreError: For the reasons that ``pack`` names.
         """
         plan, options = self.planned, self._options
         if plan.kind == "sequence":
