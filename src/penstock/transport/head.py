@@ -1,12 +1,8 @@
-"""Heads of HTTP/1 requests and answers, and bodies in chunks. Pure: bytes in, records out."""
+"""Heads of HTTP/1 answers, and bodies in chunks. Pure: bytes in, records out."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from penstock.transport.http import HttpRequest
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEXADECIMAL = re.compile(rb"[0-9A-Fa-f]{1,15}")
@@ -14,29 +10,6 @@ _CHUNK_LINE_BYTES_MAX = 8192
 _names: dict[bytes, bytes] = {}
 """Header names as they were received, to the checked name in lower case. A store uses about twenty."""
 _NAMES_MAX = 256
-
-
-def message_of(request: HttpRequest, host: str) -> bytes:
-    """Return the head of a request without a body, as it is sent.
-
-    Raises:
-        ValueError: A path or header cannot be sent, or would be read as two.
-    """
-    slash = request.url.find("/", 7)
-    target = request.url[slash:] if slash > 0 else "/"
-    lines = [f"{request.method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: penstock/0.1\r\nAccept: */*"]
-    lines += request.headers
-    if request.signing is not None:
-        lines += request.signing.sign(request.method, host, target, request.headers)
-    if not target.isascii() or not target.isprintable() or " " in target or "#" in target:
-        raise ValueError("the URL's path is not percent-encoded")
-    lines.append("\r\n")
-    message = "\r\n".join(lines)
-    breaks_count = len(lines) + 3
-    if message.count("\n") != breaks_count or message.count("\r") != breaks_count or "\0" in message:
-        found = next(line for line in lines[1:-1] if not line.isprintable())
-        raise ValueError(f"a header line with a line break or NUL: {found.partition(':')[0][:80]!r}")
-    return message.encode("latin-1")
 
 
 def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:

@@ -63,6 +63,31 @@ class HttpRequest:
         self.landing = landing
         self.redirects_max = redirects_max
 
+    def message(self, host: str) -> bytes:
+        """Return the request, which must have no body, as it is sent over plain HTTP.
+
+        Args:
+            host: Value of the ``Host`` header.
+
+        Raises:
+            ValueError: A path or header cannot be sent, or would be read as two.
+        """
+        slash = self.url.find("/", 7)
+        target = self.url[slash:] if slash > 0 else "/"
+        lines = [f"{self.method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: penstock/0.1\r\nAccept: */*"]
+        lines += self.headers
+        if self.signing is not None:
+            lines += self.signing.sign(self.method, host, target, self.headers)
+        if not target.isascii() or not target.isprintable() or " " in target or "#" in target:
+            raise ValueError("the URL's path is not percent-encoded")
+        lines.append("\r\n")
+        message = "\r\n".join(lines)
+        breaks_count = len(lines) + 3
+        if message.count("\n") != breaks_count or message.count("\r") != breaks_count or "\0" in message:
+            found = next(line for line in lines[1:-1] if not line.isprintable())
+            raise ValueError(f"a header line with a line break or NUL: {found.partition(':')[0][:80]!r}")
+        return message.encode("latin-1")
+
 
 class HttpSink(Protocol):
     """Hears how an exchange goes, on the loop's thread."""

@@ -345,9 +345,9 @@ class EventLoop:
         self._closing = True
         self._curl.stop_keeping()
         for transfer in (*self._active, *self._pending):
-            self._tell(self.give_up, transfer, *self._why)
+            self._call_safely(self.give_up, transfer, *self._why)
             if not transfer.ended:  # the defect was in its connection or handle
-                self._tell(self._end, transfer, *self._why)
+                self._call_safely(self._end, transfer, *self._why)
         self._pending.clear()
         self._ended = True  # from now on, whoever submits ends it himself
         self._drain_closed()
@@ -359,7 +359,7 @@ class EventLoop:
         os.close(waker)
 
     @staticmethod
-    def _tell(call: Callable[..., None], *args: Any) -> None:
+    def _call_safely(call: Callable[..., None], *args: Any) -> None:
         """Call a sink at the end of the loop; a defect in one of them must not keep the others from hearing."""
         try:
             call(*args)
@@ -376,13 +376,13 @@ class EventLoop:
             except IndexError:
                 break
             if isinstance(item, HttpTransfer):
-                self._tell(self.give_up, item, *self._why)
+                self._call_safely(self.give_up, item, *self._why)
             else:
-                self._tell(item)
+                self._call_safely(item)
         timers, self._timers = self._timers, []
         for _, _, timer in timers:
             if not timer.cancelled:
-                self._tell(timer.call)  # whoever waits must hear of the end, which ``Engine.closings`` tells
+                self._call_safely(timer.call)  # whoever waits must hear of the end, which ``Engine.closings`` tells
         self._drainer = 0
         if self._incoming:
             self._drain_closed()

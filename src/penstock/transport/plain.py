@@ -25,7 +25,7 @@ import pycurl
 from penstock.config import KIB
 from penstock.transport.connecting import Connector
 from penstock.transport.connections import HttpConnection, HttpOrigin, HttpOrigins
-from penstock.transport.head import Chunked, keeps, message_of, parse_head
+from penstock.transport.head import Chunked, keeps, parse_head
 from penstock.types import GrowingLanding
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class PlainPool:
         Raises:
             ValueError: A header cannot be sent.
         """
-        message = message_of(transfer.request, origin.host_header)
+        message = transfer.request.message(origin.host_header)
         transfer.started_s = transfer.watch_s = now_s = time.monotonic()
         idle = origin.idle
         while idle:
@@ -365,7 +365,7 @@ class PlainPool:
         if connection.reused and not transfer.header_lines and not connection.partial:
             transfer.resent = True
             fresh = HttpConnection(connection.origin)
-            fresh.message, fresh.transfer = message_of(transfer.request, connection.origin.host_header), transfer
+            fresh.message, fresh.transfer = transfer.request.message(connection.origin.host_header), transfer
             connection.transfer = None
             self._close(connection)
             transfer.carrier = fresh
