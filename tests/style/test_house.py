@@ -151,7 +151,7 @@ ELIDED = re.compile(
 )
 """Fragments (``epoch: Of the loader.``), docstrings that only refer to another one, and word order of another language."""
 
-ELIDED_LEFT = {"fetch", "loader", "store"}
+ELIDED_LEFT = {"fetch", "store"}
 """Parts of the package that still have such phrases; the set only shrinks."""
 
 

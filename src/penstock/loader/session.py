@@ -178,7 +178,7 @@ class Session:
             self._line.end()
 
     def statistics(self) -> LoaderStatistics:
-        """See ``Loader``."""
+        """What the loader did so far."""
         dropped: dict[str, int] = {}
         for transform in self.transforms:
             for stage, count in transform.dropped.items():
@@ -203,7 +203,7 @@ class Session:
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Loader``."""
+        """The place of the training loop, as JSON."""
         return (self._loaded or self._state()).to_json()
 
     def _state(self) -> LoaderState:
@@ -220,7 +220,7 @@ class Session:
         )
 
     def load_state_dict(self, state: Mapping[str, Any], *, accept_changed_data: bool) -> None:
-        """See ``Loader``."""
+        """Continue where `state` was saved; see ``Loader.load_state_dict``."""
         loaded = LoaderState.from_json(state)
         self.begin_at(loaded.epoch)
         self._batches_count = loaded.batches_count
@@ -230,7 +230,7 @@ class Session:
             self._plan = None  # the state decides on weights, lanes and mode
 
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
-        """See ``Loader``."""
+        """Mix in other proportions from a batch of this epoch on; see ``Loader.set_weights``."""
         if self._loaded is not None:
             self._choose_pipeline(None)
         plan = self.planned()

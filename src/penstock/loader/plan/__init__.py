@@ -1,1 +1,1 @@
-"""What an epoch will do, before anything of it is read: whose shards, which way, in which memory, from which position."""
+"""Plans what a loader does before it reads: see README.md in this folder."""

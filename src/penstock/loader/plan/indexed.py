@@ -53,7 +53,7 @@ class IndexedReadPlan:
     memory: MemoryPlan | None
 
     def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
-        """See ``ReadPlan``."""
+        """The samples of an epoch from a position on; None is the beginning of the epoch."""
         assert not isinstance(position, StreamPosition)  # a state of another mode has been refused
         origin = 0 if position is None else position.position
         batches = self.batches(epoch, batching=batching, origin=origin)
@@ -75,7 +75,7 @@ class IndexedReadPlan:
         )
 
     def for_rank(self, rank: int, world_size: int) -> IndexedReadPlan:
-        """See ``ReadPlan``."""
+        """The part of another rank in a world of another size: the same data in the same order."""
         return replace(self, order=replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_count))
 
     def for_worker(self, number: int, workers_count: int) -> IndexedReadPlan:
@@ -90,7 +90,7 @@ class IndexedReadPlan:
         return replace(own, reading=self.reading.share(workers_count))
 
     def batches(self, epoch: int, *, batching: Batching, origin: int = 0) -> Batches:
-        """See ``ReadPlan``.
+        """The batches of an epoch, from a position on.
 
         Args:
             epoch: Epoch number, from 0.
@@ -109,7 +109,7 @@ class IndexedReadPlan:
         )
 
     def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
-        """See ``ReadPlan``.
+        """The requests of the rank's first epoch; None if only reading tells.
 
         Cost: the same index reads as before the first sample of an epoch: one for each shard that a lane enters or leaves
             inside, or that holds a sample of the first batch. For formats with a table of contents also this table, of at

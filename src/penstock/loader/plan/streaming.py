@@ -51,19 +51,23 @@ class StreamReadPlan:
 
     @property
     def sources(self) -> Sequence[DataSource]:
-        """See ``ReadPlan``."""
+        """The source, as a list."""
         return [self.source]
 
     @property
     def memory(self) -> None:
-        """See ``ReadPlan``: only the first samples tell."""
+        """None: only the first samples tell."""
 
     @property
     def _shards(self) -> Sequence[Shard]:
         return self.source.shards
 
     def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
-        """See ``ReadPlan``."""
+        """The samples of an epoch from a position on; None is the beginning of the epoch.
+
+        Raises:
+            ConfigError: A lane has no such shard.
+        """
         assert not isinstance(position, IndexPosition)  # a state of another mode has been refused
         order = self.order.at_epoch(epoch)
         read: list[ShardSegment] = []
@@ -85,7 +89,7 @@ class StreamReadPlan:
         return replace(self, reading=self.reading.share(workers_count))
 
     def for_rank(self, rank: int, world_size: int) -> StreamReadPlan:
-        """See ``ReadPlan``. No index is recorded of what it reads."""
+        """The part of another rank in a world of another size. No index is recorded of what it reads."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_configured)
         return replace(self, order=order, reading=self.reading._replace(recording=None))
 
@@ -110,7 +114,7 @@ class StreamReadPlan:
         return sample_bytes, self.needs.plan(sample_bytes, self.reading.sizes)
 
     def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
-        """See ``ReadPlan``."""
+        """The requests of the rank's first epoch; None if only reading tells."""
         order, estimator = self.order, RequestEstimator(self.reading)
         may_end_early = order.world_size > 1 and batching.drop_last  # all ranks stop when the first one runs out
         needed = batching.take
@@ -128,7 +132,7 @@ class StreamReadPlan:
         return estimator.total
 
     def batches(self, epoch: int, *, batching: Batching) -> None:
-        """See ``ReadPlan``: only reading tells."""
+        """None: only reading tells."""
 
     def _window_bytes(self, lanes: Sequence[Lane]) -> int:
         """Bytes that the window of these lanes holds, estimated from their first samples.

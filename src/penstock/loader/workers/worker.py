@@ -242,7 +242,6 @@ class Inbox:
         channel: Connection to the loader.
 
     Attributes:
-        channel: See the argument.
         jobs: Jobs to do, or the error that keeps the process from unpickling one.
         orders: ``FillRows``, ``FindSamples`` and ``EndJob``, in the order in which they came.
         slots: Slot of each batch, by number of the batch.
