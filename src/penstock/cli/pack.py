@@ -34,7 +34,7 @@ KeyField = Annotated[
     typer.Option(
         "--key-field",
         metavar="FIELD",
-        help="Field that takes the samples' keys; with __key__, TFRecord stores them so that they are read back.",
+        help="Field that takes the samples' keys; with `__key__`, TFRecord stores them so that they are read back.",
     ),
 ]
 AllowLoss = Annotated[bool, typer.Option("--allow-loss", help="Continue even if the format loses something.")]
@@ -66,7 +66,7 @@ class ExecutionGroup:
         typer.Option(
             "--jobs",
             metavar="N",
-            help="Number of shards at a time; default 4, or the number of cores with --transform.",
+            help="Number of shards at a time; default 4, or with a transform the number of cores.",
         ),
     ] = None
     memory_bytes_max: Annotated[
