@@ -1,1 +1,1 @@
-"""A rank's lanes: what of which shard is read, and what comes out of them in order."""
+"""The lanes of a rank: they read shards and give samples in the order of the job. See README.md in this folder."""

@@ -280,7 +280,7 @@ def copied(sample: Sample) -> Sample:
 
 
 TURNS_COUNT = 512
-"""Number of turns that the order is asked for at once: one answer costs as much as some hundred turns."""
+"""Number of turns that are taken from the order at once: a call costs as much as a few hundred turns."""
 
 OpenLane: TypeAlias = "Callable[[int, int], tuple[SampleLane, int]]"
 """``open_lane(source, taken)`` returns a lane of a source behind its first `taken` samples, and the number of samples from

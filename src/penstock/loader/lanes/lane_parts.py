@@ -62,7 +62,7 @@ def parts_of(order: IndexedOrder | MixOrder, number: int, row: int) -> Iterator[
 
 
 def part_of(order: IndexedOrder | MixOrder, number: int, source: int, taken: int) -> LanePart:
-    """What a lane has left of one source, of which `taken` samples have left."""
+    """What a lane has left of one source behind its first `taken` samples."""
     place = order.source_at(source, number, taken)
     lane, left_count = place.lane, place.order.lane_length(place.lane) - place.taken
     if place.order.shuffled and left_count > 0:
@@ -121,7 +121,7 @@ class ShardIndexes:
             yield loaded[source, shard]
 
     def load_for(self, parts: Iterable[LanePart], fields: Sequence[frozenset[str] | None]) -> None:
-        """Load the indexes of the shards of which `parts` read only some samples, or only some fields.
+        """Load the indexes of shards that `parts` do not read whole: only some of their samples, or only some fields.
 
         Args:
             parts: What lanes are going to read.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.sources.readers import SampleReader, SampleStream
 
 LOCATED_COUNT = 4096
-"""Positions for which the order is asked at once."""
+"""Number of positions that the order locates at once."""
 
 
 class SampleOrigin(NamedTuple):

@@ -93,7 +93,7 @@ class IndexRecorder:
         self._place = place
         self._expected: set[str] = set()  # keys of the shards that are still to be read in this epoch
         self._known: set[str] = set()
-        self._found: list[ShardIndex] = []
+        self._indexes: list[ShardIndex] = []
         self._lock = threading.Lock()  # one thread reads all lanes, but another one may begin the epoch
         self._thread: threading.Thread | None = None
         self._in_background = True
@@ -130,7 +130,7 @@ class IndexRecorder:
                 or index.row_of(key, size_bytes=shard.listed_size_bytes, etag=shard.listed_etag) is not None
             }
             self._expected = set(listed)
-            self._found = []
+            self._indexes = []
 
     def begin_shard(self, segment: ShardSegment) -> ShardPass | None:
         """Begin to record the shard of a segment; None if it is not read from end to end, or is known already."""
@@ -151,19 +151,19 @@ class IndexRecorder:
         with self._lock:
             if shard_pass is not None and shard.listed_etag is not None and shard.listed_size_bytes is not None:
                 try:
-                    self._found.append(
+                    self._indexes.append(
                         shard_pass.index(key, size_bytes=shard.listed_size_bytes, etag=shard.listed_etag)
                     )
                 except PenstockError as error:
                     _log.debug("no index is built for %s: %s", shard.url, error)
             self._expected.discard(key)
-            if self._expected or not self._found:
+            if self._expected or not self._indexes:
                 return
-            found, self._found = self._found, []
+            indexes, self._indexes = self._indexes, []
         if not self._in_background:
-            self._save(found)
+            self._save(indexes)
             return
-        self._thread = threading.Thread(target=self._save, args=(found,), name="penstock-index")
+        self._thread = threading.Thread(target=self._save, args=(indexes,), name="penstock-index")
         self._thread.start()
 
     def close(self) -> None:
@@ -179,14 +179,14 @@ class IndexRecorder:
     def _key(self, segment: ShardSegment) -> str:
         return segment.shard.url[len(self._place.base_url) :]
 
-    def _save(self, found: list[ShardIndex]) -> None:
+    def _save(self, indexes: list[ShardIndex]) -> None:
         try:
-            self._place.save_pass(found)
+            self._place.save_pass(indexes)
         except (PenstockError, OSError) as error:
             # only the message: a log record that is kept would keep the traceback, and with it the store
             _log.warning(
-                "the index of %d shards that this epoch recorded cannot be written: %s", len(found), str(error)
+                "the index of %d shards that this epoch recorded cannot be written: %s", len(indexes), str(error)
             )
             return
-        samples_count = sum(len(index) for index in found)
-        _log.info("indexed %d shards, %d samples, while reading them: %s", len(found), samples_count, self._place.url)
+        samples_count = sum(len(index) for index in indexes)
+        _log.info("indexed %d shards, %d samples, while reading them: %s", len(indexes), samples_count, self._place.url)

@@ -204,7 +204,7 @@ class ReadOptions(NamedTuple):
         meter: Counts bytes and the seconds that the store and the parsers take.
         recording: Makes an index of what whole shards turn out to hold; None: there is one, or none is wanted.
         budget_bytes: Memory budget of the rank.
-        ranged_count: Number of lanes that may read a shard by ranges at a time, each of which holds a unit.
+        ranged_count: Number of lanes that may read a shard by ranges at the same time; each holds one unit.
     """
 
     sizes: ReadAheadSizes

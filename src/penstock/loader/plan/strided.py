@@ -257,7 +257,7 @@ def begin_strided(
     first_batch: int,
     stride: tuple[int, int],
 ) -> EpochFeed | None:
-    """Begin an epoch, or the rest of one, of which only the batches of a worker are read.
+    """Begin an epoch, or the rest of one, in which only the batches of a worker are read.
 
     Args:
         plan: The ``ReadPlan`` of the rank.

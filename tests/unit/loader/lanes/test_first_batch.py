@@ -1,4 +1,4 @@
-"""The first batch of an indexed epoch: read by sample, ahead of the runs that it comes from."""
+"""The first batch of an indexed epoch is read sample by sample, ahead of the runs that it comes from."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SIZES = [40] * 12
 
 
 @pytest.fixture
-def always_led(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of any length are led."""
+def always_prefetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch is prefetched however short its runs are."""
     monkeypatch.setattr(first_batch, "RUNS_BYTES_MIN", 0)
 
 
@@ -29,10 +29,10 @@ def opened(tmp_path: Path, **options: Any) -> ps.Loader:
     return ps.Loader(made, lanes=4, threads=1, index="require", index_dir=place, **options)
 
 
-@pytest.mark.usefixtures("always_led")
+@pytest.mark.usefixtures("always_prefetched")
 @pytest.mark.parametrize("position", [0, 100])
 def test_a_first_batch_costs_its_samples(tmp_path: Path, position: int) -> None:
-    """Of runs of 60 samples, also where one of them was begun, the first batch of 8 reads little more than those 8."""
+    """A first batch of 8 from runs of 60 samples reads little more than the 8, also if it begins inside a run."""
     with opened(tmp_path) as loader:
         job = loader._planned().read_plan
         feed = job.feed_between(0, position, 480)  # type: ignore[attr-defined]
@@ -46,8 +46,8 @@ def test_a_first_batch_costs_its_samples(tmp_path: Path, position: int) -> None:
     assert [int(bytes(each.fields["cls"])) for each in samples] == [40 * at.shard + at.sample for at in leaving]
 
 
-def test_short_runs_are_not_led(tmp_path: Path) -> None:
-    """Where the runs are a few kilobytes, nothing is read twice."""
+def test_short_runs_are_not_prefetched(tmp_path: Path) -> None:
+    """If the runs have only a few kilobytes, nothing is read twice."""
     with opened(tmp_path) as loader:
         batches = list(loader)
         size_bytes = sum(path.stat().st_size for path in (tmp_path / "data").iterdir())
@@ -55,9 +55,9 @@ def test_short_runs_are_not_led(tmp_path: Path) -> None:
         assert loader.statistics().bytes <= size_bytes
 
 
-@pytest.mark.usefixtures("always_led")
-def test_a_mix_with_objects_is_led(tmp_path: Path) -> None:
-    """Of a mix, what comes out of shards is read ahead of its runs; objects are samples by themselves."""
+@pytest.mark.usefixtures("always_prefetched")
+def test_a_mix_with_objects_is_prefetched(tmp_path: Path) -> None:
+    """In a mix, samples of shards are read ahead of their runs; objects need no runs."""
     write_counted(tmp_path / "data", SIZES)
     (tmp_path / "objects").mkdir()
     for number in range(480):
@@ -71,9 +71,9 @@ def test_a_mix_with_objects_is_led(tmp_path: Path) -> None:
         assert sorted(numbers(loader)) == [*range(480), *range(1000, 1480)]
 
 
-@pytest.mark.usefixtures("always_led")
-def test_a_led_sample_is_held_against_its_checksum(tmp_path: Path) -> None:
-    """Bytes that changed under the same version are no batch but an error."""
+@pytest.mark.usefixtures("always_prefetched")
+def test_a_prefetched_sample_is_held_against_its_checksum(tmp_path: Path) -> None:
+    """Bytes that changed without a new version raise an error and give no batch."""
     with opened(tmp_path) as loader:
         for path in (tmp_path / "data").iterdir():
             before = path.stat()
