@@ -33,7 +33,7 @@ _HELP = {
     "samples": "Samples handed out.",
     "bytes": "Bytes that arrived from the store.",
     "cache_hit_bytes": "Bytes that were read from the cache on this node's disk.",
-    "cache_fetched_bytes": "Bytes that were asked of the store to fill what the cache lacked.",
+    "cache_fetched_bytes": "Bytes that were requested from the store to fill the cache.",
 }
 
 

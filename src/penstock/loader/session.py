@@ -117,22 +117,22 @@ class Session:
             if self._closed:  # another thread has closed the session meanwhile, and saw no epoch to close
                 self._close_epoch()
                 self.check_open()
-        found = self._running.next()
+        numbered = self._running.next()
         got_s = time.perf_counter()
         left_s, cpu_s = (asked_s, 0.0) if self._left_s is None else (self._left_s, asked_cpu_s - self._left_cpu_s)
         self.meter.stepped(left_s, asked_s, got_s, cpu_s=cpu_s)
-        if found is None:
+        if numbered is None:
             if self._line is not None:
                 self._draw(self._line, is_last=True)
             self.begin_at(self.epoch + 1)
             return None
         self.meter.batches += 1
-        self._batches_count = found.number + 1
-        self._position = found.position
+        self._batches_count = numbered.number + 1
+        self._position = numbered.position
         if self._line is not None:
             self._draw(self._line)
         self._left_s, self._left_cpu_s = time.perf_counter(), time.thread_time()
-        return found.batch
+        return numbered.batch
 
     def begin_at(self, epoch: int) -> None:
         """Go to the beginning of an epoch. Iterators that were made before are exhausted."""

@@ -177,15 +177,15 @@ def _position_to_json(position: Position) -> dict[str, Any]:
     base = feed_position(position)
     assert base is not None
     if isinstance(base, IndexPosition):
-        found: dict[str, Any] = {"position": base.position}
+        cursor: dict[str, Any] = {"position": base.position}
     else:
         lanes = {str(number): _lane_to_json(lane) for number, lane in base.lanes.items()}
-        found = {"round": base.round_count, "turn": base.turn, "left": base.left_count, "lanes": lanes}
+        cursor = {"round": base.round_count, "turn": base.turn, "left": base.left_count, "lanes": lanes}
     if isinstance(position, RebatchedPosition):
-        found["skip"] = position.skip_count
+        cursor["skip"] = position.skip_count
     elif isinstance(position, OutOfOrderPosition):
-        found.update(handed=list(position.handed_out), handed_size=position.global_size)
-    return found
+        cursor.update(handed=list(position.handed_out), handed_size=position.global_size)
+    return cursor
 
 
 def _lane_to_json(lane: LanePosition) -> dict[str, Any] | None:

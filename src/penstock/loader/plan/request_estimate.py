@@ -124,18 +124,18 @@ class RequestEstimator:
     def _streamed(self, segment: ShardSegment) -> RequestEstimate:
         if segment.shard.size_bytes is None or segment.format is None:
             raise UnknownRequestsError
-        found = NOTHING
+        estimate = NOTHING
         for item in segment.plan_items():
             span = item.span or ByteRange(0, segment.shard.size_bytes)
             requests = len(cut(span, self._reading.sizes.part_bytes))
-            found += RequestEstimate(requests, requests, span.length_bytes, span.length_bytes)
+            estimate += RequestEstimate(requests, requests, span.length_bytes, span.length_bytes)
         head = FORMATS[segment.format].head if segment.format in FORMATS else None
         if head is not None and segment.offset_bytes:
             first_bytes = min(next(head()).length_bytes, segment.shard.size_bytes)
-            found += RequestEstimate(1, 1, first_bytes, first_bytes)
+            estimate += RequestEstimate(1, 1, first_bytes, first_bytes)
             if segment.offset_bytes > first_bytes:  # a longer head, which ends before the segment, takes a second GET
-                found += RequestEstimate(0, 1, 0, segment.offset_bytes)
-        return found
+                estimate += RequestEstimate(0, 1, 0, segment.offset_bytes)
+        return estimate
 
     def _ranged(self, segment: ShardSegment) -> RequestEstimate:
         if segment.shard.size_bytes is None:
@@ -151,15 +151,15 @@ class RequestEstimator:
         finally:
             if is_new and key not in self._tables:
                 shard.close()
-        found = NOTHING
+        estimate = NOTHING
         for span in shard.probed:  # read again if the first lane has finished the shard before the second one begins it
             certain = int(is_new)
-            found += RequestEstimate(certain, 1, certain * span.length_bytes, span.length_bytes)
+            estimate += RequestEstimate(certain, 1, certain * span.length_bytes, span.length_bytes)
         for item in items:
             assert item.span is not None
             requests = len(cut(item.span, self._reading.sizes.part_bytes))
-            found += RequestEstimate(requests, requests, item.span.length_bytes, item.span.length_bytes)
-        return found
+            estimate += RequestEstimate(requests, requests, item.span.length_bytes, item.span.length_bytes)
+        return estimate
 
 
 def _whole(size_bytes: int | None, part_bytes: int) -> RequestEstimate:
