@@ -135,7 +135,7 @@ class Exchange(Resent, ABC, Generic[S]):
         """Turn the end of the exchange into a completion; see ``HttpSink.on_end``."""
         completion = Completion(self.operation)
         try:
-            if self.healed(answer):
+            if self.resend_if_corrected(answer):
                 return
             self._fill(completion, answer)
         except Exception as error:
@@ -200,11 +200,11 @@ class Exchange(Resent, ABC, Generic[S]):
             error.status = answer.status
         error.elapsed_s = answer.queued_s + answer.total_s
         error.attempts_count = 1
-        return self.named(error)
+        return self.with_context(error)
 
     # ── what the stores do differently ─────────────────────────────────────────────────────────────────────────────
 
-    def healed(self, answer: HttpAnswer) -> bool:
+    def resend_if_corrected(self, answer: HttpAnswer) -> bool:
         """Send the request again if the answer says how it should have been sent, and return whether it was."""
         return False
 
@@ -233,5 +233,5 @@ class Exchange(Resent, ABC, Generic[S]):
         """Return the error that an answer outside 2xx means."""
 
     @abstractmethod
-    def named(self, error: StoreError) -> StoreError:
+    def with_context(self, error: StoreError) -> StoreError:
         """Return `error` with operation, URL and span."""

@@ -117,7 +117,7 @@ class _HttpExchange(Exchange[HttpStore]):
         )
         self.submit(request)
 
-    def healed(self, answer: HttpAnswer) -> bool:
+    def resend_if_corrected(self, answer: HttpAnswer) -> bool:
         if not isinstance(self.operation, Head) or self.instead or self.cancelled:
             return False
         unsized = answer.status == 200 and b"content-length" not in answer.headers
@@ -145,7 +145,7 @@ class _HttpExchange(Exchange[HttpStore]):
     def refusal(self, answer: HttpAnswer) -> StoreError:
         return status_error(answer.status, answer.headers, None, None)
 
-    def named(self, error: StoreError) -> StoreError:
+    def with_context(self, error: StoreError) -> StoreError:
         operation = self.operation
         assert isinstance(operation, (Get, Head))
         error.operation = "GET" if isinstance(operation, Get) else "HEAD"

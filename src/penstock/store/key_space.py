@@ -28,7 +28,7 @@ _COLUMNS_MAX = 12  # columns that vary; 1 000 keys of a page differ in fewer
 _ALPHABETS = ("0123456789", "0123456789abcdef", "0123456789ABCDEF")
 
 
-class Trust:
+class GuessBudget:
     """How many guesses may be made: each costs one, and earns two if its page turns out to be full.
 
     So the guesses double while they are right, and end for good if most are wrong. There are never more of them than the full

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from penstock import forks
 from penstock.errors import ConfigError, ProtocolError
 from penstock.store.inflight import InFlight
-from penstock.store.key_space import FIRST_GUESSES, Trust, dense_sub_prefix, next_pages
+from penstock.store.key_space import FIRST_GUESSES, GuessBudget, dense_sub_prefix, next_pages
 from penstock.tracebacks import boundary
 from penstock.types import ListPage, ObjectInfo
 
@@ -89,9 +89,9 @@ def list_objects(
         raise ConfigError(f"requests_max={requests_max!r} must be at least 1")
     if not 1 <= keys_max <= 1000:
         raise ConfigError(f"keys_max={keys_max!r} must lie in [1, 1000]")
-    trust = Trust(FIRST_GUESSES if getattr(core, "pages_anywhere", True) else 0)
+    guesses = GuessBudget(FIRST_GUESSES if getattr(core, "pages_anywhere", True) else 0)
     listing = _ParallelListing(
-        core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max, skip=skip, trust=trust
+        core, prefix, recursive=recursive, requests_max=requests_max, keys_max=keys_max, skip=skip, guesses=guesses
     )
     if skips_at_once and skip and skip.startswith(prefix) and recursive and getattr(core, "pages_anywhere", True):
         listing.begin_behind()
@@ -187,7 +187,15 @@ class _ParallelListing:
     """One listing: the segments, and the pages in flight. Used by one thread at a time."""
 
     def __init__(
-        self, core: Core, prefix: str, *, recursive: bool, requests_max: int, keys_max: int, skip: str, trust: Trust
+        self,
+        core: Core,
+        prefix: str,
+        *,
+        recursive: bool,
+        requests_max: int,
+        keys_max: int,
+        skip: str,
+        guesses: GuessBudget,
     ) -> None:
         self._recursive = recursive
         self._skip = skip
@@ -198,7 +206,7 @@ class _ParallelListing:
         self._in_flight: InFlight[_Segment] = InFlight(core)
         self._wanted: list[tuple[str, int, _Segment]] = []  # a heap: nearest to the front first
         self._numbers = count()
-        self._trust = trust
+        self._guesses = guesses
         self._held_count = 0  # segments whose keys were not taken yet
         self._made_in = forks.generation()
         self._front = _Segment(prefix)
@@ -307,7 +315,7 @@ class _ParallelListing:
             split.children_count += segment.token is None
         last, high = page.objects[-1].key if page.objects else "", segment.high
         if segment.guessed_count:
-            self._trust.judge(len(segment.own(page.objects)), segment.guessed_count)
+            self._guesses.judge(len(segment.own(page.objects)), segment.guessed_count)
         if page.next_token is None or (high and last >= high):
             return None
         if self._skip and last.startswith(self._skip) and segment.low < self._behind:
@@ -335,7 +343,7 @@ class _ParallelListing:
         A store that does not begin its pages where it was told to returns keys that are not greater than `low`, which do not
         count. Then nothing is guessed any more, and each segment finds its own keys from page to page.
         """
-        allowed = self._trust.allowed()
+        allowed = self._guesses.allowed()
         if not allowed or rest.finds or rest.token is None or not page.objects or page.objects[0].key <= segment.low:
             return []
         keys = [info.key for info in page.objects]
@@ -347,7 +355,7 @@ class _ParallelListing:
             part.high, before.high = before.high, edge
             parts.append(part)
             before = part
-        self._trust.spend(len(parts))
+        self._guesses.spend(len(parts))
         return parts
 
     def _rest_found(self, segment: _Segment, page: Page) -> _Segment | None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _DOCUMENT_BYTES_MAX = 64 << 20
 """Largest XML answer in bytes; a page of 1 000 keys of 1 024 bytes, percent-encoded, has 4 MiB."""
 _OF_OBJECTS = frozenset({b"etag", b"last-modified", b"x-amz-request-id"})
-_HEALS_MAX = 3
+_CORRECTIONS_MAX = 3
 """How often one operation may be sent again because the answer said how it should have been sent."""
 
 
@@ -130,13 +130,13 @@ def _rebuild(
 class _S3Exchange(Exchange[S3Store]):
     """One operation as one request, sent again only if the answer says how it should have been sent."""
 
-    __slots__ = ("credentials", "heals", "wire")
+    __slots__ = ("corrections_count", "credentials", "wire")
 
     def __init__(self, store: S3Store, operation: Operation, sink: Sink) -> None:
         super().__init__(store, operation, sink)
         self.wire: S3Request = build_request(store.endpoint, store.options, operation)  # raises ConfigError
         self.credentials: Credentials | None = None
-        self.heals = 0
+        self.corrections_count = 0
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -215,15 +215,15 @@ class _S3Exchange(Exchange[S3Store]):
         else:
             _fill_other(completion, self.operation, answer, self.store.endpoint.prefix)
 
-    # ── healing ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── corrections ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def healed(self, answer: HttpAnswer) -> bool:
+    def resend_if_corrected(self, answer: HttpAnswer) -> bool:
         """Send again if the answer says how: in another region, at the store's time, or with fresh keys."""
         status = answer.status
         if (
             status in (200, 206)
             or self.cancelled
-            or self.heals >= _HEALS_MAX
+            or self.corrections_count >= _CORRECTIONS_MAX
             or status not in (301, 307, 308, 400, 403)
         ):
             return False
@@ -245,7 +245,7 @@ class _S3Exchange(Exchange[S3Store]):
                 return False
         else:
             return False
-        self.heals += 1
+        self.corrections_count += 1
         self.info = self.span = None
         if self.wire.redirected_url is None:
             self.wire = build_request(endpoint, self.store.options, self.operation)
@@ -265,7 +265,7 @@ class _S3Exchange(Exchange[S3Store]):
 
     # ── failing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def named(self, error: StoreError) -> StoreError:
+    def with_context(self, error: StoreError) -> StoreError:
         if isinstance(error, ObjectChangedError) and getattr(self.operation, "if_absent", False):
             error = ObjectExistsError(
                 "there is an object of this key",
@@ -280,7 +280,7 @@ class _S3Exchange(Exchange[S3Store]):
         return error
 
     def _fail(self, error: StoreError) -> None:
-        self.sink.done(Completion(self.operation, error=self.named(error)))
+        self.sink.done(Completion(self.operation, error=self.with_context(error)))
 
 
 def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, prefix: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.store import key_space
-from penstock.store.key_space import Trust
+from penstock.store.key_space import GuessBudget
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,17 @@ def test_the_next_pages_of_numbers_are_known(keys, guesses):
 
 def test_trust_doubles_while_guesses_are_right_and_ends_where_they_are_wrong():
     """Each right guess allows two; at half of them right the number stays, below that none is left for good."""
-    trust = Trust(4)
+    guesses = GuessBudget(4)
     allowed = []
     for right in (1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.0, 1.0):
-        count = trust.allowed()
+        count = guesses.allowed()
         allowed.append(count)
-        trust.spend(count)
+        guesses.spend(count)
         for index in range(count):
-            trust.judge(500 if index < right * count else 499, 1000)
+            guesses.judge(500 if index < right * count else 499, 1000)
     assert allowed[:5] == [4, 8, 16, 32, 64]
     assert max(allowed) == 64
-    while trust.allowed():
-        trust.spend(trust.allowed())
-    trust.judge(10, 1000)
-    assert trust.allowed() == 0
+    while guesses.allowed():
+        guesses.spend(guesses.allowed())
+    guesses.judge(10, 1000)
+    assert guesses.allowed() == 0
