@@ -292,7 +292,7 @@ class CopyReport(ProgressReport):
     """
 
     def __init__(self, *, as_json: bool, dry_run: bool, deletes: bool = False) -> None:
-        super().__init__(as_json=as_json, has_bar=not dry_run)
+        super().__init__(as_json=as_json, has_bar=not dry_run, flushes=False)
         self._dry_run = dry_run
         self._deletes = deletes
         self._plan: CopyPlan | None = None

@@ -23,10 +23,12 @@ class ProgressReport(ABC):
     Args:
         as_json: Whether to print JSON lines on stdout; there is no bar then.
         has_bar: Whether to show a bar on a terminal.
+        flushes: Whether each JSON line is flushed; for a line per small object, that costs more than the line.
     """
 
-    def __init__(self, *, as_json: bool, has_bar: bool = True) -> None:
+    def __init__(self, *, as_json: bool, has_bar: bool = True, flushes: bool = True) -> None:
         self.as_json = as_json
+        self._flushes = flushes
         self._has_bar = has_bar and not as_json
         self.start_s = time.monotonic()
         self._bar: Any = None
@@ -74,7 +76,7 @@ class ProgressReport(ABC):
     def print_json(self, **values: Any) -> None:
         """Print one JSON line if the report is for machines."""
         if self.as_json:
-            print(json.dumps(values), file=self._out, flush=True)
+            print(json.dumps(values), file=self._out, flush=self._flushes)
 
     def print_message(self, line: str) -> None:
         """Print one line for people on stderr, above the bar if there is one."""
