@@ -12,6 +12,8 @@ import pytest
 import penstock as ps
 from loading import counted, index, index_beside, numbers, pipeline, shard, write_counted
 from penstock.errors import ConfigError, ObjectChangedError
+from penstock.loader.state import LoaderState
+from penstock.order import ORDER_VERSION
 from resuming import assert_resumes_everywhere
 
 
@@ -236,3 +238,62 @@ def test_an_error_leaves_the_state_before_it(folder: Path) -> None:
         state = loader.state_dict()
     assert seen == good[: len(seen)]
     assert state["batches"] == len(seen) // 8
+
+
+LANE = {
+    "segment": 2,
+    "format": "tar",
+    "etag": '"e"',
+    "offset_bytes": 1024,
+    "sample": 7,
+    "run": 3,
+    "before": 40,
+    "emitted": 5,
+}
+STREAMED = {"round": 4, "turn": 1, "left": None, "lanes": {"0": LANE, "2": None}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "cursor"),
+    [
+        ("index", {"position": 640}),
+        ("index", {"position": 640, "skip": 3}),
+        ("index", {"position": 640, "handed": [0, 2], "handed_size": 8}),
+        ("stream", STREAMED),
+        ("stream", {**STREAMED, "left": 9, "skip": 0}),
+        ("stream", {**STREAMED, "handed": [1], "handed_size": 4}),
+        ("stream", None),
+    ],
+)
+def test_json_of_a_state_stays_as_it_is(mode: str, cursor: Any) -> None:
+    """Every kind of position is read from the JSON of version 1, and written as the same text."""
+    state = {
+        "version": 1,
+        "order_version": ORDER_VERSION,
+        "mode": mode,
+        "epoch": 3,
+        "batches": 12 if cursor else 0,
+        "job": {"seed": 0, "shuffled": True, "window": 100, "lanes": 4},
+        "data": "0" * 32,
+        "cursor": cursor,
+        "on_epoch": None,
+        "changed": None,
+    }
+    text = json.dumps(state)
+    assert json.dumps(LoaderState.from_json(json.loads(text)).to_json()) == text
+
+
+@pytest.mark.parametrize(
+    ("cursor", "message"),
+    [
+        ({**STREAMED, "handed": 1, "handed_size": 4}, "not a list"),
+        ({**STREAMED, "handed": [1]}, "handed_size"),
+        ({**STREAMED, "lanes": {"0": {**LANE, "etag": 5}, "2": None}}, "no ETag"),
+        ({**STREAMED, "turn": 2}, "turn=2 of 2 lanes"),
+    ],
+)
+def test_a_position_that_cannot_be_is_refused(cursor: Any, message: str) -> None:
+    """A position that no loader saves is refused when the state is loaded, by the name of the entry."""
+    state = {"version": 1, "order_version": ORDER_VERSION, "mode": "stream", "epoch": 0, "batches": 1, "data": ""}
+    with pytest.raises(ConfigError, match=message):
+        LoaderState.from_json({**state, "job": {"seed": 0}, "cursor": cursor})

@@ -100,7 +100,7 @@ class SourceFinder:
         if all(source.objects is not None for source in sources):
             return data(f"reading {samples} samples that are objects", is_indexed=True)
         if index == "stream":
-            return data(f"reading {total} shards without an index, because of index='stream'", is_indexed=False)
+            return data(f"reading {total} shards in mode 'stream', without an index", is_indexed=False)
         if all(source.is_indexed for source in sources):
             places = ", ".join(source.place.url for source in sources if source.place is not None)
             return data(f"reading {total} shards, {samples} samples, by {places}", is_indexed=True)
