@@ -14,7 +14,7 @@ from penstock.ranges import REQUEST_COST_BYTES
 from penstock.samples.context import SampleRandom
 from penstock.samples.transform import SampleTransform
 from penstock.sources.functions import FunctionReader
-from penstock.sources.indexed import IndexedReader
+from penstock.sources.indexed_reader import IndexedReader
 from penstock.sources.objects import ObjectSampleReader
 from penstock.sources.shards import ShardFinder
 from penstock.tracebacks import boundary

@@ -11,9 +11,9 @@ from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
 from penstock.loader.options import LoaderOptions, Options
 from penstock.loader.plan.loader_plan import make_plan
-from penstock.loader.plan.sources import SourceFinder
+from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.plan.stages import row_bytes
-from penstock.loader.plan.streaming import StreamReadPlan
+from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.loader.plan.strided import worker_factors
 from penstock.loader.statistics import Meter
 from penstock.pipeline import Batch, Pipeline, Shards, Shuffle
@@ -220,7 +220,7 @@ def _requests(plan: LoaderPlan, memory: MemoryPlan) -> tuple[RequestEstimate | N
 def _explanation(pipeline: Pipeline, plan: LoaderPlan, options: Options) -> tuple[Explanation, ConfigError | None]:
     read_plan, fetch = plan.read_plan, options.fetch or FetchConfig()
     sample_bytes, memory = None, read_plan.memory
-    if isinstance(read_plan, StreamReadPlan):
+    if isinstance(read_plan, StreamedReadPlan):
         sample_bytes, memory = read_plan.sized()
     assert memory is not None
     estimate, refusal = _requests(plan, memory)

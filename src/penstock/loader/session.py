@@ -19,7 +19,7 @@ from penstock.loader.epoch.runs import EpochRequest, WorkerOptions
 from penstock.loader.options import PREFETCH_BYTES
 from penstock.loader.plan.loader_plan import LoaderPlan, make_plan
 from penstock.loader.plan.ranks import rank_and_world_size
-from penstock.loader.plan.sources import SourceFinder
+from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.position import IndexPosition, OutOfOrderPosition, feed_position
 from penstock.loader.reporting import LiveLine
 from penstock.loader.state import LoaderState
@@ -30,7 +30,7 @@ from penstock.samples.transform import SampleTransform
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.loader.epoch.sources import BatchSource
+    from penstock.loader.epoch.batch_sources import BatchSource
     from penstock.loader.options import Options
     from penstock.loader.position import Position
     from penstock.loader.workers.process_pool import ProcessPool

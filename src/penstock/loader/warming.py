@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.warm import Warmed, warm
 from penstock.errors import ConfigError
 from penstock.fetch import PlanItem
-from penstock.loader.plan.sources import SourceFinder
+from penstock.loader.plan.source_finder import SourceFinder
 from penstock.pipeline import Pipeline
 from penstock.tracebacks import boundary
 

@@ -13,7 +13,7 @@ from penstock.config import SEED_MAX, FetchConfig, check_whole, default_budget_b
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader
 from penstock.loader.plan.ranks import rank_and_world_size
-from penstock.loader.plan.sources import SourceFinder
+from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.plan.stages import may_drop
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+from penstock.loader.epoch.batch_sources import AgreedBatches, CountedBatches, RebatchedBatches, StreamedBatches
 from penstock.loader.epoch.out_of_order import CountedOutOfOrder, OutOfOrderTracker, StreamedOutOfOrder
 from penstock.loader.epoch.padding import Padder, Trimmer
 from penstock.loader.epoch.runs import (
@@ -15,16 +16,15 @@ from penstock.loader.epoch.runs import (
     run_in_threads,
     thread_run,
 )
-from penstock.loader.epoch.sources import AgreedBatches, CountedBatches, RebatchedBatches, StreamedBatches
 from penstock.loader.lanes.feed import SelectedBatchesFeed
 from penstock.loader.position import feed_position
 from penstock.pipeline import BatchBySize
 
 if TYPE_CHECKING:
+    from penstock.loader.epoch.batch_sources import BatchSource
     from penstock.loader.epoch.consensus import RankConsensus
     from penstock.loader.epoch.padding import Finisher
     from penstock.loader.epoch.runs import EpochRequest, OpenedRun, WorkerOptions
-    from penstock.loader.epoch.sources import BatchSource
 
 
 def open_epoch(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.loader.epoch.sources import BatchSourceBase, NumberedBatch, rows_count_of
+from penstock.loader.epoch.batch_sources import BatchSourceBase, NumberedBatch, rows_count_of
 from penstock.loader.position import IndexPosition, OutOfOrderPosition, StreamPosition
 from penstock.order import DeliveredBatches
 
 if TYPE_CHECKING:
+    from penstock.loader.epoch.batch_sources import BatchRun
     from penstock.loader.epoch.padding import Finisher
-    from penstock.loader.epoch.sources import BatchRun
     from penstock.loader.position import FeedPosition, Position
     from penstock.order import Batches
 

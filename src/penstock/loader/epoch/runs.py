@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.loader.batches.run import BatchBuilder, Delivery, RunPlan
-    from penstock.loader.epoch.sources import BatchRun
+    from penstock.loader.epoch.batch_sources import BatchRun
     from penstock.loader.lanes.feed import Batching, Feed
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.position import Position

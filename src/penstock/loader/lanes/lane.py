@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.loader.lanes.reading import LaneReader
+    from penstock.loader.lanes.lane_reader import LaneReader
     from penstock.loader.lanes.segments import ParsedSamples, SampleSource, SourcedSamples
     from penstock.order import MixOrder
 

@@ -12,12 +12,12 @@ from penstock.index import in_directory
 from penstock.loader.lanes.feed import Batching
 from penstock.loader.lanes.recording import IndexRecorder
 from penstock.loader.lanes.segments import ReadOptions, read_ahead
-from penstock.loader.plan.indexed import IndexedReadPlan
+from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
 from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.mix import mixed_order, reweighted_order
 from penstock.loader.plan.ranks import rank_and_world_size
 from penstock.loader.plan.stages import is_plain, may_drop, rebatches, row_bytes
-from penstock.loader.plan.streaming import StreamReadPlan
+from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.order import Batches, IndexedOrder, MixOrder, StreamOrder
 from penstock.pipeline import Batch, BatchBySize, Evaluate, Shards, Shuffle, Take
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.loader.options import Options
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
-    from penstock.loader.plan.sources import PipelineData, SourceFinder
+    from penstock.loader.plan.source_finder import PipelineData, SourceFinder
     from penstock.loader.position import FeedPosition
     from penstock.loader.state import LoaderState
     from penstock.loader.statistics import Meter
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class ReadPlan(Protocol):
-    """The part of the data that a rank reads, epoch after epoch: ``IndexedReadPlan`` or ``StreamReadPlan``."""
+    """The part of the data that a rank reads, epoch after epoch: ``IndexedReadPlan`` or ``StreamedReadPlan``."""
 
     @property
     def mode(self) -> str:
@@ -289,7 +289,7 @@ class _Planner:
             memory=needs.plan(sample_bytes, sizes),
         )
 
-    def _streamed(self, data: PipelineData) -> StreamReadPlan:
+    def _streamed(self, data: PipelineData) -> StreamedReadPlan:
         self._check_stream(data)
         source = data.sources[0]
         order = StreamOrder(shards_count=len(source.shards), **self._order_options._asdict())
@@ -297,7 +297,9 @@ class _Planner:
         reading = self._reading(read_ahead(lanes_count, self._options.fetch), ranged_count=lanes_count)
         if self._options.index == "auto":
             reading = reading._replace(recording=self._recorder(source.shards))
-        return StreamReadPlan(source=source, order=order, reading=reading, needs=self._needs(data.sources, lanes_count))
+        return StreamedReadPlan(
+            source=source, order=order, reading=reading, needs=self._needs(data.sources, lanes_count)
+        )
 
     def _check_stream(self, data: PipelineData) -> None:
         """Refuse a pipeline that cannot be read without an index."""

@@ -18,10 +18,10 @@ from penstock.loader.lanes.feed import EpochFeed, SampleBlock
 from penstock.loader.lanes.first_batch import is_enterable
 from penstock.loader.lanes.lane import copied
 from penstock.loader.lanes.objects import ObjectsFeed, SampleOrigin
-from penstock.loader.plan.indexed import IndexedReadPlan
+from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
 from penstock.loader.position import IndexPosition
 from penstock.order import IndexedOrder
-from penstock.sources.indexed import IndexedReader
+from penstock.sources.indexed_reader import IndexedReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

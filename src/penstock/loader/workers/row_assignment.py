@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.loader.lanes.feed import StreamLanesFeed
-from penstock.loader.plan.indexed import IndexedReadPlan
-from penstock.loader.plan.streaming import StreamReadPlan
+from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
+from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
 from penstock.loader.position import LANE_BEGIN, IndexPosition, StreamPosition
 from penstock.loader.workers.worker_job import IndexedInput, StreamedInput
 
@@ -386,7 +386,7 @@ def divide(
         batches = read_plan.batches(epoch, batching=batching, origin=begin.position)
         indexed = IndexedInput(read_plan=read_plan, position=begin, stop=batches.stop, global_size=batching.global_size)
         return Division([indexed] * count, IndexedRowAssigner(batches, workers_count=count), batches, begin)
-    assert isinstance(read_plan, StreamReadPlan)
+    assert isinstance(read_plan, StreamedReadPlan)
     assert not isinstance(position, IndexPosition)
     count = usable_count(len(order.lanes_owned), processes_count, evenly=False)
     assigner = StreamRowAssigner(

@@ -11,9 +11,9 @@ from penstock.loader.position import IndexPosition, feed_position
 if TYPE_CHECKING:
     from penstock.loader.batches.run import RunPlan
     from penstock.loader.lanes.feed import Feed
-    from penstock.loader.plan.indexed import IndexedReadPlan
+    from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
     from penstock.loader.plan.loader_plan import ReadPlan
-    from penstock.loader.plan.streaming import StreamReadPlan
+    from penstock.loader.plan.streamed_read_plan import StreamedReadPlan
     from penstock.loader.position import FeedPosition, Position
     from penstock.loader.statistics import Meter
     from penstock.pipeline import Pipeline
@@ -86,7 +86,7 @@ class StreamedInput:
         position: Position to begin at, in the worker's lanes alone.
     """
 
-    read_plan: StreamReadPlan
+    read_plan: StreamedReadPlan
     position: FeedPosition
 
     def open(self, epoch: int, *, worker: int, workers_count: int) -> Feed:

@@ -13,7 +13,7 @@ from penstock.formats import Sample
 from penstock.formats.columnar import as_columns
 from penstock.formats.typed import ITEM_BYTES, typed
 from penstock.loader.lanes.lane import Lane, PinnedBytes, copied
-from penstock.loader.lanes.reading import LaneReader
+from penstock.loader.lanes.lane_reader import LaneReader
 from penstock.loader.lanes.segments import ReadOptions, ShardSegment, read_ahead
 from penstock.loader.statistics import Meter
 from penstock.order import StreamOrder

@@ -9,10 +9,10 @@ import pytest
 
 from penstock.errors import DataError, DecodeError, PenstockError
 from penstock.loader.batches.run import Delivery
+from penstock.loader.epoch.batch_sources import AgreedBatches, CountedBatches, RebatchedBatches, StreamedBatches
 from penstock.loader.epoch.consensus import FAILED, RankConsensus
 from penstock.loader.epoch.out_of_order import CountedOutOfOrder, OutOfOrderTracker
 from penstock.loader.epoch.padding import Padder, Trimmer
-from penstock.loader.epoch.sources import AgreedBatches, CountedBatches, RebatchedBatches, StreamedBatches
 from penstock.loader.position import IndexPosition, OutOfOrderPosition
 from penstock.order import Batches
 

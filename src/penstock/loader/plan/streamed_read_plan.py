@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
 from penstock.loader.lanes.feed import Batching, EpochFeed, StreamLanesFeed
 from penstock.loader.lanes.lane import Lane, PinnedBytes
-from penstock.loader.lanes.reading import LaneReader
+from penstock.loader.lanes.lane_reader import LaneReader
 from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, ShardSegment
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.loader.position import LANE_BEGIN, IndexPosition
@@ -32,7 +32,7 @@ SIZED_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamReadPlan:
+class StreamedReadPlan:
     """The part of a data set without an index that this rank reads.
 
     Attributes:
@@ -84,11 +84,11 @@ class StreamReadPlan:
         )
         return EpochFeed(feed, None)
 
-    def for_worker(self, workers_count: int) -> StreamReadPlan:
+    def for_worker(self, workers_count: int) -> StreamedReadPlan:
         """The part of one worker process, with its share of the memory. Its position names the lanes that it owns."""
         return replace(self, reading=self.reading.share(workers_count))
 
-    def for_rank(self, rank: int, world_size: int) -> StreamReadPlan:
+    def for_rank(self, rank: int, world_size: int) -> StreamedReadPlan:
         """The part of another rank in a world of another size. No index is recorded of what it reads."""
         order = replace(self.order, rank=rank, world_size=world_size, lanes=self.order.lanes_configured)
         return replace(self, order=order, reading=self.reading._replace(recording=None))

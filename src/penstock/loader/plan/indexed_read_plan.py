@@ -10,7 +10,7 @@ from penstock.loader.lanes.feed import EpochFeed, LanesFeed
 from penstock.loader.lanes.first_batch import FirstBatchPrefetch, PrefetchedLane
 from penstock.loader.lanes.lane import Lane, PinnedBytes
 from penstock.loader.lanes.lane_parts import ShardIndexes, part_of, parts_of, passes_of, positions_between, row_of
-from penstock.loader.lanes.reading import LaneReader
+from penstock.loader.lanes.lane_reader import LaneReader
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.loader.position import StreamPosition
 from penstock.order import Batches, MixOrder
