@@ -33,7 +33,7 @@ def check_whole(name: str, value: object, low: int, high: int | None = None) -> 
         high: Largest value allowed; None if there is no upper bound.
 
     Raises:
-        ConfigError: It is not; the message names the value and its bounds.
+        ConfigError: The value is not a whole number in these bounds; the message names both.
     """
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < low or (high is not None and value > high):  # type: ignore[operator]
@@ -52,7 +52,7 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
         opened: Whether `low` itself is excluded.
 
     Raises:
-        ConfigError: It is not; the message names the value and its bounds.
+        ConfigError: The value is not a number in these bounds; the message names both.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (opened and value == low):  # type: ignore[operator]
@@ -64,7 +64,7 @@ def check_path(name: str, value: object) -> None:
     """Check that an argument is a path or None.
 
     Raises:
-        ConfigError: It is not; the message names the value.
+        ConfigError: The value is neither; the message names it.
     """
     if value is not None and not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{name}={value!r} must be a path")
@@ -79,7 +79,7 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
         known: Names of all options that exist.
 
     Raises:
-        ConfigError: An option does not exist; the message names it, and the one that was probably meant.
+        ConfigError: An option does not exist; the message names it and suggests the closest option that does.
     """
     names = list(known)
     for name in given:
@@ -105,8 +105,8 @@ class TransportConfig:
         connections_max: Largest number of open connections in the pool of one event loop.
         threads_count: Number of event-loop threads. None chooses by scheme and machine: one thread for plain HTTP; over TLS one
             for every four of ``cores_count()``, but at most four. Source: bench/event_loops.py.
-        receive_buffer_bytes: Size of libcurl's receive buffer, which is used over TLS and through proxies. TLS records have
-            16 KiB, and a small buffer stays in the processor's cache.
+        receive_buffer_bytes: Size of libcurl's receive buffer, which is used over TLS and through proxies. TLS records are
+            16 KiB long, and a small buffer stays in the processor's cache.
             Source: docs/development/experiments.md, 2026-11-21, large objects.
         ca_bundle: PEM file of the certificate authorities to trust; None takes ``AWS_CA_BUNDLE``, ``SSL_CERT_FILE``, or the
             system's.
@@ -141,7 +141,7 @@ class TransportConfig:
                 check_number(name, value, 0, opened=True)
         proxy = self.proxy
         if proxy is not None and not (isinstance(proxy, str) and proxy.isprintable() and proxy and " " not in proxy):
-            raise ConfigError("proxy= must be a URL without white space", hint="%20 stands for a space in a password")
+            raise ConfigError("proxy= must be a URL without white space", hint="write a space in a password as %20")
         check_whole("receive_buffer_bytes", self.receive_buffer_bytes, 1 * KIB, 10 * MIB)  # libcurl's limits
 
     def __repr__(self) -> str:
@@ -232,7 +232,7 @@ def check_configs(
     """Check the types of configs, before a thread of the transport fails on them.
 
     Raises:
-        ConfigError: One has another type; the message names the argument and the type.
+        ConfigError: A config has the wrong type; the message names the argument and the type.
     """
     kinds = {"transport": TransportConfig, "retry": RetryConfig, "hedge": HedgeConfig, "fetch": FetchConfig}
     for (name, kind), value in zip(kinds.items(), (transport, retry, hedge, fetch), strict=True):

@@ -135,7 +135,7 @@ class ClosedError(PenstockError, RuntimeError):
 
 
 class WorkerDiedError(PenstockError, RuntimeError):
-    """A worker process of a ``Loader`` ended before its work was done, by a signal or by itself.
+    """A worker process of a ``Loader`` ended before its work was done: a signal killed it, or it exited.
 
     Attributes:
         worker: Number of the worker, from 0.
@@ -234,7 +234,7 @@ class BucketMissingError(ObjectMissingError):
 
 
 class DirectoryMissingError(BucketMissingError):
-    """There is no such directory. A path has a directory where S3 has a bucket."""
+    """The directory of a store on paths does not exist. The directory takes the place of the bucket."""
 
     HINT = "check the path"
 
@@ -253,23 +253,23 @@ class CredentialsError(AccessDeniedError):
 
 
 class ObjectChangedError(StoreError):
-    """The object was replaced while it was read. Bytes of different versions were not mixed."""
+    """The object was replaced while it was being read. Bytes of different versions were not mixed."""
 
-    HINT = "somebody replaced this object while it was read; read it again to get the new version"
+    HINT = "somebody replaced this object while it was being read; read it again to get the new version"
     ERRNO = errno.ESTALE
 
 
 class ObjectExistsError(StoreError, FileExistsError):
     """A write that must create an object found an existing one."""
 
-    HINT = 'choose another key; without if_absent (by mode "wb") a write replaces the object'
+    HINT = 'choose another key, or write without if_absent (mode "wb") to replace the object'
     ERRNO = errno.EEXIST
 
 
 class SpanError(StoreError, ValueError):
     """The range starts at or past the end of the object."""
 
-    HINT = "stat() tells the object's size"
+    HINT = "stat() returns the size of the object"
     ERRNO = errno.EINVAL
 
 
@@ -295,14 +295,14 @@ class ShortReadError(UnavailableError):
 class DeadlineError(UnavailableError, TimeoutError):
     """A time limit was exceeded: connect, first byte, stall or total."""
 
-    HINT = "TransportConfig has the limits"
+    HINT = "TransportConfig sets the time limits"
     ERRNO = errno.ETIMEDOUT
 
 
 class ChecksumError(StoreError):
     """The bytes do not match the checksum that the store keeps for them."""
 
-    HINT = "read the object again; if the error remains, the object is damaged, or something on the way to it"
+    HINT = "read the object again; if the error persists, the object is damaged, or something on the way corrupts it"
     RETRYABLE = True
 
 
@@ -318,14 +318,14 @@ class CancelledOperationError(StoreError):
     """The code that submitted the operation cancelled it. Users do not see this error."""
 
 
-DEFECT_HINT = "this should not happen; the log of 'penstock' has the traceback, please report it"
+DEFECT_HINT = "this is a bug in penstock: please report it with the traceback in the log of 'penstock'"
 
 
 def as_completion_error(error: Exception) -> StoreError:
     """Return the error with which an operation ends after a store raised `error` instead of accepting it.
 
-    A ``ClosedError`` remains one. An exception that is not from this module is a defect: its traceback is logged, and the
-    operation's error names it.
+    A ``ClosedError`` becomes a ``ClosedStoreError``. An exception that this module does not define is a defect: its traceback
+    is logged, and the operation's error names it.
     """
     if isinstance(error, StoreError):
         return error
@@ -418,4 +418,4 @@ WIRE: dict[type[PenstockError], tuple[int, int]] = {
     DecodeError: (errno.EIO, 500),
     PenstockError: (errno.EIO, 500),
 }
-"""The errno of each class, for mounts and files, and its HTTP status, for gateways. A test demands a row for each class."""
+"""The errno of each class, for mounts and files, and its HTTP status, for gateways. A test requires a row for each class."""

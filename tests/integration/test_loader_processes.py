@@ -521,15 +521,15 @@ def test_what_cannot_cross_is_refused(folder: Path, place: Path) -> None:
     """Objects that are no numbers, arrays, str or bytes need processes=0, and the error says so."""
     made = ps.shards(f"{folder}/").map(lambda sample: {"cls": int(sample["cls"]), "what": {"a": 1}}).batch(4)
     with ps.Loader(made, processes=1, index_dir=place) as loader:
-        with pytest.raises(ConfigError, match=r"'what': dict cannot cross.*processes=0"):
+        with pytest.raises(ConfigError, match=r"'what': dict cannot be sent.*processes=0"):
             next(iter(loader))
     later = ps.shards(f"{folder}/").map(lambda sample: {"what": "a" if int(sample["cls"]) < 30 else None}).batch(4)
     with ps.Loader(later, processes=1, lanes=1, index_dir=place) as loader:
-        with pytest.raises(ConfigError, match=r"'what': NoneType.* cannot cross.*processes=0"):
+        with pytest.raises(ConfigError, match=r"'what': NoneType.* cannot be sent.*processes=0"):
             list(loader)
     flat = ps.shards(f"{folder}/").flat_map(lambda sample: [{"cls": 1, "lock": threading.Lock()}]).batch(4)
     with ps.Loader(flat, processes=1, index_dir=place) as loader:
-        with pytest.raises(ConfigError, match=r"'lock': lock cannot cross.*processes=0"):
+        with pytest.raises(ConfigError, match=r"'lock': lock cannot be sent.*processes=0"):
             next(iter(loader))
     with pytest.raises(ConfigError, match="processes=-1"):
         ps.Loader(flat, processes=-1)

@@ -196,7 +196,7 @@ def transform_of(pipeline: Pipeline) -> SampleTransform:
     """Return the transform of a pipeline whose samples can be read by number.
 
     Raises:
-        ConfigError: They cannot: the pipeline mixes sources, or a stage batches, orders, drops or multiplies samples.
+        ConfigError: The pipeline mixes sources, or a stage batches, orders, drops or multiplies samples.
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"{pipeline!r} is not a pipeline", hint="ps.objects(url).decode(...)")

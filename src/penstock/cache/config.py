@@ -71,7 +71,7 @@ class CacheConfig:
         """Return `value` if it is a config, or make one from ``"PATH:SIZE"``.
 
         Raises:
-            ConfigError: It is neither.
+            ConfigError: `value` is neither a config nor such a text.
         """
         if isinstance(value, CacheConfig):
             return value

@@ -230,7 +230,7 @@ def decode(raw: Buffer) -> EntryHeader:
     """Return the header at the beginning of `raw`, which may also contain data.
 
     Raises:
-        CorruptEntryError: There is no complete header, or its checksum does not match.
+        CorruptEntryError: The header is incomplete, or its checksum does not match.
     """
     if len(raw) < FIXED_BYTES:
         raise CorruptEntryError(f"{len(raw)} bytes are too short for a header")

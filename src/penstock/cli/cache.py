@@ -224,7 +224,7 @@ def _pipeline(text: str, options: ConnectionOptions) -> Pipeline | None:
     """Return the pipeline that ``module:attribute`` or a pattern of shards names; None for an object or a prefix.
 
     Raises:
-        ConfigError: There is no such module or attribute, or it is not a pipeline.
+        ConfigError: The module or the attribute does not exist, or the attribute is not a pipeline.
     """
     from penstock.errors import ConfigError
     from penstock.pipeline import Pipeline, shards

@@ -65,7 +65,7 @@ def _infos(location: StoreLocation) -> Iterator[ObjectInfo]:
     """Yield the objects below `location`, with keys relative to it.
 
     Raises:
-        ObjectMissingError: There are none.
+        ObjectMissingError: No object lies below `location`.
     """
     from penstock.index import FOLDER
 

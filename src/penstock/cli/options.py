@@ -219,7 +219,7 @@ class Stores:
         """Return the store and the key that `url` names.
 
         Raises:
-            ConfigError: It is not a URL that penstock knows.
+            ConfigError: `url` is not a URL that penstock knows.
         """
         from penstock.compose import local_path, split
 

@@ -258,7 +258,7 @@ def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
     """Return the function that ``module:function`` names; the module may be in the working directory.
 
     Raises:
-        ConfigError: There is no such function.
+        ConfigError: The module or the function does not exist.
     """
     module, _, name = text.partition(":")
     if "" not in sys.path:

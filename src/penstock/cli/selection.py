@@ -129,7 +129,7 @@ class Selection:
         """Find the object that the URL names, or else the folder, which may be named without its slash.
 
         Raises:
-            ObjectMissingError: There is neither.
+            ObjectMissingError: Neither the object nor the folder exists.
         """
         location = self.location
         if location.is_folder:
@@ -184,10 +184,10 @@ class Selection:
                 self._left_out_count += 1
 
     def check_found(self) -> None:
-        """Check that the iteration, which has ended, yielded an object, and all that the braces of a pattern name.
+        """Check that the finished iteration yielded an object, and every object that the braces of a pattern name.
 
         Raises:
-            ObjectMissingError: It did not.
+            ObjectMissingError: Nothing was yielded, or an object that the braces name does not exist.
         """
         if self._missing:
             url = self.location.store.describe(self.prefix + min(self._missing))

@@ -57,7 +57,7 @@ def as_item(request: Request, index: int) -> PlanItem:
         index: Position of the request in the input, from 0.
 
     Raises:
-        ConfigError: `request` is none of these, or its range is empty or negative.
+        ConfigError: `request` is of another kind, or its range is empty or negative.
     """
     if isinstance(request, str):
         return PlanItem(request, request_index=index)

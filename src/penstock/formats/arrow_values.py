@@ -201,7 +201,7 @@ def _without_nulls(values: Any) -> Any:
     """Return the items of lists with nulls replaced by NaN.
 
     Raises:
-        UnsupportedFormatError: There are nulls, and the type has no NaN.
+        UnsupportedFormatError: An item is null, and its type has no NaN.
     """
     if not values.null_count:
         return values
@@ -263,7 +263,7 @@ def _repeated(values: list[Any], indices: list[int | None]) -> list[Any]:
     """Return the entries of a dictionary column, repeated as often as they occur.
 
     Raises:
-        ValueError: They are strings of more than ``JSON_BYTES_MAX`` bytes in total.
+        ValueError: The repeated strings have more than ``JSON_BYTES_MAX`` bytes in total.
     """
     lengths = [len(value) if isinstance(value, str) else 0 for value in values]
     if sum(lengths[index] for index in indices if index is not None) > JSON_BYTES_MAX:

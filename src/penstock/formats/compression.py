@@ -223,7 +223,7 @@ def _check_frame(head: bytes) -> None:
     """Check from its header that a frame needs neither too much memory nor a dictionary.
 
     Raises:
-        UnsupportedFormatError: It does.
+        UnsupportedFormatError: The frame needs too much memory, or a dictionary.
     """
     is_single = head[4] >> 5 & 1
     if not is_single:

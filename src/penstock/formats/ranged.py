@@ -102,7 +102,7 @@ class RangedReader(Protocol):
             first: Index in the unit of the first sample to yield.
 
         Raises:
-            CorruptShardError: As for ``read``, after the samples in front of the damage.
+            CorruptShardError: The unit is damaged. The samples in front of the damage have been yielded.
         """
 
 

@@ -64,7 +64,7 @@ def parse(data: Buffer, *, format_name: str, size_bytes: int, name: str) -> Boun
         name: Name of the index, for errors.
 
     Raises:
-        DataError: It is not one of the kinds above, or does not fit the shard.
+        DataError: The index is not of a kind that this module describes, or does not fit the shard.
     """
     raw = bytes(data)
     reader = _READERS.get(format_name)

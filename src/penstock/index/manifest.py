@@ -154,8 +154,8 @@ def read_manifest(data: Buffer, *, url: str, refs: Iterable[str] | None = None) 
             order of each line.
 
     Raises:
-        DataError: It is not one of the kinds in this module's description; the message names the line.
-        ConfigError: It is Parquet, and pyarrow is not installed.
+        DataError: The manifest is not of a kind that this module describes; the message names the line.
+        ConfigError: The manifest is Parquet, and pyarrow is not installed.
     """
     raw = bytes(data)
     base = folder_of(url)

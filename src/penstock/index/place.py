@@ -91,7 +91,7 @@ def base_url(shards: Sequence[ShardLike]) -> str:
     """Return the folder that contains all `shards`, with a slash at its end; for a listing, at least the listed folder.
 
     Raises:
-        ConfigError: There is no such folder, because the shards lie in several buckets or hosts.
+        ConfigError: The shards have no folder in common, because they lie in several buckets or on several hosts.
     """
     common: list[str] | None = None
     listed = {store: _listed_folder(store) for store in {shard.store for shard in shards}}
@@ -249,8 +249,8 @@ class IndexPlace:
         """Return the index of one shard. Cost: one read.
 
         Raises:
-            ObjectMissingError: There is none.
-            DataError: It is damaged, or describes another version than `row`.
+            ObjectMissingError: The index does not exist.
+            DataError: The index is damaged, or describes another version than `row`.
         """
         return next(self.load_shards([row]))
 
@@ -350,7 +350,7 @@ def beside(shards: Iterable[ShardLike]) -> IndexPlace:
     """Return the place beside `shards`.
 
     Raises:
-        ConfigError: They have no folder in common.
+        ConfigError: The shards have no folder in common.
     """
     shards = list(shards)
     base = base_url(shards)

@@ -88,7 +88,7 @@ class SampleMap:
             numbers: Numbers of the samples; negative ones count from the end.
 
         Raises:
-            IndexError: There is no such sample.
+            IndexError: A number is out of range.
             DataError: A shard's index is damaged, or describes another version.
 
         Cost: one read for each shard whose index is not kept, many at a time.
@@ -153,7 +153,7 @@ class SampleMap:
             pieces: uint8[n] each, its members in stored order, with their headers.
 
         Raises:
-            CorruptShardError: They are not members of one sample.
+            CorruptShardError: The pieces are not the members of one sample.
         """
         url, start = self._known.shards[extent.shard].shard.url, extent.span.start
         parser = parser_of(self._formats[extent.shard], shard=url, start_offset_bytes=start)

@@ -1,4 +1,4 @@
-"""``Loader``: runs a pipeline and gives its batches, epoch after epoch."""
+"""``Loader``: runs a pipeline and yields its batches, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Loader:
         pipeline: A pipeline that ends with ``.batch(n)``.
         lanes: Number of shards that the whole job reads side by side; a multiple of the world size. Default: 64 if the
             pipeline shuffles, otherwise the world size, so that one rank sees the stored order.
-        threads: Number of decode threads, of all worker processes together. Default: one for each core that this process may
+        threads: Number of decode threads, in all worker processes together. Default: one for each core that this process may
             use.
         processes: Number of worker processes; 0 fetches, parses and decodes in threads of this process. The workers write to
             shared memory, which is mapped here without a copy. They help training loops with Python work of their own. The
             batches are the same.
         restart_workers: Replace a worker process that dies, up to three times for each worker and epoch; no sample is lost
             or repeated. Without it, the death of a worker is an error.
-        stride: ``(j, n)`` decodes and gives only the rank's batches whose number mod n is j, counted from the beginning of
-            the epoch: those of worker j of n of a DataLoader. Not with `processes` or `agree`.
-        in_order: False gives whichever batch is complete first, each exactly once; the state remembers which ones. It has
-            no effect on worker processes, on ranks that agree, and on stages that change the number of samples.
+        stride: ``(j, n)`` decodes and yields only the rank's batches whose number mod n is j, counted from the beginning of
+            the epoch: the batches of worker j of n of a DataLoader. It excludes `processes` and `agree`.
+        in_order: False yields whichever batch is complete first, each exactly once; the state remembers which ones. It has
+            no effect with worker processes, with `agree`, or with stages that change the number of samples.
         rank: Rank of this process among those that share the data. The default is looked up when iteration starts: from
             `mesh`; otherwise from ``torch.distributed`` if it is imported and initialised; otherwise from the environment of
             torchrun, SLURM or Open MPI; otherwise it is 0.
@@ -60,27 +60,27 @@ class Loader:
         agree: ``fn(n) -> int`` returns the smallest `n` of all ranks (an all-reduce of int64). Every rank calls it equally
             often, on the iterating thread: when an epoch opens, and without an index for each batch, one batch ahead. Without
             an index, several ranks need it. They then end together: with ``drop_last=True`` when the first rank has no more
-            samples, otherwise when the last one has none, and the other ranks' batches are masked. A rank that fails tells
-            the others.
+            samples, otherwise when the last one has none, and the other ranks' batches are masked. If a rank fails, all ranks
+            stop.
         share: ``fn(make) -> bytes`` calls ``make()`` on one rank and returns the result on all, so that a job lists its data
             once: ``penstock.torch.share``. It is called when iteration, or ``len()``, first looks at the data: all ranks
             have to do so.
         prefetch_batches: Number of complete or nearly complete batches that may wait for the training loop. Default: 2, and
             with threads up to 16 as long as they hold less than 4 MiB together.
-        index: ``"auto"`` reads by an index if there is one of all shards, beside them or in `index_dir`, and otherwise
-            streams whole shards and leaves an index for the next job; ``"require"`` refuses to stream, ``"stream"`` ignores
-            indexes. A log line says which way it reads. A resumed run keeps the way it began with.
+        index: ``"auto"`` uses an index if there is one that knows all shards, beside them or in `index_dir`; otherwise it
+            streams whole shards and leaves an index for the next job. ``"require"`` refuses to stream, ``"stream"`` ignores
+            indexes. A log line says which mode is used. A resumed run keeps the mode that it began with.
         index_dir: Directory that may hold an index, and where one is left. Default: ``$XDG_CACHE_HOME/penstock/index``.
         on_epoch: ``fn(epoch, statistics)`` is called when an epoch begins, and may return another pipeline: with shards
             added or dropped, or other weights. None keeps the current one. It must decide from its arguments, and alike on
             every rank: a resumed epoch calls it again with the statistics that the state remembers.
-        fetch: Bounds for reading; its ``budget_bytes_max`` bounds what is read ahead.
+        fetch: Limits for reading; its ``budget_bytes_max`` bounds the bytes that are read ahead.
         cache: Keeps what is read on this node's disk, as in ``penstock.connect``: ``"/nvme/penstock:200GB"``.
-        progress: Draw a live line on standard error: epoch, batch, rates, stall, bottleneck.
+        progress: Whether to draw a live line on standard error: epoch, batch, rates, stall, bottleneck.
 
     Raises:
-        ConfigError: A bound is broken, a package for a field is missing, or the pipeline has no ``.batch()``. When iterated:
-            what the loader would hold does not fit its byte budget.
+        ConfigError: An argument is out of bounds, a package for a field is missing, or the pipeline has no ``.batch()``. When
+            the loader is iterated: what it would hold does not fit its byte budget.
 
     Cost: nothing until it is iterated. Then one listing, one reading thread and the decode threads. It holds the shuffle
         window, ``prefetch_batches`` + 1 batches (small ones up to 4 MiB), and read-ahead of at most a quarter of the byte
@@ -141,15 +141,15 @@ class Loader:
         return _Batches(self, self._session)
 
     def epochs(self, n: int) -> Iterator[int]:
-        """The numbers of the epochs up to `n` in all: ``for epoch in loader.epochs(90): for batch in loader: ...``.
+        """Iterate over epoch numbers, for `n` epochs in total: ``for epoch in loader.epochs(90): for batch in loader: ...``.
 
-        It begins with the current epoch. An epoch that was left by ``break`` comes again, and continues where it stopped.
+        It begins with the current epoch. An epoch that was left by ``break`` is repeated, and continues where it stopped.
 
         Args:
             n: Number of epochs, at least 0.
 
         Raises:
-            ConfigError: `n` is negative. While iterating: the body of the loop did not iterate the loader.
+            ConfigError: `n` is negative. While iterating: the body of the loop did not iterate over the loader.
         """
         check_whole("epochs", n, 0)
         return _epochs(self, n)
@@ -170,11 +170,11 @@ class Loader:
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """The place of the training loop: behind the last batch that it got, whatever has been read ahead.
+        """The position of the training loop: behind the last batch that it received, whatever has been read ahead.
 
         Returns:
-            A dict that JSON can hold, of a few hundred bytes; without an index, about 150 more for each lane. Without an
-            index, every rank has a state of its own.
+            A dict that can be stored as JSON, in a few hundred bytes. Without an index it has about 150 more for each lane, and
+            every rank has a state of its own.
         """
         return self._session.state_dict()
 
@@ -182,34 +182,34 @@ class Loader:
         """Continue where `state` was saved. The job and the data are compared when iteration starts.
 
         Args:
-            state: What ``state_dict()`` returned, also after JSON.
-            accept_changed_data: Begin the epoch of the state again if the data set changed, instead of refusing the state.
+            state: The result of ``state_dict()``, which may have been stored as JSON.
+            accept_changed_data: Whether to start the state's epoch again if the data set changed, rather than refuse the state.
 
         Raises:
-            ConfigError: `state` is not a state, or one of another version. At the next iteration: it belongs to another job
-                or data set.
+            ConfigError: `state` is not a state, or has another version. At the next iteration: it belongs to another job or
+                data set.
         """
         self._session.load_state_dict(state, accept_changed_data=accept_changed_data)
 
     def set_weights(self, weights: Sequence[float] | Mapping[Pipeline, float], *, from_batch: int) -> None:
         """Mix in other proportions from a batch of this epoch on. No sample is lost or repeated.
 
-        All ranks have to call it alike. Batches from `from_batch` on that were read ahead are read again. The state
-        remembers the change.
+        All ranks must call it with the same arguments. Batches from `from_batch` on that were read ahead are read again. The
+        state remembers the change.
 
         Args:
             weights: Weights of the parts of the pipeline's ``mix``, by pipeline or in its order.
-            from_batch: Number of a batch that was not given yet, counted from the beginning of the epoch.
+            from_batch: Number of a batch that was not handed out yet, counted from the beginning of the epoch.
 
         Raises:
-            ConfigError: There is no mix, the weights do not fit it, or the batch was given.
+            ConfigError: The pipeline has no mix, the weights do not fit the mix, or the batch was already handed out.
         """
         self._session.set_weights(weights, from_batch=from_batch)
 
     # ── statistics ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def statistics(self) -> LoaderStatistics:
-        """What was done so far, and where the time went. Cost: some microseconds; it can be called at every step."""
+        """What was done so far, and where the time went. Cost: some microseconds, so it can be called at every step."""
         return self._session.statistics()
 
     def bottleneck(self) -> Bottleneck:
@@ -235,7 +235,7 @@ class Loader:
         write_scalars(self.statistics(), writer, step=step, prefix=prefix)
 
     def close(self) -> None:
-        """End the threads and close the stores; idempotent. Batches that were given stay valid."""
+        """End the threads and close the stores; idempotent. Batches that were handed out stay valid."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -245,16 +245,16 @@ class Loader:
         self.close()
 
     def __len__(self) -> int:
-        """Number of batches in a whole epoch, if there is an index. It looks at the data if nothing has done so.
+        """Number of batches in a whole epoch, if there is an index. The first call may list the data.
 
         Raises:
-            TypeError: There is no index, or a stage changes the number of samples.
+            TypeError: No index knows all shards, or a stage changes the number of samples.
         """
         batches = self._planned().batches(self.epoch)
         if batches is None:
             raise TypeError(
-                "this loader does not know its number of batches: shards without an index tell how many samples they "
-                "hold only when they are read. Hint: run `penstock index`, or count once with "
+                "this loader does not know its number of batches: without an index, the number of samples in a shard is "
+                "known only after reading it. Hint: run `penstock index`, or count once with "
                 "loader.statistics().batches after an epoch"
             )
         which, every = self._session.options.stride

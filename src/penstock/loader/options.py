@@ -1,4 +1,4 @@
-"""The keyword arguments of a ``Loader``: their names, types, defaults and bounds. ``Loader`` describes them."""
+"""The keyword arguments of a ``Loader``: their names, types, defaults and bounds. ``Loader`` documents them."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class Options:
         check_configs(fetch=self.fetch)
         check_path("index_dir", self.index_dir)
         if (self.rank is None) != (self.world_size is None):
-            raise ConfigError(f"rank={self.rank!r} and world_size={self.world_size!r}: give both, or none")
+            raise ConfigError(f"rank={self.rank!r} and world_size={self.world_size!r}: give both or neither")
         if self.rank is not None and self.mesh is not None:
-            raise ConfigError("rank= and mesh= both say which part of the data is this process's: give one")
+            raise ConfigError("rank= and mesh= both say which part of the data this process reads: give only one")
         if self.index not in INDEXES:
             raise ConfigError(f"index={self.index!r} must be one of {', '.join(map(repr, INDEXES))}")
         if self.cache is not None:
@@ -96,7 +96,7 @@ class Options:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """The options among the arguments of a function, by name.
+        """Make the options from a function's arguments, by name.
 
         Raises:
             ConfigError: A bound is broken.
@@ -116,7 +116,9 @@ class Options:
         if self.on_epoch is not None and not callable(self.on_epoch):
             raise ConfigError(f"on_epoch={self.on_epoch!r} must be a function of an epoch and its statistics")
         if self.agree is not None and not callable(self.agree):
-            raise ConfigError(f"agree={self.agree!r} must be a function of an int, the smallest of all ranks'")
+            raise ConfigError(
+                f"agree={self.agree!r} must be a function that takes an int and returns the smallest of all ranks"
+            )
         if self.share is not None and not callable(self.share):
             raise ConfigError(f"share={self.share!r} must be a function that calls its argument on one rank")
 
@@ -129,9 +131,9 @@ class Options:
         if not is_stride:
             raise ConfigError(f"stride={self.stride!r} must be (j, n) with 0 <= j < n")
         if every > 1 and not self.in_order:
-            raise ConfigError("stride= counts batches in their order: it does not go with in_order=False")
+            raise ConfigError("stride= counts batches in their order, so it needs in_order=True")
         if every > 1 and self.processes:
-            raise ConfigError("stride= is for workers of a DataLoader, which need no processes= of their own")
+            raise ConfigError("stride= is for workers of a DataLoader, which do not need processes= as well")
 
     @property
     def prefetch_count(self) -> int:

@@ -1,4 +1,4 @@
-"""Positions in an epoch: where reading goes on, and which batches behind that place were handed out already.
+"""Positions in an epoch: where reading continues, and which batches behind that place were already handed out.
 
 These are plain values. Feeds and lanes make them, worker processes send them, and ``state.py`` writes them as JSON. Those
 that are made for each lane or each sample are tuples, which cost less to make and to pickle than dataclasses.
@@ -33,7 +33,7 @@ class RunStart(NamedTuple):
             the run has been read.
         offset_bytes: Offset of that sample in its shard.
         sample: Number of that sample in its shard.
-        before_count: Number of samples of this lane that leave before the run.
+        before_count: Number of samples of this lane that leave it before the run.
         format: Format of that shard, a name in ``formats``.
         etag: ETag of that shard; None if the store gave none.
     """
@@ -54,7 +54,7 @@ A plain tuple, because one is made for each lane and batch: as a named tuple it 
 """
 
 LANE_BEGIN: LanePosition = (RunStart(0, None, 0, 0, 0), 0)
-"""A lane of which nothing has been read."""
+"""The position of a lane from which nothing has been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class StreamPosition:
     Attributes:
         round_count: Number of complete rounds over the lanes.
         turn: Number of lanes that have had their turn in the current round.
-        left_count: Number of samples that may still be given; None if all are.
+        left_count: Number of samples that may still be handed out; None if there is no limit.
         lanes: Positions of the lanes that are not empty, by lane number.
     """
 
@@ -81,7 +81,7 @@ class RebatchedPosition(NamedTuple):
     """A place between two samples that stages made, where stages change the number of samples.
 
     Attributes:
-        base: Position of the feed, in front of the samples that the stages were given.
+        base: Position of the feed, in front of the samples that were passed to the stages.
         skip_count: Number of samples that stages made of those behind `base`, and that have been handed out.
     """
 
@@ -108,7 +108,7 @@ Position: TypeAlias = FeedPosition | RebatchedPosition | OutOfOrderPosition
 
 
 def feed_position(position: Position | None) -> FeedPosition | None:
-    """The position at which the feed goes on; None is the beginning of the epoch."""
+    """The position from which the feed continues; None is the beginning of the epoch."""
     return position.base if isinstance(position, RebatchedPosition | OutOfOrderPosition) else position
 
 

@@ -18,14 +18,14 @@ LINE_S_MIN = 0.5  # how often a live line is drawn on a terminal, where it overw
 LINE_PLAIN_S_MIN = 30.0  # ...and in a log file
 _HINTS: dict[LoaderPart, str] = {
     "consumer": "the training loop sets the pace: nothing to change here",
-    "store": "more lanes, larger shards, a nearer store, or a cache on this node; look at the store's own statistics",
-    "parse": "fewer, larger members per sample; or processes=, which parse side by side",
-    "decode": "more threads or processes, up to the number of cores; Image(height=, width=) scales while it decodes",
+    "store": "use more lanes, larger shards, a nearer store, or a cache on this node; look at the store's own statistics",
+    "parse": "use fewer, larger members per sample, or processes=, which parse in parallel",
+    "decode": "use more threads or processes, up to the number of cores; Image(height=, width=) scales while it decodes",
 }
 _CONTENDED = (
-    "the loop's own Python and the loader's threads want one interpreter: of {step_ms:.1f} ms a step the loop ran "
-    "{own_ms:.1f} ms itself, the threads {threads_ms:.1f} ms, for which they waited {waited_ms:.1f} ms; processes=1 takes "
-    "them out"
+    "the loop's own Python and the loader's threads compete for one interpreter: in a step of {step_ms:.1f} ms, the loop ran "
+    "for {own_ms:.1f} ms, and the threads ran for {threads_ms:.1f} ms after waiting for {waited_ms:.1f} ms; processes=1 moves "
+    "them to a process of their own"
 )
 _GAUGES = ("threads_count", "slots_count", "stall_p50_s", "stall_p99_s")
 _HELP = {

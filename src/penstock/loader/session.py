@@ -1,4 +1,4 @@
-"""The session of a ``Loader``: its plan, its epoch, the batches that were given, and the state that describes them.
+"""The session of a ``Loader``: its plan, its epoch, and the state that describes which batches were handed out.
 
 A session does not refer to its loader, so that the loader can be collected while the threads of the session run.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.loader.workers.process_pool import ProcessPool
 
 _log = logging.getLogger("penstock.loader")
-_DIGEST_MASK = (1 << 62) - 1  # what a signed 64-bit integer of a collective holds
+_DIGEST_MASK = (1 << 62) - 1  # a digest that fits into a collective's signed 64-bit integer
 
 
 class Session:
@@ -55,12 +55,12 @@ class Session:
         self._left_s: float | None = None  # when the training loop got its last batch; None after a pause
         self._left_cpu_s = 0.0  # CPU time of its thread until then
         self._first = pipeline  # as given; `on_epoch` may replace it
-        self._batches_count = 0  # given in this epoch
-        self._position: Position | None = None  # behind the last of them
+        self._batches_count = 0  # handed out in this epoch
+        self._position: Position | None = None  # position behind the last of these batches
         self._epoch_statistics: Mapping[str, Any] | None = None  # what `on_epoch` was called with for this epoch
         self._pipeline_change: Mapping[str, Any] | None = None  # the call of `on_epoch` that returned this pipeline
         self._agreed_epoch: int | None = None  # the epoch that all ranks know to be open
-        self._loaded: LoaderState | None = None  # a state with which iteration is to begin
+        self._loaded: LoaderState | None = None  # the state from which iteration will start
         self._accepts_changed_data = False
         self._running: BatchSource | None = None
         self._plan: LoaderPlan | None = None
@@ -86,7 +86,7 @@ class Session:
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin_iteration(self) -> int:
-        """Number of the current generation, for an iterator. The time until its first step is not counted.
+        """Return the number of the current generation, for a new iterator. The time until its first step is not counted.
 
         Raises:
             ClosedError: The session is closed.
@@ -100,8 +100,11 @@ class Session:
         if generation != self._generation:
             return None
         self.check_open()
-        if self._is_stepping:  # batches would be given twice
-            raise ConfigError("two threads iterate one loader at once", hint="one at a time, or a loader for each")
+        if self._is_stepping:  # batches would be handed out twice
+            raise ConfigError(
+                "two threads are iterating one loader",
+                hint="iterate it in one thread at a time, or make a loader for each thread",
+            )
         self._is_stepping = True
         try:
             return self._next()
@@ -114,7 +117,7 @@ class Session:
             if self._line is not None:
                 self._line.begin(self.statistics(), now_s=time.monotonic())
             self._running = self._open_epoch()
-            if self._closed:  # another thread has closed the session meanwhile, and saw no epoch to close
+            if self._closed:  # another thread closed the session in the meantime, and saw no epoch to close
                 self._close_epoch()
                 self.check_open()
         numbered = self._running.next()
@@ -243,7 +246,7 @@ class Session:
                 f"set_weights(from_batch={from_batch}): batch {self._batches_count - 1} was handed out already"
             )
         if isinstance(self._position, OutOfOrderPosition):
-            raise ConfigError("set_weights() does not go with batches handed out of order", hint="in_order=True")
+            raise ConfigError("set_weights() needs batches in order, not in_order=False", hint="in_order=True")
         place = feed_position(self._position)
         position = place.position if isinstance(place, IndexPosition) else 0  # a mix has no other positions
         from_position = position + (from_batch - self._batches_count) * plan.batching.global_size
@@ -342,14 +345,14 @@ class Session:
             self._batches_count = 0
             return None
         state.check_same_data(plan.digest)
-        if state.position is not None:  # at the beginning of an epoch, another job may go on
+        if state.position is not None:  # at the beginning of an epoch, another job may continue
             state.check_same_job(mode=plan.read_plan.mode, facts=plan.facts)
         return state.position
 
-    # ── on_epoch, and what ranks agree on ──────────────────────────────────────────────────────────────────────────
+    # ── on_epoch, and consensus among ranks ──────────────────────────────────────────────────────────────────────────
 
     def _choose_pipeline(self, consensus: RankConsensus | None) -> None:
-        """Call ``on_epoch`` for the pipeline of the epoch; in a resumed epoch with the statistics of its first call."""
+        """Call ``on_epoch`` for the epoch's pipeline; a resumed epoch passes the statistics of the first call again."""
         on_epoch = self.options.on_epoch
         if on_epoch is None or (self._position is not None and self._loaded is None):
             return
@@ -359,7 +362,7 @@ class Session:
         current = self.pipeline if self._loaded is None else self._earlier_pipeline(self._loaded.pipeline_change)
         chosen = self._call_on_epoch(self.epoch, statistics)
         if consensus is not None:
-            consensus.smallest(0)  # so that no rank waits elsewhere for one whose function failed
+            consensus.smallest(0)  # so that no rank waits elsewhere for a rank whose function failed
         self._epoch_statistics = statistics
         if chosen is None:
             chosen = current
@@ -384,12 +387,12 @@ class Session:
             return None
         if not isinstance(given, Pipeline) or (given.stage(Batch) or given.stage(BatchBySize)) is None:
             raise ConfigError(
-                f"on_epoch returned {given!r}, not a pipeline with .batch(), or None to keep the current one"
+                f"on_epoch returned {given!r}, but must return a pipeline with .batch(), or None to keep the current one"
             )
         return given
 
     def _agree_on_mode(self, consensus: RankConsensus | None) -> None:
-        """Read by an index only if all ranks have one: each host may have its own, which an earlier job left."""
+        """Use an index only if all ranks have one: an earlier job may have left an index on some hosts only."""
         is_saved = self._loaded is not None and bool(self._loaded.mode)
         if self._has_agreed or consensus is None or is_saved or self.options.index != "auto":
             return
@@ -404,6 +407,6 @@ class Session:
         lowest, highest = consensus.smallest(digest), -consensus.smallest(-digest)
         if lowest != highest:
             raise ConfigError(
-                f"epoch {self.epoch}: on_epoch gave another data set here than on another rank",
-                hint="decide from what all ranks know",
+                f"epoch {self.epoch}: on_epoch chose a different data set here than on another rank",
+                hint="decide only from what all ranks know",
             )

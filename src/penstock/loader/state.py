@@ -1,6 +1,7 @@
 """The saved state of a loader: everything that decides which sample comes next, to and from JSON.
 
-``LoaderState.from_json`` believes nothing: a state that was cut, edited or written by another version is refused by name.
+``LoaderState.from_json`` checks everything: it refuses a state that was cut short, edited or written by another version, and
+names the part that is wrong.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class LoaderState:
         mode: ``"index"`` or ``"stream"``; empty if nothing has been read.
         facts: The facts that the order depends on, by name; empty if nothing has been read.
         data_digest: Identity of the data set; empty if nothing has been read.
-        position: Where reading goes on; None is the beginning of the epoch.
-        epoch_statistics: The statistics that ``on_epoch`` was given for this epoch; None if it was not called.
-        pipeline_change: The epoch and the statistics for which ``on_epoch`` gave the current pipeline; None if it never did.
+        position: Position from which reading continues; None is the beginning of the epoch.
+        epoch_statistics: The statistics that were passed to ``on_epoch`` for this epoch; None if it was not called.
+        pipeline_change: The epoch and the statistics for which ``on_epoch`` returned the current pipeline; None if it did not.
     """
 
     epoch: int
@@ -89,7 +90,7 @@ class LoaderState:
         """The state that JSON describes.
 
         Raises:
-            ConfigError: it is not a state, or one of another version.
+            ConfigError: `state` is not a state, or has another version.
         """
         if not isinstance(state, dict):
             raise ConfigError(f"a state is a dict, not {type(state).__name__}", hint=_HINT)
@@ -97,11 +98,11 @@ class LoaderState:
             if not isinstance(state.get(name), kind):
                 raise ConfigError(f"the state has {name}={state.get(name)!r}, not {kind.__name__}")
         if state["version"] != STATE_VERSION:
-            raise ConfigError(f"the state is of version {state['version']}, this penstock reads {STATE_VERSION}")
+            raise ConfigError(f"the state has version {state['version']}, but this penstock reads {STATE_VERSION}")
         if state["order_version"] != ORDER_VERSION:
             raise ConfigError(
-                f"the state was saved in order version {state['order_version']}, this penstock has {ORDER_VERSION}",
-                hint="go on with the penstock that saved it, or begin at an epoch",
+                f"the state was saved in order version {state['order_version']}, but this penstock has {ORDER_VERSION}",
+                hint="continue with the version of penstock that saved it, or start at the beginning of an epoch",
             )
         if state["epoch"] < 0 or state["batches"] < 0:
             raise ConfigError(
@@ -129,18 +130,18 @@ class LoaderState:
         )
 
     def check_same_job(self, *, mode: str, facts: Mapping[str, Any]) -> None:
-        """Refuse a state that another order made.
+        """Refuse a state that was saved with another order.
 
         Args:
             mode: How this loader reads, ``"index"`` or ``"stream"``.
-            facts: What its order depends on.
+            facts: The facts that its order depends on, by name.
 
         Raises:
-            ConfigError: the message says what differs; for ranks and world sizes, that an index would allow it.
+            ConfigError: A fact differs. The message names it; for ranks and world sizes, the hint is to make an index.
         """
         if self.mode != mode:
             raise ConfigError(
-                f"the state was saved in mode {self.mode!r}, this loader reads in mode {mode!r}",
+                f"the state was saved in mode {self.mode!r}, but this loader reads in mode {mode!r}",
                 hint=f"Loader(index={'stream' if self.mode == 'stream' else 'require'!r}): "
                 "a run keeps the mode it began with",
             )
@@ -152,21 +153,21 @@ class LoaderState:
             if name in ("rank", "world_size"):
                 hint = "without an index each rank resumes its own state, at the same world size: run `penstock index`"
             raise ConfigError(
-                f"the state has {name}={saved.get(name)!r}, this loader {name}={value!r}: {_FACTS.get(name, name)}",
+                f"the state has {name}={saved.get(name)!r}, but this loader has {name}={value!r}: {_FACTS.get(name, name)}",
                 hint=hint,
             )
 
     def check_same_data(self, digest: str) -> None:
-        """Refuse a state of another data set.
+        """Refuse a state that was saved with another data set.
 
         Raises:
-            ConfigError: shards were added, removed, renamed or rewritten since the state was saved.
+            ConfigError: Shards were added, removed, renamed or rewritten since the state was saved.
         """
         if self.data_digest != digest:
             raise ConfigError(
-                f"the data set changed since the state was saved: {self.data_digest} was the digest of its shards, "
-                f"now {digest}",
-                hint="load_state_dict(state, accept_changed_data=True) begins the state's epoch again with the new data",
+                f"the data set changed since the state was saved: the digest of its shards was {self.data_digest}, "
+                f"and is now {digest}",
+                hint="load_state_dict(state, accept_changed_data=True) starts the state's epoch again with the new data",
             )
 
 
@@ -238,7 +239,7 @@ def _position_from_json(cursor: Any, *, mode: str) -> Position:
 
 def _lane_number(name: str) -> int:
     if not name.isdecimal():
-        raise ConfigError(f"the state has a lane {name!r}, which is no number")
+        raise ConfigError(f"the state has a lane {name!r}, which is not a number")
     return int(name)
 
 
@@ -250,9 +251,9 @@ def _lane_from_json(entry: Any, where: str) -> LanePosition:
         _checked_count(entry[name], f"{where}[{name!r}]") for name in _LANE_COUNTS
     )
     if entry["etag"] is not None and not isinstance(entry["etag"], str):
-        raise ConfigError(f"the state has {where}['etag']={entry['etag']!r:.40}, which is no ETag")
+        raise ConfigError(f"the state has {where}['etag']={entry['etag']!r:.40}, which is not an ETag")
     if not isinstance(entry["format"], str) or entry["format"] not in FORMATS:
-        raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is no format")
+        raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is not the name of a format")
     return RunStart(run, segment, offset_bytes, sample, before, entry["format"], entry["etag"]), emitted
 
 

@@ -20,7 +20,7 @@ STALLS_KEPT = 1024
 STALL_RATIO_OK = 0.05  # below this the training loop, not the data, sets the pace
 
 STEP_CPU_RATIO_MIN = 0.25
-"""Share of the time. A loop that computes less waits for something else, and leaves the interpreter to others meanwhile."""
+"""Share of the time. A loop that computes less waits for something else, and other threads can use the interpreter."""
 THREADS_CPU_RATIO_MIN = 0.05
 """Share of the time. Threads that run less can hardly delay the loop."""
 THREADS_WAIT_RATIO_MIN = 1.0

@@ -32,15 +32,15 @@ def warm_cache(
 
     Args:
         pipeline: A pipeline, with or without stages; all its sources are read.
-        cache: The cache that the job's ``Loader`` is given.
-        index_dir: The index directory that the job's ``Loader`` is given.
-        expect: Called once with the number of bytes; with None if it is not known.
+        cache: The cache that is passed to the job's ``Loader``.
+        index_dir: The index directory that is passed to the job's ``Loader``.
+        expect: Called once with the number of bytes to read, or with None if it is unknown.
         progress: Called with the number of requests and of bytes that arrived since the last call.
 
     Raises:
-        ConfigError: `pipeline` is none, or reads nothing from a store.
-        ObjectMissingError: a prefix or pattern has nothing.
-        StoreError: as the store says; what was read before is kept.
+        ConfigError: `pipeline` is not a pipeline, or reads nothing from a store.
+        ObjectMissingError: No object matches a prefix or pattern.
+        StoreError: The store failed; what was read before is kept.
 
     Cost: a listing, and one request per part that is missing.
     """

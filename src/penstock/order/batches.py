@@ -98,7 +98,7 @@ class Batches:
         """Return the positions of a global batch, without padding.
 
         Raises:
-            ConfigError: There is no such batch.
+            ConfigError: The epoch has no batch of this number.
         """
         check_ranges(("batch_index", batch_index, 0, len(self) - 1))
         first = self.origin + batch_index * self.global_size
@@ -108,7 +108,7 @@ class Batches:
         """Return the rank's positions of a batch: ``batch_size`` positions, or fewer in the last batch.
 
         Raises:
-            ConfigError: There is no such batch.
+            ConfigError: The epoch has no batch of this number.
         """
         span = self.span(batch_index)
         rows = -(-len(span) // self.world_size)

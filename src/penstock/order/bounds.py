@@ -16,7 +16,7 @@ def check_ranges(*bounds: tuple[str, int, int, int]) -> None:
         *bounds: Tuples (name, value, low, high); value must lie in [low, high].
 
     Raises:
-        ConfigError: A value does not; the message names it and its bounds.
+        ConfigError: A value is out of its bounds; the message names both.
     """
     for name, value, low, high in bounds:
         if not low <= value <= high:
@@ -27,7 +27,7 @@ def check_lanes(lanes: int, world_size: int) -> None:
     """Check that all ranks own the same number of lanes.
 
     Raises:
-        ConfigError: They do not; the hint names the nearest number of lanes that the ranks divide.
+        ConfigError: The ranks do not divide the lanes; the hint names the nearest number of lanes that they divide.
     """
     if lanes % world_size:
         below = lanes // world_size * world_size

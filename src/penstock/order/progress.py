@@ -51,7 +51,7 @@ class DeliveredBatches:
         """Record that a batch was delivered.
 
         Raises:
-            ValueError: It was already delivered.
+            ValueError: The batch was already delivered.
         """
         if batch_index in self:
             raise ValueError(f"batch {batch_index} was already delivered")

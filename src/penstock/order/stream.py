@@ -178,7 +178,7 @@ class RoundRobin:
         """Remove an exhausted lane; which lane is next does not change.
 
         Raises:
-            ValueError: There is no such lane, or it was removed before.
+            ValueError: The lane does not exist, or was already removed.
         """
         index = self._lanes.index(lane)
         del self._lanes[index]

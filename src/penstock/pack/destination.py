@@ -188,7 +188,7 @@ class Destination(ShardFolder):
             names: Names of MDS shards, or patterns of names, in the folders to be checked.
 
         Raises:
-            ConfigError: There is such an ``index.json``.
+            ConfigError: A folder has an ``index.json`` that no packing wrote.
         """
         for folder in {name[: name.rfind("/") + 1] for name in names}:
             if folder + INDEX_JSON in self.present and not self._has_mds_entries:

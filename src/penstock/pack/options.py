@@ -252,7 +252,7 @@ def check_format(name: str, what: str) -> str:
         what: Name of the argument, for the error.
 
     Raises:
-        ConfigError: It is not such a format.
+        ConfigError: `name` is not a format that can be written.
     """
     if name not in FORMATS_WRITTEN:
         raise ConfigError(
@@ -277,7 +277,7 @@ def check_pattern(pattern: str) -> str:
     """Return `pattern` if it gives a name for every number.
 
     Raises:
-        ConfigError: It does not have exactly one number such as ``%06d``, or it leads out of its folder.
+        ConfigError: The pattern does not have exactly one number such as ``%06d``, or leads out of its folder.
     """
     if len(_NUMBER.findall(pattern)) != 1 or pattern.count("%") != 1:
         raise ConfigError(f"name={pattern!r} must have exactly one number, like %06d", hint="train-%06d.tar")

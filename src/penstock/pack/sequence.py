@@ -365,7 +365,7 @@ def _check_same(item: Any, number: int, index: ShardIndex, at: int, options: Pac
     """Compare a sample with the one that a finished shard has at position `at`.
 
     Raises:
-        DataError: It is not the sample that was written.
+        DataError: The sample differs from the one that was written.
     """
     row, name = index.row, without_content(index.row.format)
     sample: Mapping[str, Any] = as_sample(item, number, options)

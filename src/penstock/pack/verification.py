@@ -104,10 +104,10 @@ def check_shard(
         raise_if_stopped: Called at every part; raises if the work must stop.
 
     Raises:
-        CorruptShardError: It is not a shard of its format, or not the one that was indexed; the error names the sample.
+        CorruptShardError: The shard does not follow its format, or is not the one that was indexed; the error names the sample.
         UncheckedError: Only the number and lengths of its samples could be compared, because neither the index nor the
             shard itself has checksums.
-        ObjectChangedError, ObjectMissingError: It is another version, or it does not exist.
+        ObjectChangedError, ObjectMissingError: The shard was replaced, or does not exist.
 
     Cost: reads the shard in parts, within the byte budget.
     """
@@ -221,8 +221,8 @@ def verify(
         leaves behind has no checksums). Missing shards are not looked for if `url` is a pattern.
 
     Raises:
-        ObjectMissingError: There are no shards at all.
-        ConfigError: None of the shards is in an index.
+        ObjectMissingError: `url` names no shards.
+        ConfigError: No index knows any of the shards.
         StoreError: The shards cannot be listed.
 
     Cost: reads everything once.

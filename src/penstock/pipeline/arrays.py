@@ -58,7 +58,7 @@ class Numpy(Field):
         """Copy the array into `out`.
 
         Raises:
-            ValueError: It does not have the declared dtype and shape.
+            ValueError: The array does not have the declared dtype and shape.
         """
         array = self._array(data)
         if array.shape != out.shape or array.dtype != out.dtype:

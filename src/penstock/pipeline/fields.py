@@ -88,7 +88,7 @@ class Field(ABC):
         """Check that the modules which this field decodes with are installed.
 
         Raises:
-            ConfigError: One is missing; the hint says how to install it.
+            ConfigError: A module is missing; the hint says how to install it.
         """
         for module in self.MODULES:
             if find_spec(module) is None:
@@ -261,7 +261,7 @@ class Function(Field):
         """Write the result of the function into `out`.
 
         Raises:
-            ValueError: It does not have the declared dtype and shape.
+            ValueError: The result does not have the declared dtype and shape.
         """
         import numpy as np
 

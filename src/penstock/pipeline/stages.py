@@ -267,7 +267,7 @@ def specs_of(fields: Mapping[str, object] | None) -> tuple[tuple[str, Spec], ...
         fields: By name, a dtype, a pair of dtype and shape, or a type: ``("uint8", (224, 224, 3))``, ``"int64"``, ``str``.
 
     Raises:
-        ConfigError: An entry is none of these.
+        ConfigError: An entry is not a dtype, a pair or a type.
     """
     if fields is None:
         return None

@@ -80,10 +80,10 @@ class BatchColumn:
             rows[row] = value
             return
         if not _is_array(value):
-            raise ValueError(f"{type(value).__name__} {value!r:.40}, the first sample had {self}")
+            raise ValueError(f"{type(value).__name__} {value!r:.40}, but the first sample had {self}")
         array = np.asarray(value)
         if array.dtype != self.dtype or array.shape != self.shape:
-            raise ValueError(f"{array.dtype}{list(array.shape)}, the first sample had {self}")
+            raise ValueError(f"{array.dtype}{list(array.shape)}, but the first sample had {self}")
         rows[row] = array
 
     def finish(self, rows: Any) -> Any:
@@ -131,7 +131,7 @@ class UnequalColumn(BatchColumn):
             raise DecodeError(f"pad= and ragged= need arrays, not {type(value).__name__}", stage="batch", field=name)
         self.dtype, self.shape, self.scalar = array.dtype, array.shape, None
         if padding is not None and not _holds(array.dtype, padding):
-            raise ConfigError(f"pad={{{name!r}: {padding!r}}}: {array.dtype} has no such value")
+            raise ConfigError(f"pad={{{name!r}: {padding!r}}}: {array.dtype} cannot hold this value")
 
     def allocate(self, rows_count: int) -> list[Any]:
         """Return a list of `rows_count` entries, to be filled with arrays."""
@@ -149,7 +149,7 @@ class UnequalColumn(BatchColumn):
             array = np.zeros((0, *self.shape[1:]), self.dtype)
         unlike = array.ndim != len(self.shape) or (self.padding is None and array.shape[1:] != self.shape[1:])
         if array.dtype != self.dtype or unlike:
-            raise ValueError(f"{array.dtype}{list(array.shape)}, the first sample had {self}")
+            raise ValueError(f"{array.dtype}{list(array.shape)}, but the first sample had {self}")
         rows[row] = array
 
     def finish(self, rows: Any) -> Any:
@@ -240,8 +240,8 @@ class Layout:
         """
         if len(values) + len(written) != len(self.columns) or not values.keys() <= self.columns.keys():
             raise DecodeError(
-                f"the sample has {sorted([*values, *written])}, the first one had {sorted(self.columns)}",
-                hint="name what every sample has: .decode(ps.Image('jpg'), ...)",
+                f"the sample has {sorted([*values, *written])}, but the first one had {sorted(self.columns)}",
+                hint="name only fields that every sample has: .decode(ps.Image('jpg'), ...)",
                 stage="batch",
                 sample_key=key,
                 shard=shard,

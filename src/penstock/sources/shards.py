@@ -160,7 +160,7 @@ class ShardFinder:
         Raises:
             ObjectMissingError: No shard matches a prefix or pattern.
             StoreError: A store cannot be listed.
-            ConfigError: No store takes a URL.
+            ConfigError: No store can read a URL.
 
         Cost: one listing per prefix or pattern (one request per 1 000 keys); one read of a manifest; no request for
             shards given by name.

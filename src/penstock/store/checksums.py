@@ -106,7 +106,7 @@ def verify(checksums: Mapping[str, str], data: memoryview) -> str:
         The algorithm that was compared, or ``"length"`` if none can be.
 
     Raises:
-        ChecksumError: They differ.
+        ChecksumError: The object does not match the checksum.
     """
     chosen = choose(checksums)
     if chosen is None:
@@ -121,7 +121,7 @@ def check(name: str, computed: Hasher, expected: str) -> None:
     """Compare a finished hasher with the checksum that the store keeps.
 
     Raises:
-        ChecksumError: They differ.
+        ChecksumError: The checksums differ.
     """
     value = text(computed)
     if value != expected:

@@ -114,7 +114,7 @@ class CredentialProvider:
         """Wait for the keys; for ``penstock info``.
 
         Raises:
-            CredentialsError: There are none.
+            CredentialsError: No keys were found.
         """
         return self.current or self._ask()
 

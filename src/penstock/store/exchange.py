@@ -119,7 +119,7 @@ class Exchange(Resent, ABC, Generic[S]):
 
         Raises:
             ProtocolError: The answer is not what was requested.
-            ObjectChangedError: It describes another version.
+            ObjectChangedError: The answer describes another version.
         """
         size_bytes, self.span = served_span(status, headers, operation.span)
         self.whole = self.span.length_bytes == size_bytes

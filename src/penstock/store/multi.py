@@ -38,7 +38,7 @@ class MultiStore(Store):
         """Start a ``Get`` or ``Head`` in the store that the key names; see ``Store.submit``.
 
         Raises:
-            ConfigError: It is another operation.
+            ConfigError: `operation` is of another kind.
         """
         if not isinstance(operation, Get | Head):
             raise ConfigError(f"{type(operation).__name__} of several stores: they are only read")

@@ -64,7 +64,7 @@ def parse_list(body: bytes | bytearray | memoryview) -> Page:
     """Parse the answer to ``ListObjectsV2``, with or without ``encoding-type=url``, into a ``Page`` in key order.
 
     Raises:
-        ProtocolError: It is no such answer (for example HTML), is cut short, or has a document type.
+        ProtocolError: The body is something else (for example HTML), is cut short, or has a document type.
 
     Cost: About 2 µs per key.
     """
@@ -101,7 +101,7 @@ def parse_buckets(body: bytes | bytearray | memoryview) -> Page:
     """Parse the answer to ``ListBuckets`` into a ``Page`` of prefixes: ``name/`` and the time of creation.
 
     Raises:
-        ProtocolError: It is no such answer.
+        ProtocolError: The body is something else.
     """
     root = _parsed(_text(body))
     if root.tag != "ListAllMyBucketsResult":
@@ -199,7 +199,7 @@ def parse_upload_id(body: bytes | bytearray | memoryview) -> str:
     Like every SDK, it ignores the name of the root: S3 writes ``InitiateMultipartUploadResult``, others do not.
 
     Raises:
-        ProtocolError: There is no upload ID.
+        ProtocolError: The answer has no upload ID.
     """
     root = _parsed(_text(body))
     upload_id = (root.findtext("UploadId") or "").strip()
@@ -215,7 +215,7 @@ def parse_complete(body: bytes | bytearray | memoryview) -> ErrorDocument | Part
         A ``Part`` with number 0 and the object's ETag and checksums, or the error.
 
     Raises:
-        ProtocolError: It is neither.
+        ProtocolError: The body is neither.
     """
     return parse_error(body) or _result(body, 0, etagless="CompleteMultipartUploadResult")
 

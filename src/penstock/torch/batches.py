@@ -99,10 +99,10 @@ class Tensors:
 
 
 def stateful(batches: object) -> Stateful:
-    """Return `batches` if they can save their position.
+    """Return `batches` if it can save its position.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: `batches` cannot save its position.
     """
     if not isinstance(batches, Stateful):
         raise ConfigError(f"{type(batches).__name__} has no state_dict()", hint="pass a ps.Loader")

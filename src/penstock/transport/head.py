@@ -94,7 +94,7 @@ class Chunked:
             The pieces of the body in it, and the number of bytes that follow the body's end.
 
         Raises:
-            ValueError: It is not encoded in chunks.
+            ValueError: `data` is not encoded in chunks.
         """
         pieces = []
         at = 0

@@ -377,10 +377,10 @@ class HttpTransfer:
 
 
 def _check_unsized(length_bytes: int) -> None:
-    """Bound a body of unknown length that has no landing.
+    """Check the length of a body that was not announced and has no landing.
 
     Raises:
-        ProtocolError: It is longer than ``UNSIZED_BYTES_MAX``.
+        ProtocolError: The body is longer than ``UNSIZED_BYTES_MAX``.
     """
     if length_bytes > UNSIZED_BYTES_MAX:
         raise ProtocolError(f"a body of unknown length has more than {UNSIZED_BYTES_MAX} bytes")

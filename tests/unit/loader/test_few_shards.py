@@ -96,5 +96,5 @@ def test_nothing_but_empty_shards(tmp_path: Path, mode: Any) -> None:
     if mode == "stream":
         assert read(made, index=mode, index_dir=place) == []
         return
-    with pytest.raises(ConfigError, match="3 shards hold no sample at all"):
+    with pytest.raises(ConfigError, match="3 shards hold no samples"):
         read(made, index=mode, index_dir=place)

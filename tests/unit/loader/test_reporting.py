@@ -45,7 +45,7 @@ def test_a_loop_that_contends_is_told_so_with_its_milliseconds() -> None:
     meter.step_cpu_s, meter.threads_cpu_s, meter.threads_wait_s = 2.0, 0.4, 1.2
     found = bottleneck_of(meter.read(threads_count=2, dropped={}))
     assert found.part == "consumer"
-    for text in ("28.0 ms a step", "20.0 ms itself", "threads 4.0 ms", "waited 12.0 ms", "processes=1"):
+    for text in ("step of 28.0 ms", "ran for 20.0 ms", "ran for 4.0 ms", "waiting for 12.0 ms", "processes=1"):
         assert text in found.hint
 
 

@@ -288,7 +288,7 @@ def test_json_of_a_state_stays_as_it_is(mode: str, cursor: Any) -> None:
     [
         ({**STREAMED, "handed": 1, "handed_size": 4}, "not a list"),
         ({**STREAMED, "handed": [1]}, "handed_size"),
-        ({**STREAMED, "lanes": {"0": {**LANE, "etag": 5}, "2": None}}, "no ETag"),
+        ({**STREAMED, "lanes": {"0": {**LANE, "etag": 5}, "2": None}}, "not an ETag"),
         ({**STREAMED, "turn": 2}, "turn=2 of 2 lanes"),
     ],
 )

@@ -104,8 +104,8 @@ class RawBatchBuilder:
         for array, sample, segment in zip(arrays, block.samples, block.segments, strict=True):
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise DecodeError(
-                    f"{array.dtype}{list(array.shape)}, another sample of the batch has {first.dtype}{list(first.shape)}",
-                    hint="make all alike in .map(), or .batch(pad=) or .batch(ragged=) them",
+                    f"{array.dtype}{list(array.shape)}, but another sample of the batch has {first.dtype}{list(first.shape)}",
+                    hint="give all the same shape and dtype in .map(), or use .batch(pad=) or .batch(ragged=)",
                     stage="batch",
                     field=name,
                     sample_key=sample.key,
@@ -122,8 +122,8 @@ class RawBatchBuilder:
             if sample.fields.keys() != set(names)
         )
         return DecodeError(
-            f"the sample has {sorted(sample.fields)}, the first one had {sorted(names)}",
-            hint="name what every sample has: .decode(ps.Image('jpg'), ...)",
+            f"the sample has {sorted(sample.fields)}, but the first one had {sorted(names)}",
+            hint="name only fields that every sample has: .decode(ps.Image('jpg'), ...)",
             stage="batch",
             sample_key=sample.key,
             shard=segment.url,

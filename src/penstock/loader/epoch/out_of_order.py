@@ -38,7 +38,7 @@ class OutOfOrderTracker:
             if self._before and position.global_size != global_size:
                 raise ConfigError(
                     f"the state has handed out single batches of {position.global_size} samples out of order, "
-                    f"this loader makes batches of {global_size}",
+                    f"but this loader makes batches of {global_size}",
                     hint="resume with the same global batch size",
                 )
         self._handed = DeliveredBatches(0, self._before)

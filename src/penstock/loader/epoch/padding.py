@@ -104,7 +104,7 @@ class Padder:
             found = self._find_any()
             if found is None:
                 raise DataError(
-                    "this epoch has not a single sample to pad this rank's batches with",
+                    "this epoch has no samples to pad this rank's batches with",
                     hint="does .filter() or on_corrupt= leave out all of them? Else use fewer ranks, or drop_last=True",
                 )
             self._layout = found.layout

@@ -60,13 +60,13 @@ class ReadPlan(Protocol):
 
     @property
     def memory(self) -> MemoryPlan | None:
-        """Memory that the rank holds at most; None if only the first samples tell, and reading checks it."""
+        """Memory that the rank holds at most; None if it is known only from the first samples; reading then checks it."""
 
     def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
         """The samples of an epoch from a position on; None is the beginning of the epoch.
 
         Raises:
-            ConfigError: There is no such position in this rank's part of the data.
+            ConfigError: This rank's part of the data has no such position.
         """
 
     def batches(self, epoch: int, *, batching: Batching) -> Batches | None:
@@ -137,7 +137,7 @@ class LoaderPlan:
         """This plan with other weights of its mix, from a position of an epoch on. The facts remember the change.
 
         Raises:
-            ConfigError: There is no mix, or the weights do not fit its parts.
+            ConfigError: The pipeline has no mix, or the weights do not fit its parts.
         """
         order = reweighted_order(self.read_plan.order, self.pipeline, weights, epoch=epoch, position=position)
         assert isinstance(self.read_plan, IndexedReadPlan)
@@ -265,9 +265,7 @@ class _Planner:
         counts = [source.counts for source in sources]
         for each, samples in zip(sources, counts, strict=True):
             if not sum(samples):
-                raise ConfigError(
-                    f"{len(each.shards)} shards hold no sample at all, {each.shards[0].url} and the others"
-                )
+                raise ConfigError(f"{len(each.shards)} shards hold no samples: {each.shards[0].url} and the others")
         order: IndexedOrder | MixOrder
         if len(sources) == 1:
             order = IndexedOrder(samples=counts[0], **self._order_options._asdict())

@@ -34,7 +34,7 @@ class MemoryPlan:
         """Refuse a plan that exceeds the budget.
 
         Raises:
-            ConfigError: It does; the message has all the numbers.
+            ConfigError: The plan exceeds the budget; the message has all the numbers.
         """
         if self.total_bytes > self.budget_bytes:
             raise ConfigError(

@@ -63,10 +63,10 @@ def reweighted_order(
         position: Position in this epoch from which the weights hold.
 
     Raises:
-        ConfigError: There is no mix, or the weights do not fit its parts.
+        ConfigError: The pipeline has no mix, or the weights do not fit its parts.
     """
     if not isinstance(order, MixOrder) or not isinstance(pipeline.source, Mix):
-        raise ConfigError(f"set_weights() needs a mix, this loader reads {pipeline.source!r}")
+        raise ConfigError(f"set_weights() needs a mix, but this loader reads {pipeline.source!r}")
     parts = pipeline.source.parts
     if not isinstance(weights, list | tuple | Mapping):
         raise ConfigError(f"set_weights({weights!r}) must be a list of weights, or a mapping")
@@ -75,7 +75,7 @@ def reweighted_order(
     if unknown or len(given) != len(parts):
         raise ConfigError(
             f"set_weights() got {weights!r} for a mix of {len(parts)} parts",
-            hint="a mapping of the mix's own pipelines",
+            hint="pass a mapping whose keys are the pipelines of the mix",
         )
     shares: list[float] = []
     for part, weight in zip(parts, given, strict=True):

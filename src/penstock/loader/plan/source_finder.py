@@ -88,7 +88,7 @@ class SourceFinder:
         Raises:
             ObjectMissingError: A prefix or pattern has no shard.
             StoreError: A store cannot be listed.
-            ConfigError: No store takes a URL; or an index is needed, and there is none of all shards.
+            ConfigError: No store can read a URL; or an index is needed, and no index knows all shards.
         """
         sources = [self._source(number, index) for number in range(len(self._sources))]
         total = sum(len(source.shards) for source in sources)

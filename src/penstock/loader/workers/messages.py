@@ -330,6 +330,6 @@ def pickled_by_value(message: Any) -> bytes:
     except Exception as error:
         raise ConfigError(
             f"the pipeline cannot be sent to worker processes: {type(error).__name__}: {error}",
-            hint="functions may not hold locks, open files or connections; make those inside the function",
+            hint="functions cannot hold locks, open files or connections; create those inside the function",
         ) from error
     return data

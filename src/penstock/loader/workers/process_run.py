@@ -229,17 +229,17 @@ class ProcessRun:
 
     def _check_process(self) -> None:
         if os.getpid() != self._process_id:
-            raise ClosedError("this loader's workers are the parent process's", hint="make a Loader in the child")
+            raise ClosedError("this loader's workers belong to the parent process", hint="make a Loader in the child")
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the loader was closed while it was iterated")
+            raise ClosedError("the loader was closed while it was being iterated")
 
     def _is_complete(self, index: int) -> bool:
         """Whether a batch can be handed out.
 
         Raises:
-            PenstockError: It never can.
+            PenstockError: The batch can never be handed out, because the run failed or was closed.
         """
         self._check_open()
         pending = self._pending.get(index)
@@ -374,7 +374,7 @@ class ProcessRun:
         """Count a sample that a worker dropped.
 
         Raises:
-            DataError: The stage has dropped as many as it may.
+            DataError: The stage may not drop another sample in this epoch.
         """
         tolerance = self.plan.transforms[sample.source].tolerance
         if sample.error is None:
@@ -391,7 +391,7 @@ class ProcessRun:
         if not self._restarts or worker.deaths_count >= DEATHS_MAX:
             worker.failure = WorkerDiedError(
                 described,
-                hint="was it out of memory? Loader(restart_workers=True) starts another in its place",
+                hint="did it run out of memory? Loader(restart_workers=True) replaces a worker that dies",
                 worker=worker.number,
                 process_id=worker.process.pid,
                 exit_code=worker.process.returncode,

@@ -110,7 +110,7 @@ class Blocks:
         """The position in front of a block, its columns, and the number of its rows; None at the end. Blocks.
 
         Raises:
-            PenstockError: As ``ProcessRun.next_batch``.
+            PenstockError: For the same reasons as ``ProcessRun.next_batch``.
         """
         delivery = self._run.next_batch()
         if delivery is None:

@@ -212,8 +212,8 @@ def packed(name: str, values: Sequence[Any]) -> tuple[PackedColumn, list[Any]]:
             array.reshape(-1).view("B") for array in arrays
         ]
     raise ConfigError(
-        f"field {name!r}: {', '.join(sorted(kind.__name__ for kind in kinds))} cannot cross from a worker process",
-        hint="numbers, arrays, str and bytes do, all of one type; other objects only with Loader(processes=0)",
+        f"field {name!r}: {', '.join(sorted(kind.__name__ for kind in kinds))} cannot be sent from a worker process",
+        hint="use numbers, arrays, str or bytes, all of one type; other objects need Loader(processes=0)",
     )
 
 
@@ -239,8 +239,8 @@ def _unpicklable(outputs: Sequence[Any], error: Exception) -> ConfigError:
     samples = [values for found in outputs if isinstance(found, list) for values in found]
     name, value = next((item for values in samples for item in values.items() if not _pickles(item[1])), ("?", None))
     return ConfigError(
-        f"field {name!r}: {type(value).__name__} cannot cross from a worker process: {type(error).__name__}: {error}",
-        hint="what pickles does; other objects only with Loader(processes=0)",
+        f"field {name!r}: {type(value).__name__} cannot be sent from a worker process: {type(error).__name__}: {error}",
+        hint="the value must pickle; other objects need Loader(processes=0)",
     )
 
 

@@ -188,7 +188,7 @@ def test_the_row_to_pad_with_is_searched_once() -> None:
     padder = Padder(find_any, is_variable=False)
     assert [padder.finish(given, 2)["__key__"] for given in (None, delivery("--"))] == [["y", "y"]] * 2
     assert len(searches) == 1
-    with pytest.raises(DataError, match="not a single sample"):
+    with pytest.raises(DataError, match="no samples to pad"):
         Padder(lambda: None, is_variable=False).finish(None, 2)
 
 
