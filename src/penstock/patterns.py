@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 NAMES_MAX = 1_000_000  # a brace pattern with more names is probably a typing error
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -24,6 +24,15 @@ def is_pattern(url: str) -> bool:
 def has_glob(url: str) -> bool:
     """Whether a URL has wildcards. An ``http(s)`` URL has none: it cannot be listed, and ``?`` begins its query."""
     return not url.startswith(("http://", "https://")) and _GLOB.search(url) is not None
+
+
+def common_folder(names: Collection[str]) -> str:
+    """Return what all `names` have in common, up to its last slash; "" if that is nothing."""
+    low, high = min(names, default=""), max(names, default="")
+    equal = 0
+    while equal < min(len(low), len(high)) and low[equal] == high[equal]:
+        equal += 1
+    return low[: low.rfind("/", 0, equal) + 1]
 
 
 def expand_braces(pattern: str) -> list[str]:

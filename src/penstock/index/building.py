@@ -22,6 +22,7 @@ from penstock.formats import (
     detect,
     feed_in_pieces,
     format_of_name,
+    look_into,
     parser_of,
     ranged_of,
     without_content,
@@ -31,6 +32,7 @@ from penstock.index.dataset_index import DatasetIndex
 from penstock.index.place import resolve
 from penstock.index.recorder import IndexBuilder, ShardRecorder
 from penstock.index.shard_index import ShardIndex, ShardRow
+from penstock.patterns import common_folder
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.formats import OnCorrupt, Parser
     from penstock.index.place import IndexPlace, ShardLike, VersionedShard
     from penstock.store import Store
-    from penstock.types import Blob
+    from penstock.types import Blob, Buffer
 
 FOOTERS_IN_FLIGHT_MAX = 32
 """Shards whose footers are read at the same time; each needs two or three requests, one after the other."""
@@ -332,20 +334,15 @@ def _by_footer(versioned: VersionedShard, format_name: str) -> ShardIndex:
         DataError: The shard is not of the format.
     """
     reader = ranged_of(format_name, shard=versioned.shard.url, size_bytes=versioned.size_bytes)
-    looking = reader.look()
-    span = next(looking, None)
-    while span is not None:
+
+    def read(span: ByteRange) -> Buffer:
         blob = versioned.shard.store.read(versioned.shard.key, span)
         if versioned.if_match is not None and blob.etag != versioned.if_match:
             raise ObjectChangedError(f"the shard is now {blob.etag}, not {versioned.if_match}", url=versioned.shard.url)
-        try:
-            span = looking.send(blob.data)
-        except StopIteration:
-            break
-    counts = [unit.samples_count for unit in reader.units]
-    if None in counts:
-        raise DataError("its footer does not have the number of samples", shard=versioned.shard.url)
-    count = sum(count for count in counts if count is not None)
+        return blob.data
+
+    look_into(reader, read)
+    count = sum(unit.samples_count for unit in reader.units)
     return ShardIndex(
         ShardRow(versioned.key, versioned.size_bytes, versioned.etag, count, format_name, has_offsets=False)
     )
@@ -364,7 +361,7 @@ def _by_store(todo: list[VersionedShard]) -> Iterator[tuple[Store, list[Versione
 
 def _foreign_keys(store: Store, group: list[VersionedShard]) -> dict[str, str]:
     """Return the keys of indexes that are not older than their shards, by shard. Cost: a listing of the shards' folder."""
-    folder = _common_folder([each.shard.key for each in group])
+    folder = common_folder([each.shard.key for each in group])
     try:
         written_s = {info.key: info.last_modified_s or 0.0 for info in store.list(folder)}
     except PenstockError:  # it cannot be listed
@@ -377,14 +374,6 @@ def _foreign_keys(store: Store, group: list[VersionedShard]) -> dict[str, str]:
                 beside[key] = candidate
                 break
     return beside
-
-
-def _common_folder(keys: list[str]) -> str:
-    low, high = min(keys), max(keys)
-    equal = 0
-    while equal < min(len(low), len(high)) and low[equal] == high[equal]:
-        equal += 1
-    return low[: low.rfind("/", 0, equal) + 1]
 
 
 def _from_foreign(store: Store, each: VersionedShard, blob: Blob, head: Blob) -> ShardIndex | None:

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, DataError, ObjectMissingError, StoreErr
 from penstock.index import dataset_index, passes, shard_index
 from penstock.index.batched_gets import get_many, stat_many
 from penstock.index.dataset_index import DatasetIndex
+from penstock.patterns import common_folder
 from penstock.private import check_private
 from penstock.store.inflight import InFlight
 from penstock.store.local import LocalStore
@@ -93,19 +94,8 @@ def base_url(shards: Sequence[ShardLike]) -> str:
     Raises:
         ConfigError: The shards have no folder in common, because they lie in several buckets or on several hosts.
     """
-    common: list[str] | None = None
     listed = {store: _listed_folder(store) for store in {shard.store for shard in shards}}
-    folders = {listed[shard.store] or shard.url[: shard.url.rfind("/") + 1] for shard in shards}
-    for folder in folders:
-        parts = folder.split("/")
-        if common is None:
-            common = parts
-            continue
-        equal = 0
-        while equal < min(len(common), len(parts)) and common[equal] == parts[equal]:
-            equal += 1
-        common = [*common[:equal], ""] if equal < len(common) else common
-    url = "/".join(common or [])
+    url = common_folder({listed[shard.store] or shard.url for shard in shards})
     if not url or (not urlsplit(url).netloc and not url.startswith("file:")):
         raise ConfigError(
             "the shards have no folder in common, in which their index could be stored",

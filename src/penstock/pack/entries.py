@@ -16,6 +16,7 @@ from penstock.formats.sample import check_key, split_name
 from penstock.index import resolve
 from penstock.pack import tables
 from penstock.pack.fields import cast_value
+from penstock.patterns import common_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -211,11 +212,7 @@ def _chosen(key: str, members: dict[str, str], specs: tuple[FieldSpec, ...] | No
 
 def relative_names(urls: list[str]) -> list[str]:
     """Return `urls` relative to the folder that contains all of them."""
-    low, high = min(urls, default=""), max(urls, default="")
-    equal = 0
-    while equal < min(len(low), len(high)) and low[equal] == high[equal]:
-        equal += 1
-    start = low.rfind("/", 0, equal) + 1
+    start = len(common_folder(urls))
     return [url[start:] for url in urls]
 
 

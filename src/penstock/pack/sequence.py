@@ -44,31 +44,18 @@ class ShardSequence:
 
     Args:
         destination: Folder of the shards.
-        pattern: Pattern of the shards' names.
-        format_name: A key of ``FORMATS_WRITTEN``.
-        bytes_max: Size limit of a shard in bytes.
-        samples_max: Limit of samples in a shard; None if there is none.
+        plan: Plan of kind ``sequence``, which has the format and the pattern of the shards' names.
+        options: Options of the packing, which have the limits of a shard.
         first_number: Number in the first shard's name.
-        key_field: Name of the field that takes the samples' keys; None if there is none.
     """
 
-    def __init__(
-        self,
-        destination: Destination,
-        *,
-        pattern: str,
-        format_name: str,
-        bytes_max: int,
-        samples_max: int | None,
-        first_number: int,
-        key_field: str | None,
-    ) -> None:
+    def __init__(self, destination: Destination, plan: PackPlan, options: PackOptions, *, first_number: int) -> None:
         self._destination = destination
-        self._key_field = key_field
-        self._pattern = pattern
-        self._format = format_name
-        self._bytes_max = bytes_max
-        self._samples_max = samples_max
+        self._key_field = options.key_field
+        self._pattern = plan.patterns[""]
+        self._format = plan.format
+        self._bytes_max = options.bytes_max
+        self._samples_max = options.samples_max
         self._number = first_number
         self._file: ShardFile | None = None
         self.rows: list[ShardRow] = []
@@ -167,16 +154,7 @@ class SequenceWriter:
         except BaseException:
             self._store.close()
             raise
-        self._sequence = ShardSequence(
-            self._destination,
-            pattern=options.pattern,
-            format_name=options.format_name,
-            bytes_max=options.bytes_max,
-            samples_max=options.samples_max,
-            first_number=starts[""],
-            key_field=options.key_field,
-        )
-        self._last_key: str | None = None
+        self._sequence = ShardSequence(self._destination, self._plan, options, first_number=starts[""])
         self._closed = False
         self.samples_count = 0
 
@@ -308,15 +286,7 @@ def write_iterable(
         known.append(row)
         indexes.append(index)
         listener.finished(row, known=True)
-    sequence = ShardSequence(
-        destination,
-        pattern=pattern,
-        format_name=plan.format,
-        bytes_max=options.bytes_max,
-        samples_max=options.samples_max,
-        first_number=start + len(known),
-        key_field=options.key_field,
-    )
+    sequence = ShardSequence(destination, plan, options, first_number=start + len(known))
     listener.planned(0, 0, 0)
     try:
         for sample in _rest(source, indexes, options):
