@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from functools import partial
 from typing import Any, ClassVar
 
 from penstock.redaction import printable, public_text, public_url
@@ -119,11 +120,7 @@ class PenstockError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in self.FIELDS}
-        return _rebuild, (type(self), self.what, {"hint": self.hint, **fields})
-
-
-def _rebuild(kind: type[PenstockError], what: str, fields: dict[str, Any]) -> PenstockError:
-    return kind(what, **fields)
+        return partial(type(self), self.what, hint=self.hint, **fields), ()
 
 
 class ConfigError(PenstockError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from functools import partial
 from typing import Any
 
 from penstock.errors import ConfigError, ShortReadError, StoreError
@@ -42,7 +43,8 @@ class Faulty(Wrapper):
         self._calls = itertools.count(1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.inner, self.fail_at_call, self.ratio, self.seed, self.error)
+        again = partial(Faulty, fail_at_call=self.fail_at_call, ratio=self.ratio, seed=self.seed, error=self.error)
+        return again, (self.inner,)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """Start `operation`, and let it fail if it was chosen; see ``Store.submit``."""
@@ -58,10 +60,6 @@ class Faulty(Wrapper):
     def _chosen(self, call: int) -> bool:
         digest = hashlib.blake2b(f"{self.seed}:{call}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") < self.ratio * 2**64
-
-
-def _rebuild(inner: Store, call: int | None, ratio: float, seed: int, error: StoreError | None) -> Faulty:
-    return Faulty(inner, fail_at_call=call, ratio=ratio, seed=seed, error=error)
 
 
 class _Refused(Relay):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock import forks
@@ -69,7 +70,7 @@ class FsspecStore(ThreadedStore):
         return f"{public_url(self.url_root)}/{key}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.url_root, self._pool.threads_max, self._options)
+        return partial(FsspecStore, threads_max=self._pool.threads_max, options=self._options), (self.url_root,)
 
     def __repr__(self) -> str:
         return f"<FsspecStore {public_url(self.url_root)!r}>"
@@ -237,7 +238,3 @@ def _as_info(key: Key, found: dict[str, Any]) -> ObjectInfo:
     seconds = moment.timestamp() if isinstance(moment, datetime) else moment
     seconds = float(seconds) if isinstance(seconds, int | float) else None
     return ObjectInfo(key, size, pin or f'"{size:x}-{moment}"', seconds)
-
-
-def _rebuild(url: str, threads_max: int, options: dict[str, Any]) -> FsspecStore:
-    return FsspecStore(url, threads_max=threads_max, options=options)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock import forks
@@ -73,7 +74,7 @@ class Hedged(Wrapper):
         forks.register(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.inner, self.config)
+        return partial(Hedged, config=self.config), (self.inner,)
 
     def _reset(self) -> None:
         self.lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit in the midst of it
@@ -150,10 +151,6 @@ class Hedged(Wrapper):
             wait_s=self._wait_s if self._wait_s < float("inf") else float("nan"),
             inner=self.inner.statistics(),
         )
-
-
-def _rebuild(inner: Store, config: HedgeConfig) -> Hedged:
-    return Hedged(inner, config=config)
 
 
 class HedgedOperation(Relay):

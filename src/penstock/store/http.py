@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -48,7 +49,7 @@ class HttpStore(RemoteStore):
         self.transport = transport or TransportConfig()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._base_url, self.transport)
+        return partial(HttpStore, transport=self.transport), (self._base_url,)
 
     def describe(self, key: Key) -> str:
         """Return the URL of `key` without its query, which may be a signature."""
@@ -78,10 +79,6 @@ class HttpStore(RemoteStore):
         if query:
             return f"{self._root}{quote(name, safe=_IN_URLS)}?{query}"
         return f"{self._root}{quote(name, safe='/~-._')}{self._query}"
-
-
-def _rebuild(base_url: str, transport: TransportConfig) -> HttpStore:
-    return HttpStore(base_url, transport=transport)
 
 
 class _HttpExchange(Exchange[HttpStore]):

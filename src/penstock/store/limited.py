@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock import forks
@@ -49,7 +50,7 @@ class Limited(Wrapper):
         forks.register(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.inner, self.requests_max)
+        return partial(Limited, requests_max=self.requests_max), (self.inner,)
 
     def _reset(self) -> None:
         self._lock = threading.RLock()  # reentrant, because a finaliser may cancel or submit in the midst of it
@@ -109,10 +110,6 @@ class Limited(Wrapper):
             waited_count=self._waited,
             inner=self.inner.statistics(),
         )
-
-
-def _rebuild(inner: Store, requests_max: int) -> Limited:
-    return Limited(inner, requests_max=requests_max)
 
 
 class _LimitedOperation(OperationRelay[Limited]):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ class LocalStore(ThreadedStore):
         return f"file://{self.root}/{key}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (str(self.root), self._pool.threads_max)
+        return partial(LocalStore, threads_max=self._pool.threads_max), (str(self.root),)
 
     def __repr__(self) -> str:
         return f"<LocalStore {str(self.root)!r}>"
@@ -343,7 +344,3 @@ def _sync_directory(path: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _rebuild(root: str, threads_max: int) -> LocalStore:
-    return LocalStore(root, threads_max=threads_max)

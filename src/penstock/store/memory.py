@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from bisect import bisect_left, bisect_right, insort
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import forks
@@ -98,9 +99,9 @@ class MemoryStore(ThreadedStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.name is not None:
-            return _rebuild, (None, self.name)
+            return partial(MemoryStore, name=self.name), ()
         with self._bucket.lock:
-            return _rebuild, ({key: found.data for key, found in self._bucket.objects.items()}, None)
+            return MemoryStore, ({key: found.data for key, found in self._bucket.objects.items()},)
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self.name or 'without a name'}, {len(self._bucket.objects)} objects>"
@@ -224,7 +225,3 @@ def _index_past(keys: list[str], prefix: str) -> int:
 
 def _etag(data: Buffer) -> str:
     return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
-
-
-def _rebuild(objects: dict[Key, bytes] | None, name: str | None) -> MemoryStore:
-    return MemoryStore(objects, name=name)

@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from penstock.config import RetryConfig
@@ -84,7 +85,7 @@ class Retrying(Wrapper):
         self.given_up_count = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.inner, self.config)
+        return partial(Retrying, config=self.config), (self.inner,)
 
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """Start `operation`, and try it again if it fails; see ``Store.submit``."""
@@ -105,10 +106,6 @@ class Retrying(Wrapper):
 def _located(error: StoreError) -> dict[str, Any]:
     """Return the fields of `error` that say where it happened, for another error."""
     return {name: getattr(error, name) for name in ("operation", "url", "span", "status", "code", "request_id")}
-
-
-def _rebuild(inner: Store, config: RetryConfig) -> Retrying:
-    return Retrying(inner, config=config)
 
 
 class _RetriedOperation(Resent, Relay):

@@ -48,13 +48,11 @@ _CHECKSUMS = {
 
 
 class ErrorDocument(NamedTuple):
-    """The fields of an S3 ``<Error>``; an empty string stands for a field that is missing."""
+    """The fields of an S3 ``<Error>`` that are used; an empty string stands for a field that is missing."""
 
     code: str
     message: str
-    request_id: str
     region: str  # with ``AuthorizationHeaderMalformed`` and ``PermanentRedirect``
-    endpoint: str
 
 
 # ── listings ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,13 +182,7 @@ def parse_error(body: bytes | bytearray | memoryview) -> ErrorDocument | None:
     if root.tag != "Error":
         return None
     field = {child.tag: (child.text or "").strip() for child in root}
-    return ErrorDocument(
-        field.get("Code", ""),
-        field.get("Message", ""),
-        field.get("RequestId", ""),
-        field.get("Region", ""),
-        field.get("Endpoint", ""),
-    )
+    return ErrorDocument(field.get("Code", ""), field.get("Message", ""), field.get("Region", ""))
 
 
 def parse_upload_id(body: bytes | bytearray | memoryview) -> str:

@@ -86,7 +86,7 @@ def test_errors_are_read_or_none():
     """An error document gives its fields; anything else gives None and never raises."""
     body = b"<Code>NoSuchKey</Code><Message>none &amp; such</Message><RequestId>R1</RequestId><Region>eu-1</Region>"
     body = b"<Error>" + body + b"</Error>"
-    assert xml.parse_error(body) == ("NoSuchKey", "none & such", "R1", "eu-1", "")
+    assert xml.parse_error(body) == ("NoSuchKey", "none & such", "eu-1")
     for other in (b"", b"<html>", b"\xff", b"<Error><Code>", BOMB.encode() + body, b"<Other><Error></Error></Other>"):
         assert xml.parse_error(other) is None
 
