@@ -11,8 +11,10 @@ from clients import Client, Wrk
 from harness import Row, Run, arguments, keys_of, objects, verified
 from origin.origin import Origin
 
+from penstock import FetchConfig
+
 OBJECT_BYTES = 100_000
-CONNECTIONS = 256  # FetchConfig.requests_max
+CONNECTIONS = FetchConfig().requests_max
 METRICS = {
     "objects/s": lambda answer: answer["objects"] / answer["seconds"],
     "CPU us/object": lambda answer: answer["cpu_s"] / answer["objects"] * 1e6,

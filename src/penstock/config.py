@@ -203,6 +203,7 @@ class FetchConfig:
         part_bytes: Size of a part. Larger spans are cut into parts of this size, which are fetched in parallel.
         requests_min: Number of requests in flight at the start.
         requests_max: Largest number of requests in flight; 256 covers 30 ms at 8 000 small objects/s.
+            Source: bench/small_objects.py.
         gap_bytes_max: Largest gap between two ranges of one object that are read with one request. The break-even gap is
             rate_bytes_per_s * first_byte_s, e.g. 90 MB/s * 30 ms = 2.7 MB; the default is cautious.
         budget_bytes_max: Largest number of bytes that all readers in this process may hold; None takes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import config
-from penstock.config import GIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
+from penstock.config import GIB, KIB, MIB, FetchConfig, HedgeConfig, RetryConfig, TransportConfig
 from penstock.errors import ConfigError
 
 CONFIGS = [TransportConfig, RetryConfig, HedgeConfig, FetchConfig]
@@ -30,6 +32,16 @@ def test_defaults_hold_and_nothing_changes(kind: Any) -> None:
 def test_every_field_is_documented(kind: Any) -> None:
     """The docstring names every field."""
     assert [field.name for field in dataclasses.fields(kind) if f"{field.name}:" not in kind.__doc__] == []
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_tuning_guide_shows_the_defaults(kind: Any) -> None:
+    """The guide's table states the default of every field."""
+    guide = (Path(__file__).parents[2] / "docs/guides/tuning.md").read_text()
+    row = re.search(rf"^\| `{kind.__name__}` \| `(.*)` \|$", guide, re.MULTILINE)
+    assert row is not None
+    stated = eval(f"dict({row[1]})", {"KIB": KIB, "MIB": MIB})
+    assert stated == {field.name: field.default for field in dataclasses.fields(kind)}
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ Index: TypeAlias = Literal["auto", "require"]
 
 _log = logging.getLogger("penstock.access")
 
-REQUESTS_MIN = 256
-"""Requests in flight from the start: a batch is needed as a whole. The usual 8 would double only while the reader starves."""
+REQUESTS_MIN = FetchConfig().requests_max
+"""Number of requests in flight from the start: a batch is needed as a whole, and a smaller window would have to grow first."""
 
 
 @boundary

@@ -2,7 +2,7 @@
 
 There is no field per name by default, because most values would have to be encoded again to become bytes, and the
 pipeline's ``Json`` decodes a whole line in one call. ``jsonl_columns.py`` gives a field per name. The parser decodes each
-line anyway, to find its key and to detect garbage where its offset is known; this costs about 3 us for 1 KB. The key is
+line anyway, to find its key and to detect garbage where its offset is known; this costs about 3 µs for 1 KB. The key is
 the first of the object's ``__key__``, ``key`` and ``id`` that is a string or an integer. Without one, it is the offset of
 the line in twelve digits, which, unlike a line number, does not depend on where reading began. A string with a lone
 surrogate cannot be a key, since UTF-8 cannot represent it.

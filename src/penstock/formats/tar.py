@@ -162,7 +162,7 @@ class TarParser(RecoveringParser):
         """Parse from view[at] to `until` while headers are complete.
 
         Returns where it stopped, which lies past the end of `view` if bytes of the next chunk are to be skipped. The
-        function is long because each call that it made would add a tenth to the cost of a member (1 us).
+        function is long because each call that it made would add a tenth to the cost of a member (1 µs).
         """
         if self._member_offset_bytes is not None:
             at = self._scan_slowly(view, at, samples)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STRETCH_BYTES_MIN = 64 << 10
-"""Fewest members to handle here. With fewer, NumPy's calls cost more than the loop that they replace."""
+"""Fewest bytes left in a chunk that are handled here. With fewer, NumPy's calls cost more than the loop that they replace."""
 
 SHORT_BYTES_MAX = 32
 """Longest values that are gathered together, which is cheaper than slicing them one by one."""

@@ -85,7 +85,7 @@ def read_sum(stored: bytes) -> int:
 def byte_sum(data: bytes) -> int:
     """Sum the bytes at C speed: the low half of Adler-32 is 1 + the sum modulo 65 521.
 
-    The sum of 256 bytes never reaches the modulus. This takes 0.5 us for a header, and ``sum()`` takes 2.3 us.
+    The sum of 256 bytes never reaches the modulus. This takes 0.5 µs for a header, and ``sum()`` takes 2.3 µs.
     """
     return sum((zlib.adler32(data[at : at + 256]) & 0xFFFF) - 1 for at in range(0, len(data), 256))
 

@@ -77,7 +77,7 @@ class Circle:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     def visits(self, lane: int, rows: range, start: int, end: int) -> int:
-        """Return how often a lane stands on the arc ``[start, end)`` in `rows`. Cost: O(log M), about 20 us."""
+        """Return how often a lane stands on the arc ``[start, end)`` in `rows`. Cost: O(log M), about 20 µs."""
         if start == end or not rows:
             return 0
         # floor((x - start) / M) - floor((x - end) / M) is 1 on the arc and 0 off it; M is added to keep b positive

@@ -182,7 +182,7 @@ class MixOrder(LanedOrder):
         return np.concatenate(found)
 
     def taken(self, lane: int, row: int) -> tuple[int, ...]:
-        """Return how many samples of each source leave `lane` before `row`. Cost: O(log M), about 10 us per source."""
+        """Return how many samples of each source leave `lane` before `row`. Cost: O(log M), about 10 µs per source."""
         plan = self._plan(lane)
         return self._counts(lane, plan[_step_at(plan, row)], row)
 
@@ -228,7 +228,7 @@ class MixOrder(LanedOrder):
         Raises:
             ConfigError: `position` is not in [0, ``samples_count``).
 
-        Cost: O(log shards), 10 us per source, and the permutation of one run.
+        Cost: O(log shards), 10 µs per source, and the permutation of one run.
         """
         check_ranges(("position", position, 0, self.samples_count - 1))
         row, lane = divmod(position, self.lanes_count)

@@ -12,7 +12,7 @@ passes BigCrush. ``mix`` is a bijection and G is odd, so the n sort keys differ:
 depend on the sorting algorithm. The bit streams of ``random`` and numpy are not used, because they may change between
 versions.
 
-Alternatives: Fisher-Yates needs a Python step per element (0.5 us; this takes 0.05 us), or numpy's own ``shuffle``, whose
+Alternatives: Fisher-Yates needs a Python step per element (0.5 µs; this takes 0.05 µs), or numpy's own ``shuffle``, whose
 stream is not guaranteed. A keyed Feistel network computes any element in O(1) memory, but it takes several times as long
 at usual run lengths (256) and is not exactly uniform for tiny n. It may become another version for large n if runs of
 many millions of samples occur, with an index and a window as long as the data.

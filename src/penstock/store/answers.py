@@ -202,6 +202,16 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     return UnavailableError(reason or f"libcurl error {code}", hint=_HINTS.get(code))
 
 
+def is_throttled(status: int, code: str | None) -> bool:
+    """Return whether an answer asks to slow down.
+
+    Args:
+        status: Status of the answer.
+        code: Code in its error document; None if there is none.
+    """
+    return code in THROTTLES or status in (429, 503)
+
+
 def status_error(  # noqa: C901 - a table
     status: int, headers: Mapping[bytes, bytes], code: str | None, message: str | None
 ) -> StoreError:
@@ -225,7 +235,7 @@ def status_error(  # noqa: C901 - a table
         return CredentialsError(what, **fields)
     if code == "RequestTimeTooSkewed":
         return AccessDeniedError(what, hint="this host's clock is wrong", **fields)
-    if code in THROTTLES or status in (429, 503):
+    if is_throttled(status, code):
         return ThrottledError(what, **fields)
     if code == "NoSuchBucket":
         return BucketMissingError(what, **fields)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import ClosedError, ObjectChangedError, ProtocolError, StoreError
 from penstock.store.answers import (
-    THROTTLES,
     attempt_record,
     ignores_range,
+    is_throttled,
     object_info,
     served_span,
     transport_error,
@@ -142,9 +142,9 @@ class Exchange(Resent, ABC, Generic[S]):
             completion.error = self._explained(error if isinstance(error, StoreError) else unforeseen(error), answer)
         self.transfers.clear()
         try:
-            throttled = completion.error is not None and completion.error.code in THROTTLES
+            throttled = is_throttled(answer.status, completion.error.code if completion.error is not None else None)
             offset = self.span.start if self.span is not None else 0
-            completion.attempts = (attempt_record(answer, offset, throttled=throttled or answer.status in (429, 503)),)
+            completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
         finally:
             self.sink.done(completion)
 

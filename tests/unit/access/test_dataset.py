@@ -19,6 +19,7 @@ import penstock as ps
 from counting import counted_plans
 from loading import counted, shard, write_counted, write_formatted
 from penstock.access import PipelineDataset
+from penstock.access.dataset import REQUESTS_MIN
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ObjectMissingError
 from penstock.fetch import process_budget
 from penstock.store.traced import Traced
@@ -56,6 +57,11 @@ def received_bytes(dataset: PipelineDataset) -> int:
 
 def stored(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
+
+
+def test_a_batch_starts_with_the_largest_default_window() -> None:
+    """Any default of ``requests_max`` allows the number of requests with which a data set starts."""
+    assert ps.FetchConfig().requests_max == REQUESTS_MIN == ps.FetchConfig(requests_min=REQUESTS_MIN).requests_min
 
 
 def test_by_number(dataset: PipelineDataset) -> None:

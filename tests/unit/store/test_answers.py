@@ -1,0 +1,19 @@
+"""What an HTTP answer means: the errors of statuses and error documents."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import ThrottledError
+from penstock.store.answers import THROTTLES, is_throttled, status_error
+
+STATUSES = range(300, 600)
+CODES = (None, "NoSuchKey", "InternalError", *sorted(THROTTLES))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_an_answer_that_shrinks_the_window_is_a_throttled_error(code: str | None) -> None:
+    """The flag to which ``Window`` adapts and the error that the caller sees agree on every status."""
+    for status in STATUSES:
+        is_error = isinstance(status_error(status, {}, code, None), ThrottledError)
+        assert is_error == is_throttled(status, code), (status, code)
