@@ -14,6 +14,7 @@ class within shards and across them, which is the worst case.
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from clients import Function
 from harness import Run, arguments
 
-from penstock.order import IndexedOrder, RoundRobin, StreamOrder
+from penstock.order import IndexedOrder, StreamOrder
 
 BATCH, CLASSES_COUNT, LAYOUT = 1024, 100, (1000, 1000)  # shards, samples in each
 Places = npt.NDArray[np.int64]  # the stored position of each sample, in the order of delivery
@@ -88,13 +89,9 @@ def streamed(shards: int, size: int, seed: int, window: int) -> dict[str, Any]:
             run = stored[len(left) : len(left) + order.run_length(lane, run_index)]
             left += run[order.permute_run(lane, run_index, len(run))].tolist()
             run_index += 1
-        lanes[lane] = iter(left)
-    places, turns = [], RoundRobin(order.lanes_owned)
-    while (lane := turns.next_lane()) is not None:
-        if (place := next(lanes[lane], None)) is None:
-            turns.drop(lane)
-        else:
-            places.append(place)
+        lanes[lane] = left
+    rounds = itertools.zip_longest(*lanes.values())
+    places = [place for places_of_round in rounds for place in places_of_round if place is not None]
     return measured(np.array(places), shards, held=window, order_bytes=40 * shards)
 
 

@@ -214,7 +214,7 @@ def _indexed(case: Case, epoch: int) -> list[tuple[int, int]]:
                 for each in counts
             ),
             history=(MixWeights([share for _, _, share in case.sources], 0, 0),),
-            at_end={"all": "stop", "first": "first", "repeat": "repeat"}[case.stop],  # type: ignore[arg-type]
+            stop=case.stop,  # type: ignore[arg-type]
             seed=case.seed if case.is_shuffled else 0,
             epoch=epoch,
             lanes=lanes,

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order import RoundRobin, StreamOrder, permutation
+from ordering import position_of, round_robin
+from penstock.order import StreamOrder, permutation
 
 
 def leaving(order: StreamOrder, lane: int, lengths: list[int]) -> list[tuple[int, int]]:
@@ -26,7 +27,7 @@ def leaving(order: StreamOrder, lane: int, lengths: list[int]) -> list[tuple[int
 def by_position(order: StreamOrder, lengths: list[int]) -> list[tuple[int, tuple[int, int]]]:
     """What a rank hands out, ascending by position: the definition that round robin has to equal."""
     return sorted(
-        (order.position(lane, index), pair)
+        (position_of(order, lane, index), pair)
         for lane in order.lanes_owned
         for index, pair in enumerate(leaving(order, lane, lengths))
     )
@@ -34,15 +35,11 @@ def by_position(order: StreamOrder, lengths: list[int]) -> list[tuple[int, tuple
 
 def by_turns(order: StreamOrder, lengths: list[int]) -> list[tuple[int, tuple[int, int]]]:
     """The same by round robin, as a loader does it, not knowing how long the lanes are."""
-    lanes = {lane: list(enumerate(leaving(order, lane, lengths))) for lane in order.lanes_owned}
-    result, turns = [], RoundRobin(order.lanes_owned)
-    while (lane := turns.next_lane()) is not None:
-        if lanes[lane]:
-            index, pair = lanes[lane].pop(0)
-            result.append((order.position(lane, index), pair))
-        else:
-            turns.drop(lane)
-    return result
+    lanes = [
+        [(position_of(order, lane, index), pair) for index, pair in enumerate(leaving(order, lane, lengths))]
+        for lane in order.lanes_owned
+    ]
+    return list(round_robin(lanes))
 
 
 @st.composite

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ordering import position_of, runs_count
 from penstock.errors import ConfigError
 from penstock.order import Batches, IndexedOrder, MixedSource, MixOrder, MixWeights, key_of
 from penstock.order.permutation import GAMMA, mix
@@ -87,7 +88,7 @@ def naive_mix(mixed):
     """[(source, shard, sample)] of an epoch, lane by lane, sample by sample."""
     lanes, epoch, count = mixed.lanes_count, mixed.epoch, len(mixed.sources)
     totals = [sum(source.samples) for source in mixed.sources]
-    copies = [-(-lanes // total) if mixed.at_end == "repeat" else 1 for total in totals]
+    copies = [-(-lanes // total) if mixed.stop == "repeat" else 1 for total in totals]
     turned = [sum(n * total for n, total in zip(copies[:i], totals[:i], strict=True)) % lanes for i in range(count)]
 
     @functools.cache
@@ -110,7 +111,7 @@ def naive_mix(mixed):
         line, weights = [], naive_weights(mixed, row)
         for lane in range(lanes):
             lengths = [len(source_lanes(s, 0)[lane]) for s in range(count)]
-            alive = frozenset(s for s in range(count) if mixed.at_end != "stop" or seen[lane][s] < lengths[s])
+            alive = frozenset(s for s in range(count) if mixed.stop != "all" or seen[lane][s] < lengths[s])
             if not alive:
                 continue
             if (weights, alive) not in shares:
@@ -120,7 +121,7 @@ def naive_mix(mixed):
             source = next(s for (s, _), end in zip(shares[weights, alive], ends, strict=True) if point < int(end))
             index = seen[lane][source]
             seen[lane][source] += 1
-            if mixed.at_end == "first" and index == lengths[source]:
+            if mixed.stop == "first" and index == lengths[source]:
                 return out
             whole = row + 1 if seen[lane][source] == lengths[source] else whole
             pass_index, index = divmod(index, lengths[source])
@@ -128,7 +129,7 @@ def naive_mix(mixed):
         out += line
         if not line or (mixed.epoch_samples and len(out) >= mixed.epoch_samples):
             return out[: mixed.epoch_samples]
-        if mixed.at_end == "repeat" and not mixed.epoch_samples and row > 60 and row % 10 == 0:
+        if mixed.stop == "repeat" and not mixed.epoch_samples and row > 60 and row % 10 == 0:
             lasting = [s for s, share in naive_shares(naive_weights(mixed, 1 << 40), range(count)) if share]
             if all(seen[lane][s] >= len(source_lanes(s, 0)[lane]) for s in lasting for lane in range(lanes)):
                 return out[: whole * lanes]
@@ -166,9 +167,9 @@ def indexed(draw):
 
 
 @st.composite
-def mixes(draw, at_end=None):
+def mixes(draw, stop=None):
     lanes = draw(st.integers(1, 9))
-    at_end = at_end or draw(st.sampled_from(["stop", "repeat", "first"]))
+    stop = stop or draw(st.sampled_from(["all", "repeat", "first"]))
     count = draw(st.integers(1, 4))
     sources = tuple(
         MixedSource(samples=draw(shard_lists), window=draw(st.integers(1, 60)), shuffled=draw(st.booleans()))
@@ -176,14 +177,14 @@ def mixes(draw, at_end=None):
     )
     at = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=3))
     history = tuple(MixWeights(draw(entries(count)), *when) for when in sorted({(0, 0), *at}))
-    epoch_samples = draw(st.integers(1, 150)) if at_end == "repeat" and draw(st.booleans()) else None
+    epoch_samples = draw(st.integers(1, 150)) if stop == "repeat" and draw(st.booleans()) else None
     try:
         return MixOrder(
-            sources=sources, history=history, at_end=at_end, epoch_samples=epoch_samples,
+            sources=sources, history=history, stop=stop, epoch_samples=epoch_samples,
             seed=draw(seeds), epoch=draw(st.integers(0, 2)), lanes=lanes,
         )  # fmt: skip
     except ConfigError as error:  # a source too small for "first"
-        if at_end != "first" or "too few samples" not in str(error):
+        if stop != "first" or "too few samples" not in str(error):
             raise
         return MixOrder(sources=sources, history=history, lanes=lanes)
 
@@ -202,7 +203,7 @@ def sequence(order):
     for lane in range(order.lanes_count):
         part = order.locations(lane)
         for index in range(len(part.samples)):
-            found[order.position(lane, index)] = tuple(part.location(index))
+            found[position_of(order, lane, index)] = tuple(part.location(index))
     assert sorted(found) == list(range(order.samples_count))
     return [found[position] for position in range(order.samples_count)]
 
@@ -229,7 +230,7 @@ def test_runs_read_segments_and_permute_them(order):
     """What a loader does, segments of a run laid end to end and permuted, gives the lane; no segment is empty."""
     for lane in range(order.lanes_count):
         out = []
-        for run_index in range(order.runs_count(lane)):
+        for run_index in range(runs_count(order, lane)):
             segments = order.segments(lane, run_index)
             stored = [(s.shard, s.first + k) for s in segments for k in range(s.samples_count)]
             assert all(s.samples_count for s in segments)
@@ -238,7 +239,7 @@ def test_runs_read_segments_and_permute_them(order):
             out += [stored[k] for k in order.permute_run(lane, run_index)]
         part = order.locations(lane)
         assert out == list(zip(part.shards.tolist(), part.samples.tolist(), strict=True))
-        assert order.run_length(lane, order.runs_count(lane)) == 0
+        assert order.run_length(lane, runs_count(order, lane)) == 0
 
 
 @given(mixes())
@@ -250,7 +251,7 @@ def test_a_mix_is_the_reference(mixed):
     assert [tuple(mixed.locate(p)) for p in range(0, mixed.samples_count, 11)] == expected[::11]
 
 
-@given(mixes(at_end="stop"))
+@given(mixes(stop="all"))
 @settings(max_examples=80, deadline=None)
 def test_a_mix_that_stops_has_every_sample_once(mixed):
     """Whatever the weights and their changes: nothing lost, nothing repeated, lanes equal to within one."""
@@ -276,13 +277,13 @@ def test_a_change_of_weights_leaves_what_was_before_it(mixed, position, data):
     row = -(-position // mixed.lanes_count)
     kept = min(row * mixed.lanes_count, mixed.samples_count, changed.samples_count)
     assert sequence(mixed)[:kept] == sequence(changed)[:kept]
-    if mixed.at_end == "stop":
+    if mixed.stop == "all":
         assert Counter(sequence(changed)) == Counter(sequence(mixed))
-    elif mixed.at_end == "first":
+    elif mixed.stop == "first":
         assert max(Counter(sequence(changed)).values()) == 1
 
 
-@given(mixes(at_end="repeat"))
+@given(mixes(stop="repeat"))
 @settings(max_examples=60, deadline=None)
 def test_a_pass_that_repeats_has_every_sample_once(mixed):
     """Of the passes that all lanes have completed, each has every sample of the source once (few samples: equally often)."""
@@ -357,7 +358,7 @@ def test_rows_hold_the_proportions(weights, lanes, epoch):
     entries = (weights[0], (2.5, tuple(weights[1:]))) if weights[1:] else (1,)
     mixed = MixOrder(
         sources=tuple(MixedSource(samples=[4000]) for _ in weights), history=(MixWeights(entries),),
-        at_end="repeat", epoch_samples=lanes * 40, lanes=lanes, epoch=epoch,
+        stop="repeat", epoch_samples=lanes * 40, lanes=lanes, epoch=epoch,
     )  # fmt: skip
     shares = MixWeights(entries).shares([True] * len(weights))
     rows = list(zip(*(mixed.sources_of(lane, 0, 40).tolist() for lane in range(lanes)), strict=True))

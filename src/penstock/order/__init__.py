@@ -9,7 +9,7 @@ from penstock.order.indexed import IndexedOrder, Location, SampleLocations, Segm
 from penstock.order.mix import MixedSource, MixOrder
 from penstock.order.permutation import ORDER_VERSION, key_of, permutation
 from penstock.order.progress import DeliveredBatches
-from penstock.order.stream import LANES_DEFAULT, RoundRobin, StreamOrder
+from penstock.order.stream import LANES_DEFAULT, StreamOrder
 from penstock.order.weights import MixWeights
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "MixOrder",
     "MixWeights",
     "MixedSource",
-    "RoundRobin",
     "SampleLocations",
     "Segment",
     "SourcePosition",

@@ -157,11 +157,6 @@ class IndexedOrder(LanedOrder):
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def runs_count(self, lane: int) -> int:
-        """Return the number of runs in a lane; 0 if the lane is empty."""
-        length = self.lane_length(lane)
-        return self.run_at(lane, length - 1)[0] + 1 if length else 0
-
     def run_at(self, lane: int, index: int) -> tuple[int, int]:
         """Return the run of the `index`-th sample that leaves `lane`, and its place among the samples that leave the run."""
         first, run = self._first_run(lane)

@@ -33,7 +33,3 @@ class LanedOrder:
         """Return the number of samples of a lane in an epoch; lanes differ by at most 1."""
         check_lane(lane, self.lanes_count)
         return self.samples_count // self.lanes_count + (lane < self.samples_count % self.lanes_count)
-
-    def position(self, lane: int, index: int) -> int:
-        """Return the position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
-        return index * self.lanes_count + lane

@@ -5,9 +5,9 @@ lane l comes from the source that ``circle.py`` determines. It is the next sampl
 there is the number of earlier rows that the source got, which has a closed form too. No lane reads the samples of
 another lane. A change of weights moves the arcs but not the counts: it neither loses nor repeats a sample.
 
-**The end of a source** (docs/decisions/0008). ``at_end`` determines what follows:
+**The end of a source** (docs/decisions/0008). ``stop`` determines what follows:
 
-- ``"stop"``: the source is over, and the others share its place. The epoch has every sample of every source once,
+- ``"all"``: the source is over, and the others share its place. The epoch has every sample of every source once,
   whatever the weights. A lane drops a source when that source's lane is empty: all lanes do so within a few rows.
 - ``"repeat"``: the source starts again, with its shards and runs permuted anew. Each lane continues where its own part of
   the source ends, so each pass has every sample once. The epoch ends at the first multiple of L at which all sources
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.order.indexed import Integers
     from penstock.order.weights import Entries, MixWeights
 
-AtEnd = Literal["stop", "repeat", "first"]
+MixStop = Literal["all", "repeat", "first"]
 _PASSES_KEPT_PER_SOURCE = 2  # at any time, lanes are in one of two consecutive passes
 
 
@@ -65,7 +65,7 @@ class MixedSource:
 
 
 class _PlanStep(NamedTuple):
-    """Rows of a lane, from `row` on, in which the arcs do not change."""
+    """Rows of a lane, from `row` on, in which the arcs (each source's share of the circle of ``circle.py``) do not change."""
 
     row: int
     counts: tuple[int, ...]  # number of samples of each source before `row`
@@ -79,7 +79,7 @@ class MixOrder(LanedOrder):
     Attributes:
         sources: The sources, at least one.
         history: The weights in ascending order of (epoch, position), from (0, 0) on: a schedule, and changes made since.
-        at_end: What follows when a source ends: ``"stop"``, ``"repeat"`` or ``"first"``.
+        stop: When the epoch ends, as for ``ps.mix``: ``"all"``, ``"repeat"`` or ``"first"``.
         epoch_samples: Number of positions in an epoch, only with ``"repeat"``; None: until all sources were read.
         seed: Seed of the mix in [0, 2**64); the seed of each source is derived from it.
         epoch: Epoch number, from 0.
@@ -96,7 +96,7 @@ class MixOrder(LanedOrder):
 
     sources: tuple[MixedSource, ...]
     history: tuple[MixWeights, ...]
-    at_end: AtEnd = "stop"
+    stop: MixStop = "all"
     epoch_samples: int | None = None
     seed: int = 0
     epoch: int = 0
@@ -127,12 +127,12 @@ class MixOrder(LanedOrder):
         object.__setattr__(self, "samples_count", total)
         if self.epoch_samples is not None:
             object.__setattr__(self, "samples_count", self.epoch_samples)
-        elif self.at_end != "stop":
+        elif self.stop != "all":
             object.__setattr__(self, "samples_count", self._rows_of_epoch() * self.lanes_count)
         if not self.samples_count:
             raise ConfigError(
                 f"a source of the mix has too few samples for {self.lanes_count} lanes: the epoch would be empty",
-                hint='at_end="stop" or "repeat", or fewer lanes',
+                hint='ps.mix(stop="all") or "repeat", or fewer lanes',
             )
 
     @property
@@ -194,7 +194,7 @@ class MixOrder(LanedOrder):
         check_ranges(("source", source, 0, self.sources_count - 1))
         lane = (lane - self._rotations[source]) % self.lanes_count
         pass_index, index = 0, taken
-        if self.at_end == "repeat":
+        if self.stop == "repeat":
             pass_index, index = divmod(taken, self._pass(source, 0).lane_length(lane))
         return SourcePosition(self._pass(source, pass_index), lane, index)
 
@@ -245,10 +245,10 @@ class MixOrder(LanedOrder):
         at = [(weights.epoch, weights.position) for weights in self.history]
         if at[0] != (0, 0) or sorted(set(at)) != at:
             raise ConfigError(f"weights change at (epoch, position) {at}: it must ascend, from (0, 0) on")
-        if self.at_end not in ("stop", "repeat", "first"):
-            raise ConfigError(f"at_end {self.at_end!r} must be 'stop', 'repeat' or 'first'")
-        if self.epoch_samples is not None and self.at_end != "repeat":
-            raise ConfigError(f"epoch_samples {self.epoch_samples} needs at_end='repeat', not {self.at_end!r}")
+        if self.stop not in ("all", "repeat", "first"):
+            raise ConfigError(f"stop={self.stop!r} must be 'all', 'repeat' or 'first'")
+        if self.epoch_samples is not None and self.stop != "repeat":
+            raise ConfigError(f"epoch_samples={self.epoch_samples} needs stop='repeat', not {self.stop!r}")
         check_ranges(
             ("seed", self.seed, 0, WORD_MAX),
             ("epoch", self.epoch, 0, WORD_MAX),
@@ -273,7 +273,7 @@ class MixOrder(LanedOrder):
         what = self.sources[source]
         samples = counts_of(what.samples)
         total = max(1, int(samples.sum()))
-        if self.at_end == "repeat" and total < self.lanes_count:  # every lane needs at least one sample of the source
+        if self.stop == "repeat" and total < self.lanes_count:  # every lane needs at least one sample of the source
             samples = np.tile(samples, -(-self.lanes_count // total))
         seed = key_of(SOURCE, self.seed, source)
         return IndexedOrder(
@@ -306,7 +306,7 @@ class MixOrder(LanedOrder):
 
     def _steps(self, lane: int) -> list[_PlanStep]:
         lengths = [self._length(source, lane) for source in range(self.sources_count)]
-        stops = self.at_end == "stop"
+        stops = self.stop == "all"
         step = _PlanStep(0, (0,) * self.sources_count, (0,) * (self.sources_count + 1))
         steps: list[_PlanStep] = []
         rows = [row for row, _ in self._changes]
@@ -339,7 +339,7 @@ class MixOrder(LanedOrder):
     def _rows_of_epoch(self) -> int:
         """Return the number of rows until every source was read ("repeat"), or until one lacks a sample ("first")."""
         lanes, sources = range(self.lanes_count), range(self.sources_count)
-        if self.at_end == "repeat":
+        if self.stop == "repeat":
             return max(
                 (row for source in sources for lane in lanes if (row := self._row(lane, source, 0)) is not None),
                 default=0,
@@ -347,7 +347,10 @@ class MixOrder(LanedOrder):
         return min(row - 1 for source in sources for lane in lanes if (row := self._row(lane, source, 1)) is not None)
 
     def _row(self, lane: int, source: int, beyond: int) -> int | None:
-        """Return the first row by which a lane has needed its part of a source and `beyond` more samples; None: never."""
+        """Return the first row at which the lane has taken `beyond` samples more than its share of the source holds.
+
+        It is None if the lane never does.
+        """
         target = self._length(source, lane) + beyond
         plan = self._plan(lane)
         step = plan[max(0, sum(step.counts[source] < target for step in plan) - 1)]

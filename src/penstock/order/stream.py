@@ -134,55 +134,6 @@ class StreamOrder:
         order: list[int] = permutation(count, key_of(RUN, self.seed, self.epoch, lane, run_index)).tolist()
         return order
 
-    def position(self, lane: int, index: int) -> int:
-        """Return the position in the job's order of the `index`-th sample (from 0) that leaves `lane` in this epoch."""
-        return index * self.lanes_count + lane
-
     def at_epoch(self, epoch: int) -> StreamOrder:
         """Return the order of another epoch."""
         return replace(self, epoch=epoch)
-
-
-class RoundRobin:
-    """Goes round robin over lanes until all of them are exhausted.
-
-    ::
-
-        while (lane := round_robin.next_lane()) is not None:
-            if the lane has no sample left: round_robin.drop(lane)
-            else: take its next sample
-
-    Args:
-        lanes: Numbers of the lanes, in their order, e.g. ``StreamOrder.lanes_owned``.
-    """
-
-    __slots__ = ("_lanes", "_next")
-
-    def __init__(self, lanes: tuple[int, ...] | list[int]) -> None:
-        self._lanes = list(lanes)
-        self._next = 0
-
-    def __len__(self) -> int:
-        return len(self._lanes)
-
-    def next_lane(self) -> int | None:
-        """Return the next lane, or None if all lanes are exhausted."""
-        lanes = self._lanes
-        if not lanes:
-            return None
-        index = self._next
-        self._next = index + 1 if index + 1 < len(lanes) else 0
-        return lanes[index]
-
-    def drop(self, lane: int) -> None:
-        """Remove an exhausted lane; which lane is next does not change.
-
-        Raises:
-            ValueError: The lane does not exist, or was already removed.
-        """
-        index = self._lanes.index(lane)
-        del self._lanes[index]
-        if index < self._next:
-            self._next -= 1
-        if self._next == len(self._lanes):
-            self._next = 0

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from ordering import runs_count
 from penstock.errors import ConfigError
 from penstock.order import LANES_DEFAULT, IndexedOrder, Location, Segment
 
@@ -14,7 +15,7 @@ def test_a_small_job_is_pinned():
     order = IndexedOrder(samples=[3, 2, 4, 0, 3], seed=42, epoch=3, lanes=2, window=6)
     assert [order.lane_length(lane) for lane in (0, 1)] == [6, 6]
     assert [[order.run_length(lane, k) for k in range(4)] for lane in (0, 1)] == [[3, 3, 0, 0], [2, 3, 1, 0]]
-    assert [order.segments(lane, k) for lane in (0, 1) for k in range(order.runs_count(lane))] == GOLDEN_SEGMENTS
+    assert [order.segments(lane, k) for lane in (0, 1) for k in range(runs_count(order, lane))] == GOLDEN_SEGMENTS
     assert [order.locate(p)[1:] for p in range(12)] == GOLDEN_ORDER
 
 

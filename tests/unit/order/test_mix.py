@@ -22,8 +22,8 @@ def places(order):
 def test_a_small_mix_is_pinned():
     """The whole epoch of two sources on 4 lanes: source, shard, sample, position by position."""
     assert places(mixed(seed=42, epoch=1)) == GOLDEN_STOP
-    assert places(mixed(seed=42, epoch=1, at_end="first")) == GOLDEN_FIRST
-    assert places(mixed((1, 3), seed=42, epoch=1, at_end="repeat", epoch_samples=18)) == GOLDEN_REPEAT
+    assert places(mixed(seed=42, epoch=1, stop="first")) == GOLDEN_FIRST
+    assert places(mixed((1, 3), seed=42, epoch=1, stop="repeat", epoch_samples=18)) == GOLDEN_REPEAT
 
 
 GOLDEN_STOP = [
@@ -102,26 +102,26 @@ GOLDEN_TAKEN = [(12621, 3307, 4072), (12620, 3304, 4076)]
 
 def test_a_mix_of_one_is_its_source():
     """One source gives the order that it has alone, under the seed that the mix derives for it."""
-    for at_end in ("stop", "repeat"):
-        order = mixed((3,), sources=TWO[:1], seed=9, epoch=2, at_end=at_end)
+    for stop in ("all", "repeat"):
+        order = mixed((3,), sources=TWO[:1], seed=9, epoch=2, stop=stop)
         alone = IndexedOrder(samples=[7, 0, 5], window=8, lanes=4, seed=key_of(4, 9, 0), epoch=2)
         assert places(order) == [tuple(alone.locate(p)) for p in range(12)]
 
 
-@pytest.mark.parametrize("at_end", ["stop", "repeat"])
-def test_epochs_have_every_sample(at_end):
+@pytest.mark.parametrize("stop", ["all", "repeat"])
+def test_epochs_have_every_sample(stop):
     """Stopping: each once. Repeating: each at least once, and an epoch ends at a multiple of L."""
-    order = mixed(at_end=at_end)
+    order = mixed(stop=stop)
     every = {(s, shard, k) for s, source in enumerate(TWO) for shard, n in enumerate(source.samples) for k in range(n)}
     seen = Counter(places(order))
     assert set(seen) == every
-    assert (max(seen.values()) == 1) == (at_end == "stop")
-    assert at_end == "stop" or order.samples_count % 4 == 0
+    assert (max(seen.values()) == 1) == (stop == "all")
+    assert stop == "all" or order.samples_count % 4 == 0
 
 
 def test_first_ends_before_a_source_lacks_a_sample():
     """The epoch is a multiple of L, no sample comes twice, and one more row would need one that is not there."""
-    order = mixed(sources=(MixedSource(samples=[64 * 50]), MixedSource(samples=[64 * 10])), at_end="first", lanes=64)
+    order = mixed(sources=(MixedSource(samples=[64 * 50]), MixedSource(samples=[64 * 10])), stop="first", lanes=64)
     assert order.samples_count % 64 == 0
     assert max(Counter(places(order)).values()) == 1
     assert 64 * 10 * 3 - 64 * 6 < order.samples_count <= 64 * 10 * 3
@@ -130,7 +130,7 @@ def test_first_ends_before_a_source_lacks_a_sample():
 def test_a_source_smaller_than_the_lanes_repeats_in_all_of_them():
     """Every lane needs one of its samples: it is laid out several times, each sample equally often."""
     order = mixed(
-        sources=(MixedSource(samples=[3]), MixedSource(samples=[40])), at_end="repeat", epoch_samples=400, lanes=8
+        sources=(MixedSource(samples=[3]), MixedSource(samples=[40])), stop="repeat", epoch_samples=400, lanes=8
     )
     seen = Counter(place for place in places(order) if place[0] == 0)
     assert sum(seen.values()) == pytest.approx(400 * 2 / 3, abs=6)
@@ -141,7 +141,7 @@ def test_a_source_without_weight_comes_when_it_is_alone():
     """Stopping leaves nothing out: what weighs nothing comes when the others have ended."""
     order = [place[0] for place in places(mixed((1, 0)))]
     assert order == [0] * 12 + [1] * 6
-    repeated = [place[0] for place in places(mixed((1, 0), at_end="repeat"))]
+    repeated = [place[0] for place in places(mixed((1, 0), stop="repeat"))]
     assert repeated == [0] * 12
 
 
@@ -186,12 +186,12 @@ def test_lanes_follow_shuffling():
         ({"history": (MixWeights((1, 1, 1)),)}, "3 weights for 2 sources"),
         ({"history": (MixWeights((1, 1), 0, 4),)}, "must ascend, from"),
         ({"history": (MixWeights((1, 1)), MixWeights((1, 2)))}, "must ascend, from"),
-        ({"at_end": "never"}, "at_end 'never' must be"),
-        ({"epoch_samples": 10}, "needs at_end='repeat', not 'stop'"),
-        ({"epoch_samples": 0, "at_end": "repeat"}, "epoch_samples 0 must be in"),
+        ({"stop": "never"}, "stop='never' must be"),
+        ({"epoch_samples": 10}, "needs stop='repeat', not 'all'"),
+        ({"epoch_samples": 0, "stop": "repeat"}, "epoch_samples 0 must be in"),
         ({"world_size": 3}, r"world_size 3 does not divide lanes 4"),
         ({"sources": (TWO[0], MixedSource(samples=[0]))}, r"samples 0 must be in \[1,"),
-        ({"history": (MixWeights((1, 9)),), "at_end": "first", "lanes": 16}, "too few samples for 16 lanes"),
+        ({"history": (MixWeights((1, 9)),), "stop": "first", "lanes": 16}, "too few samples for 16 lanes"),
         ({"lanes": 1 << 17}, "lanes 131072 must be in"),
     ],
 )
@@ -210,3 +210,11 @@ def test_places_that_do_not_exist_are_refused():
         order.taken(4, 0)
     with pytest.raises(ConfigError, match=r"source 2 must be in"):
         order.source_at(2, 0, 0)
+
+
+def test_an_empty_epoch_names_the_argument_of_mix():
+    """The hint of the error names an argument that users pass, with values that it accepts."""
+    with pytest.raises(ConfigError) as caught:
+        mixed(history=(MixWeights((1, 9)),), stop="first", lanes=16)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith('ps.mix(stop="all") or "repeat"')

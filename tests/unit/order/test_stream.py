@@ -4,13 +4,14 @@ import pickle
 
 import pytest
 
+from ordering import position_of, round_robin
 from penstock.errors import ConfigError
-from penstock.order import LANES_DEFAULT, RoundRobin, StreamOrder
+from penstock.order import LANES_DEFAULT, StreamOrder
 
 
 def emitted(order: StreamOrder, lengths: list[int]) -> list[tuple[int, int, int]]:
     """(position, shard, sample) in the order in which one rank hands them out: how a loader uses the parts."""
-    leaving = {}
+    leaving = []
     for lane in order.lanes_owned:
         stored = [(shard, sample) for shard in order.shards_of(lane) for sample in range(lengths[shard])]
         out, at, run_index = [], 0, 0
@@ -18,16 +19,8 @@ def emitted(order: StreamOrder, lengths: list[int]) -> list[tuple[int, int, int]
             run = stored[at : at + order.run_length(lane, run_index)]
             out += [run[k] for k in order.permute_run(lane, run_index, len(run))]
             at, run_index = at + len(run), run_index + 1
-        leaving[lane] = out
-    result, taken, turns = [], dict.fromkeys(leaving, 0), RoundRobin(order.lanes_owned)
-    while (lane := turns.next_lane()) is not None:
-        index = taken[lane]
-        if index == len(leaving[lane]):
-            turns.drop(lane)
-        else:
-            result.append((order.position(lane, index), *leaving[lane][index]))
-            taken[lane] += 1
-    return result
+        leaving.append([(position_of(order, lane, index), *pair) for index, pair in enumerate(out)])
+    return list(round_robin(leaving))
 
 
 def test_a_small_job_is_pinned():
@@ -144,17 +137,3 @@ def test_lanes_that_do_not_exist_are_refused():
     """A lane number beyond the lanes that hold shards is the caller's mistake, not an empty list."""
     with pytest.raises(ConfigError, match=r"lane 2 must be in \[0, 2\)"):
         StreamOrder(shards_count=2).shards_of(2)
-
-
-def test_turns_pass_over_empty_lanes():
-    """Dropping a lane, whichever was next, never skips or repeats another."""
-    turns = RoundRobin([3, 5, 7])
-    assert [turns.next_lane() for _ in range(4)] == [3, 5, 7, 3]
-    turns.drop(3)
-    assert [turns.next_lane() for _ in range(3)] == [5, 7, 5]
-    turns.drop(7)
-    assert (turns.next_lane(), len(turns)) == (5, 1)
-    turns.drop(5)
-    assert (turns.next_lane(), len(turns)) == (None, 0)
-    with pytest.raises(ValueError, match="not in list"):
-        turns.drop(5)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from penstock.loader.plan.loader_plan import OrderOptions
     from penstock.pipeline import Pipeline
 
-_AT_END: dict[str, Any] = {"all": "stop", "first": "first", "repeat": "repeat"}
-
 
 def mixed_order(
     pipeline: Pipeline, counts: Sequence[Sequence[int]], options: OrderOptions, saved: Mapping[str, Any]
@@ -37,7 +35,7 @@ def mixed_order(
     return MixOrder(
         sources=tuple(MixedSource(samples=samples, window=window, shuffled=options.shuffled) for samples in counts),
         history=tuple(history),
-        at_end=_AT_END[flat.stop],
+        stop=flat.stop,
         seed=options.seed,
         lanes=options.lanes,
         rank=options.rank,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ordering import round_robin
 from penstock.loader.position import LANE_BEGIN, RunStart, StreamPosition
 from penstock.loader.workers.row_assignment import (
     Assignment,
@@ -17,7 +18,7 @@ from penstock.loader.workers.row_assignment import (
     StreamRowAssigner,
     worker_position,
 )
-from penstock.order import Batches, RoundRobin, StreamOrder
+from penstock.order import Batches, StreamOrder
 
 
 def order(lanes: int) -> StreamOrder:
@@ -26,14 +27,7 @@ def order(lanes: int) -> StreamOrder:
 
 def naive(lengths: list[int], workers: int) -> list[int]:
     """Whose the samples are, one by one, by the rule of the order."""
-    turns, left, owners = RoundRobin(list(range(len(lengths)))), list(lengths), []
-    while (lane := turns.next_lane()) is not None:
-        if left[lane]:
-            left[lane] -= 1
-            owners.append(lane % workers)
-        else:
-            turns.drop(lane)
-    return owners
+    return list(round_robin([lane % workers] * length for lane, length in enumerate(lengths)))
 
 
 def played(assigner: StreamRowAssigner, lengths: list[int], shares: Any) -> list[Assignment]:
