@@ -11,11 +11,11 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from penstock import forks
+from penstock.cache.cached_read import CachedRead
 from penstock.cache.config import CacheConfig
 from penstock.cache.context import CacheContext
 from penstock.cache.entry import has_queries, innermost
 from penstock.cache.metadata_ops import WRITES, MetadataQuery, WriteThrough
-from penstock.cache.reading import CachedRead
 from penstock.cache.statistics import CacheStatistics
 from penstock.cache.warm import Recorder
 from penstock.redaction import public_url
