@@ -189,10 +189,9 @@ def list_buckets(
 
 def endpoint_of(store: Store) -> str:
     """Return the endpoint of an S3 store, which tells two buckets of one name apart; "" for Amazon and for other stores."""
-    inner: Any = store
-    while (further := getattr(inner, "inner", None)) is not None:
-        inner = further
-    return getattr(getattr(inner, "endpoint", None), "endpoint_url", None) or ""
+    from penstock.store.base import innermost
+
+    return getattr(getattr(innermost(store), "endpoint", None), "endpoint_url", None) or ""
 
 
 def _s3(

@@ -14,9 +14,9 @@ import pytest
 
 import penstock as ps
 from exchanges import Heard, KeptServer, RawServer, ask, start
-from penstock.cache.entry import innermost
 from penstock.config import MIB, RetryConfig, TransportConfig
 from penstock.errors import CancelledOperationError, ClosedError, ProtocolError, StoreError, UnavailableError
+from penstock.store.base import innermost
 from penstock.store.limited import Limited
 from penstock.store.waiting import WaitingSink, perform
 from penstock.transport import CLOSED, DEFECT, LATE_TOTAL, Signing, engine

@@ -11,10 +11,9 @@ import pytest
 
 import penstock as ps
 from penstock.cache import CacheConfig, Cached
-from penstock.cache.entry import innermost
 from penstock.config import KIB, FetchConfig, RetryConfig, TransportConfig
 from penstock.errors import PenstockError, StoreError
-from penstock.store.base import Store
+from penstock.store.base import Store, innermost
 from penstock.store.hedged import Hedged
 from penstock.store.limited import Limited
 from penstock.store.retrying import Retrying

@@ -14,12 +14,12 @@ from penstock import forks
 from penstock.cache.cached_read import CachedRead
 from penstock.cache.config import CacheConfig
 from penstock.cache.context import CacheContext
-from penstock.cache.entry import has_queries, innermost
+from penstock.cache.entry import has_queries
 from penstock.cache.metadata_ops import WRITES, MetadataQuery, WriteThrough
 from penstock.cache.statistics import CacheStatistics
 from penstock.cache.warm import Recorder
 from penstock.redaction import public_url
-from penstock.store.base import Store, Wrapper
+from penstock.store.base import Store, Wrapper, innermost
 from penstock.store.keys import check_key, has_dot_segment
 from penstock.types import Get, Head, ListPage
 

@@ -31,10 +31,11 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.crc import crc32c
 from penstock.redaction import stored_key
+from penstock.store.base import innermost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,14 +143,6 @@ class Identities:
 def _version_identity(scope: tuple[str, ...], key: Key, etag: str, block_bytes: int) -> tuple[bytes, str]:
     identity = identity_of(*scope, key, etag, str(block_bytes))
     return identity, digest_of(identity)
-
-
-def innermost(store: Store) -> Any:
-    """Return the store inside all wrappers."""
-    core: Any = store
-    while hasattr(core, "inner"):
-        core = core.inner
-    return core
 
 
 def has_queries(core: object) -> bool:

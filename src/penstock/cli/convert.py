@@ -8,16 +8,7 @@ import typer
 
 from penstock.cli.options import AsJson, ConnectionGroup, expand_groups
 from penstock.cli.output import print_message
-from penstock.cli.pack import (
-    AllowLoss,
-    DryRun,
-    ExecutionGroup,
-    KeyField,
-    PackReport,
-    ShardBytes,
-    WriteGroup,
-    print_plan,
-)
+from penstock.cli.pack import AllowLoss, DryRun, ExecutionGroup, KeyField, ShardBytes, WriteGroup, run_job
 from penstock.sizes import parse_bytes
 
 
@@ -91,7 +82,6 @@ def convert(
     """
     from penstock.pack.converting import Conversion, ConvertOptions
     from penstock.pack.options import advice
-    from penstock.pack.progress import LockedListener
     from penstock.pipeline import shards
 
     given = connection.options()
@@ -100,19 +90,7 @@ def convert(
     shard_bytes = None if bytes_max is None else parse_bytes(bytes_max, option="--bytes-max")
     if shard_bytes is not None and (warning := advice(shard_bytes)) is not None:
         print_message(f"penstock: {warning}")
-    options = ConvertOptions(
-        to=to,
-        bytes_max=shard_bytes,
-        key_field=key_field,
-        fields=fields,
-        allow_loss=allow_loss,
-    )
+    options = ConvertOptions(to=to, bytes_max=shard_bytes, key_field=key_field, fields=fields, allow_loss=allow_loss)
     with Conversion(described, destination, options, connection=given) as conversion:
         plan = conversion.plan(append=writing.append, overwrite=writing.overwrite)
-        if dry_run:
-            print_plan(plan, conversion.destination.url, as_json=as_json)
-            return
-        conversion.save()
-        with PackReport(as_json=as_json) as report:
-            packed = conversion.run(execution_options, LockedListener(report))
-    report.end(packed)
+        run_job(conversion, plan, execution_options, dry_run=dry_run, as_json=as_json)

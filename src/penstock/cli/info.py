@@ -17,7 +17,7 @@ from penstock.cli.output import print_result
 from penstock.config import KIB, MIB, default_budget_bytes
 from penstock.errors import CredentialsError, ObjectMissingError
 from penstock.sizes import format_bytes
-from penstock.store.base import Wrapper
+from penstock.store.base import innermost
 from penstock.store.s3 import S3Store
 from penstock.store.waiting import perform
 from penstock.types import ByteRange, Get
@@ -58,7 +58,8 @@ def info(
         penstock info
         penstock info s3://bucket/train/ --json
     """
-    facts: dict[str, Any] = {"versions": _versions(), "machine": _machine()}
+    machine = {"cores_count": len(os.sched_getaffinity(0)), "budget_bytes": default_budget_bytes()}
+    facts: dict[str, Any] = {"versions": _versions(), "machine": machine}
     if url is not None:
         with Stores(connection) as stores:
             location = stores.locate(url)
@@ -84,14 +85,8 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _machine() -> dict[str, int]:
-    return {"cores_count": len(os.sched_getaffinity(0)), "budget_bytes": default_budget_bytes()}
-
-
 def _store(store: Store) -> dict[str, Any]:
-    core = store
-    while isinstance(core, Wrapper):
-        core = core.inner
+    core = innermost(store)
     facts: dict[str, Any] = {"url": store.describe(""), "kind": type(core).__name__}
     if isinstance(core, S3Store):
         facts |= {"endpoint": core.endpoint.base_url, "region": core.endpoint.region, "credentials": "anonymous"}

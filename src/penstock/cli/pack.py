@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.index import ShardRow
+    from penstock.pack.converting import Conversion
+    from penstock.pack.packing import Packing
     from penstock.pack.plan import PackPlan
     from penstock.pack.progress import Packed
     from penstock.pack.workers import ExecutionOptions
@@ -199,7 +201,6 @@ def pack(
     from penstock.pack.destination import split_destination
     from penstock.pack.options import PackOptions, advice
     from penstock.pack.packing import Packing
-    from penstock.pack.progress import LockedListener
 
     shard_bytes = parse_bytes(bytes_max or "256MB", option="--bytes-max")
     execution_options = execution.options(verify=writing.verify)
@@ -232,12 +233,21 @@ def pack(
             overwrite=writing.overwrite,
             memory_bytes_max=execution_options.memory_bytes_max,
         )
-        if dry_run:
-            print_plan(plan, packing.destination.url, as_json=as_json)
-            return
-        packing.save()
-        with PackReport(as_json=as_json) as report:
-            packed = packing.run(execution_options, LockedListener(report))
+        run_job(packing, plan, execution_options, dry_run=dry_run, as_json=as_json)
+
+
+def run_job(
+    job: Packing | Conversion, plan: PackPlan, execution: ExecutionOptions, *, dry_run: bool, as_json: bool
+) -> None:
+    """Carry out the plan of a packing or a conversion and report on it; with `dry_run`, only print the plan."""
+    from penstock.pack.progress import LockedListener
+
+    if dry_run:
+        print_plan(plan, job.destination.url, as_json=as_json)
+        return
+    job.save()
+    with PackReport(as_json=as_json) as report:
+        packed = job.run(execution, LockedListener(report))
     report.end(packed)
 
 

@@ -7,6 +7,7 @@ import io
 import json
 from base64 import b64encode
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,7 +69,7 @@ def peek(
             raise ConfigError(
                 f"none of {len(samples)} samples has an image", hint=f"fields called {', '.join(_IMAGES)}"
             )
-        _write(output, sheet(images))
+        Path(output).write_bytes(sheet(images))
         print_message(f"{len(images)} images of {len(samples)} samples: {output}")
     elif as_json:
         for sample in samples:
@@ -222,9 +223,3 @@ def _as_html(images: list[tuple[str, str, bytes]]) -> bytes:
         f"<style>{style}</style></head><body>{''.join(figures)}</body></html>\n"
     )
     return page.encode()
-
-
-def _write(output: str, data: bytes) -> None:
-    from pathlib import Path
-
-    Path(output).write_bytes(data)

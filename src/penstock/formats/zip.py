@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError, CorruptShardError, UnsupportedFormatError
 from penstock.formats.compression import Unzstd
-from penstock.formats.parsing import RECORD_BYTES_MAX, OnCorrupt
+from penstock.formats.parsing import RECORD_BYTES_MAX
 from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample, split_name
 from penstock.ranges import merged_spans
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from penstock.types import Buffer
 
@@ -80,18 +80,7 @@ class ZipReader(ShardReader):
     Cost: two or three reads for the directory, and about 550 bytes of memory per member.
     """
 
-    def __init__(
-        self,
-        shard: str,
-        *,
-        size_bytes: int,
-        fields: Collection[str] | None = None,
-        on_corrupt: OnCorrupt = "raise",
-    ) -> None:
-        super().__init__(shard, size_bytes=size_bytes, fields=fields, on_corrupt=on_corrupt)
-        self._samples: list[
-            tuple[str, dict[str, Member], int]
-        ] = []  # key, wanted members, offset of the first of all members
+    _samples: list[tuple[str, dict[str, Member], int]]  # key, wanted members, offset of the first of all members
 
     def _pieces(self, unit_index: int, views: list[memoryview], first: int) -> Iterator[DecodedPiece]:
         if first:
@@ -198,6 +187,7 @@ class ZipReader(ShardReader):
             self._skip_sample(what, member.offset_bytes, extent_bytes)
             refused.add(key)
         units = []
+        self._samples = []
         for key, fields in samples.items():
             if key not in refused:
                 extents = {name: ByteRange(m.offset_bytes, m.end_bytes) for name, m in fields.items()}

@@ -267,3 +267,11 @@ class Wrapper(Store):
     def close(self) -> None:
         """Close the store inside."""
         self.inner.close()
+
+
+def innermost(store: Store) -> Any:
+    """Return the store inside all wrappers."""
+    core: Any = store
+    while hasattr(core, "inner"):
+        core = core.inner
+    return core
