@@ -96,8 +96,8 @@ MUTATIONS = (
         contract="each request of try_read_many gets one answer",
         path="store/reading.py",
         function="_answers",
-        old="for request in merged or [plan]]",
-        new="for request in [plan]]",
+        old="for request in merged or [item]]",
+        new="for request in [item]]",
         tests=("contract/test_memory.py", "property/test_read_ahead.py"),
     ),
     Mutation(

@@ -195,9 +195,14 @@ class Get(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Get the ``ObjectInfo`` of an object as ``Completion.info``, and the claim it was written with as ``Completion.value``."""
+    """Get the ``ObjectInfo`` of an object as ``Completion.info``, and the claim it was written with as ``Completion.value``.
+
+    A caller that already reads one version names it by `etag` and `size_bytes`: a cache that has its blocks may then answer.
+    """
 
     key: Key
+    etag: str | None = None
+    size_bytes: int | None = None
 
 
 class ListPage(NamedTuple):

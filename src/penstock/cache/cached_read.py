@@ -10,7 +10,7 @@ If the version is not known, the ``Get`` goes to the store as it is (``UnpinnedG
 the blocks that the answer covers are stored. If blocks of the version seen last are on disk, a HEAD asks first
 whether that version is still current (``Revalidation``).
 
-lines: A read and its requests share their state; in two files, each would need most of the other's attributes.
+Not split because a read and its requests share their state; in two files, each would need most of the other's attributes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from penstock.cache.entry import block_name
 from penstock.cache.metadata import REMEMBERED_MISS
 from penstock.errors import CancelledOperationError, ObjectMissingError, PenstockError, as_completion_error
-from penstock.fetch.requests import HeadRequest
 from penstock.store.relay import Relay
 from penstock.types import (
     CompleteMultipart,
@@ -84,7 +83,9 @@ class MetadataQuery(_PassedOperation):
 
     def may_be_known(self) -> bool:
         """Whether it is worth looking for the answer in the cache."""
-        return self.context.config.metadata_ttl_s > 0 or isinstance(self.sink, HeadRequest)
+        return self.context.config.metadata_ttl_s > 0 or (
+            isinstance(self.operation, Head) and self.operation.etag is not None
+        )
 
     def run(self) -> None:
         """Answer from the cache, or pass the operation on."""
@@ -109,7 +110,7 @@ class MetadataQuery(_PassedOperation):
             completion.value = metadata.page(operation)
             return completion if completion.value is not None else None
         assert isinstance(operation, Head)
-        completion.info = self._pinned_info(operation.key)
+        completion.info = self._pinned_info(operation)
         if completion.info is None:
             known = metadata.fresh(operation.key, self.submitted_s)
             if known is None:
@@ -120,14 +121,13 @@ class MetadataQuery(_PassedOperation):
                 completion.error = ObjectMissingError(REMEMBERED_MISS, status=404, operation="HEAD", url=url)
         return completion
 
-    def _pinned_info(self, key: Key) -> ObjectInfo | None:
-        """Return the size of the version that read-ahead pinned, if its blocks are in the cache.
+    def _pinned_info(self, operation: Head) -> ObjectInfo | None:
+        """Return the size of the version that the operation names, if its blocks are in the cache.
 
-        Read-ahead sends a HEAD for the checksum of that version. It does not need it here: the blocks were compared with
-        the store's checksum when they were fetched, and the size of a version never changes.
+        Read-ahead names the version that it reads, and sends a HEAD for its checksum. It does not need it here: the blocks
+        were compared with the store's checksum when they were fetched, and the size of a version never changes.
         """
-        item = self.sink.read if isinstance(self.sink, HeadRequest) else None
-        etag, size_bytes = (item.etag, item.size_bytes) if item is not None else (None, None)
+        key, etag, size_bytes = operation
         if etag is None or size_bytes is None:
             return None
         _, digest = self.context.identities.of_version(key, etag)

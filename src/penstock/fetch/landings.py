@@ -117,7 +117,7 @@ class LandingAllocator:
         held_bytes = self.held_bytes(span)
         if held_bytes > self._budget.bytes_max // 2:
             raise ConfigError(
-                f"{self._core.describe(read.plan.key)}: a read of {held_bytes} bytes is more than half of the budget of "
+                f"{self._core.describe(read.item.key)}: a read of {held_bytes} bytes is more than half of the budget of "
                 f"{self._budget.bytes_max} bytes",
                 hint="stream it with read_parts() or open(), or raise FetchConfig(budget_bytes_max=...)",
             )
@@ -134,7 +134,7 @@ class LandingAllocator:
         half_bytes = self._budget.bytes_max // 2
         if length_bytes > half_bytes:
             raise ConfigError(
-                f"{self._core.describe(part.read.plan.key)}: a body of unknown length has {length_bytes} bytes or more, "
+                f"{self._core.describe(part.read.item.key)}: a body of unknown length has {length_bytes} bytes or more, "
                 f"which is more than half of the budget of {self._budget.bytes_max} bytes",
                 hint="raise FetchConfig(budget_bytes_max=...)",
             )

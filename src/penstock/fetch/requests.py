@@ -29,7 +29,7 @@ class ObjectRead:
     """One item of the plan on its way.
 
     Attributes:
-        plan: The item.
+        item: The item.
         sequence: Position in the plan, from 0.
         parts: Its requests, in order of their bytes.
         sent_count: Number of parts that were sent.
@@ -49,16 +49,16 @@ class ObjectRead:
         "delivered_count",
         "error",
         "info",
+        "item",
         "parts",
         "pending_count",
-        "plan",
         "rest",
         "sent_count",
         "sequence",
     )
 
-    def __init__(self, plan: PlanItem, sequence: int) -> None:
-        self.plan = plan
+    def __init__(self, item: PlanItem, sequence: int) -> None:
+        self.item = item
         self.sequence = sequence
         self.parts: list[PartRequest] = []
         self.sent_count = 0
@@ -78,12 +78,12 @@ class ObjectRead:
     @property
     def etag(self) -> str | None:
         """ETag of the version to request; None while no version is known."""
-        return self.plan.etag or (self.info.etag if self.info is not None else None)
+        return self.item.etag or (self.info.etag if self.info is not None else None)
 
     @property
     def size_bytes(self) -> int | None:
         """Size of the object in bytes; None while it is unknown."""
-        return self.info.size_bytes if self.info is not None else self.plan.size_bytes
+        return self.info.size_bytes if self.info is not None else self.item.size_bytes
 
     def span(self) -> ByteRange | None:
         """The bytes that are wanted, cut at the object's end; None for a whole object of unknown size.
@@ -91,7 +91,7 @@ class ObjectRead:
         Raises:
             SpanError: The range starts past the object's end.
         """
-        wanted, size_bytes = self.plan.span, self.size_bytes
+        wanted, size_bytes = self.item.span, self.size_bytes
         if size_bytes is None:
             return wanted
         if wanted is None:
@@ -99,19 +99,19 @@ class ObjectRead:
         return wanted.within(size_bytes)
 
     def pin(self, info: ObjectInfo) -> None:
-        """Hold an answer against the version that is being read; the first answer sets it.
+        """Check an answer against the version that is being read; the first answer sets it.
 
         Raises:
             ObjectChangedError: The answer describes another version.
         """
-        known, plan = self.info, self.plan
+        known, item = self.info, self.item
         if known is None:
             self.info = info
-            if plan.etag is not None and info.etag is not None and info.etag != plan.etag:
-                raise ObjectChangedError(f"the object is now {info.etag}, not {plan.etag}")
-            if plan.size_bytes is not None and info.size_bytes != plan.size_bytes:
-                raise ObjectChangedError(f"the object has {info.size_bytes} bytes, not {plan.size_bytes} as before")
-            if info.etag is None and plan.last_modified_s not in (None, info.last_modified_s):
+            if item.etag is not None and info.etag is not None and info.etag != item.etag:
+                raise ObjectChangedError(f"the object is now {info.etag}, not {item.etag}")
+            if item.size_bytes is not None and info.size_bytes != item.size_bytes:
+                raise ObjectChangedError(f"the object has {info.size_bytes} bytes, not {item.size_bytes} as before")
+            if info.etag is None and item.last_modified_s not in (None, info.last_modified_s):
                 raise ObjectChangedError("the object was modified since it was first read")
             return
         if not same_version(info, known):
@@ -170,7 +170,7 @@ class PartRequest:
         span = ByteRange(self.start, self.start + self.length_bytes) if self.length_bytes is not None else None
         whole = span is not None and self.start == 0 and self.length_bytes == self.read.size_bytes
         # A small whole object is requested without a range, because only then does S3 send its checksum.
-        return Get(self.read.plan.key, None if whole else span, self.read.etag)
+        return Get(self.read.item.key, None if whole else span, self.read.etag)
 
     def head(self, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """Return where the body goes; see ``types.Sink.head``."""

@@ -10,8 +10,8 @@ rest is requested in parts. After one such object a HEAD asks for the size of th
 A range of several parts in an object of unknown size begins with its first part, too. The head of the answer says where
 the object ends, and the rest of the range is requested up to there: no request ever begins past the end.
 
-lines: Cutting, sending and settling share the queues, the window and the lock; in two classes, each would need most of the
-other's attributes.
+Not split because cutting, sending and recording ends share the queues, the window and the lock; in two classes, each
+would need most of the other's attributes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ class RequestScheduler:
         whole: True delivers each item as one piece of memory, False part by part.
 
     Attributes:
-        release: ``LandingAllocator.release``, for parts that were taken.
         closed: Whether nothing is sent any more, and what ends is dropped.
     """
 
@@ -113,7 +112,6 @@ class RequestScheduler:
         self._whole = whole
         self._budget = budget
         self._landings = LandingAllocator(core, budget, whole=whole)
-        self.release = self._landings.release
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # notified when what the consumer waits for may be here
         self._planned: deque[PlanItem] = deque()  # to be requested, in order
@@ -248,6 +246,10 @@ class RequestScheduler:
         """
         self._wait(self._part_ready)
 
+    def release(self, part: PartRequest) -> None:
+        """Release what was reserved for a part that was taken; see ``LandingAllocator.release``."""
+        self._landings.release(part)
+
     def statistics(self) -> FetchStatistics:
         """What was done so far."""
         return FetchStatistics(
@@ -308,7 +310,9 @@ class RequestScheduler:
         read = self._reads[0]
         if read.error is not None:
             return True
-        if read.awaits_metadata:  # every part is held against the checksum of the whole, so the first one waits for it
+        if (
+            read.awaits_metadata
+        ):  # every part is checked against the checksum of the whole, so the first one waits for it
             return False
         return read.parts[read.delivered_count].completion is not None
 
@@ -372,7 +376,7 @@ class RequestScheduler:
             if read.sequence == 0 and self._whole and span.length_bytes < SMALL_BYTES:
                 self._window.begin_small()
             self._cut(read, span)
-            if len(read.parts) > 1 and read.plan.span is None and self._checksums_kept is not False:
+            if len(read.parts) > 1 and read.item.span is None and self._checksums_kept is not False:
                 self._request_metadata(read)
         elif self._large_expected:
             self._request_metadata(read)
@@ -443,7 +447,7 @@ class RequestScheduler:
         read.awaits_metadata = True
         self._heads_count += 1
         try:
-            self._core.submit(Head(read.plan.key), HeadRequest(self, read))
+            self._core.submit(Head(read.item.key, read.etag, read.size_bytes), HeadRequest(self, read))
         except Exception as error:
             read.awaits_metadata = False
             self._heads_count -= 1
@@ -542,7 +546,7 @@ class RequestScheduler:
         return bool(self._reads) and read is self._reads[0]
 
     def on_done(self, part: PartRequest, completion: Completion) -> None:
-        """Settle a request that has ended; see ``Requester.on_done``."""
+        """Record the end of a request; see ``Requester.on_done``."""
         try:
             self._on_end(part, completion)
         except Exception as error:
@@ -583,12 +587,12 @@ class RequestScheduler:
             if self.closed or read.error is not None:
                 self._landings.release(part)
             else:
-                self._settle(part, completion)
+                self._record_end(part, completion)
             self._wake(received_bytes)
             self._send_more()
 
-    def _settle(self, part: PartRequest, completion: Completion) -> None:
-        """Take a finished request into its read: its error, the version, a size learned."""
+    def _record_end(self, part: PartRequest, completion: Completion) -> None:
+        """Record on the read how its request ended: its error, the version, a size learned."""
         read, error = part.read, completion.error
         try:
             if error is not None:

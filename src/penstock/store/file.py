@@ -296,7 +296,7 @@ class _RawObject(io.RawIOBase):
         self._stream = read_parts(self.store, [self._pinned(span) for span in spans])
 
     def _start_whole(self) -> None:
-        """Stream the whole object, which is then held against the checksum that the store keeps of it.
+        """Stream the whole object, which is then checked against the checksum that the store keeps of it.
 
         The 64 KiB that opening brought are fetched a second time.
         """

@@ -1,4 +1,4 @@
-"""``read``, ``read_many`` and ``read_parts``: what ``fetch`` delivers becomes blobs and chunks, held against checksums."""
+"""``read``, ``read_many`` and ``read_parts``: what ``fetch`` delivers becomes blobs and chunks, checked against checksums."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _answers(
         ClosedError: The store was closed, which ends all of the reading.
         PenstockError: Any error that is not a ``StoreError``.
     """
-    plan = finished.plan
+    item = finished.item
     try:
         if finished.error is not None:
             raise finished.error
@@ -182,18 +182,18 @@ def _answers(
     except ClosedError:
         raise
     except StoreError as error:
-        merged = [plan._replace(request_index=cut.request_index, span=cut.span) for cut in plan.cuts]
-        return [_error_of(error, store, request) for request in merged or [plan]]
-    if plan.cuts:
-        return [_cut(store, plan, info, data, cut) for cut in plan.cuts]
-    blob = Blob(data, key=plan.key, span=plan.span, etag=info.etag, request_index=plan.request_index, verified=verified)
+        merged = [item._replace(request_index=cut.request_index, span=cut.span) for cut in item.cuts]
+        return [_error_of(error, store, request) for request in merged or [item]]
+    if item.cuts:
+        return [_cut(store, item, info, data, cut) for cut in item.cuts]
+    blob = Blob(data, key=item.key, span=item.span, etag=info.etag, request_index=item.request_index, verified=verified)
     return [blob]
 
 
 def _bytes_of(
     store: Readable, finished: ObjectRead, info: ObjectInfo, reader: SingleRead | ReadAhead, *, again: bool
 ) -> tuple[memoryview, str]:
-    """The bytes of a read, which the caller owns from now on, and the checksum that they were held against."""
+    """The bytes of a read, which the caller owns from now on, and the checksum that they were checked against."""
     completion, own_buffer = finished.parts[0].completion, finished.parts[0].buffer
     received_bytes = 0
     for part in finished.parts:
@@ -221,7 +221,7 @@ def _bytes_of(
         if not again:
             raise
     del data, buffer  # nobody can tell which part is damaged, so all of them are read again, into the same memory
-    wanted = finished.plan._replace(etag=info.etag, size_bytes=info.size_bytes)
+    wanted = finished.item._replace(etag=info.etag, size_bytes=info.size_bytes)
     blob = _read_one(store, wanted, again=False)
     return blob.data, blob.verified
 
@@ -290,10 +290,10 @@ class _Chunks:
         last = read.delivered_count == len(read.parts)
         data = completion.body
         part.completion = part.landing = part.buffer = None  # the chunk alone keeps its memory
-        if len(read.parts) > 1 and read.plan.span is None:
+        if len(read.parts) > 1 and read.item.span is None:
             self._hash(read, info, data, last=last)
-        plan = read.plan
-        return Chunk(plan.request_index, plan.key, part.start, data, last, info.etag)
+        item = read.item
+        return Chunk(item.request_index, item.key, part.start, data, last, info.etag)
 
     def _hash(self, read: ObjectRead, info: ObjectInfo, data: memoryview, *, last: bool) -> None:
         if self._hashed_item is not read:
@@ -310,7 +310,7 @@ class _Chunks:
                 raise self._error_of(read, error) from None
 
     def _error_of(self, read: ObjectRead, error: PenstockError) -> PenstockError:
-        return _error_of(error, self._store, read.plan) if isinstance(error, StoreError) else error
+        return _error_of(error, self._store, read.item) if isinstance(error, StoreError) else error
 
 
 def _error_of(error: StoreError, store: Readable, request: PlanItem) -> StoreError:

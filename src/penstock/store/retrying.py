@@ -293,7 +293,7 @@ class _RetriedOperation(Resent, Relay):
         return Get(operation.key, ByteRange(span.start + received_bytes, end), info.etag)
 
     def _complete(self, completion: Completion) -> None:
-        """Make the last attempt's completion that of the whole operation, and hold the body against its checksum."""
+        """Make the last attempt's completion that of the whole operation, and check the body against its checksum."""
         completion.operation = operation = self.operation
         target, info, span = self.target, self.info, self.span
         if not isinstance(operation, Get) or target is None or info is None or span is None:
