@@ -126,7 +126,7 @@ def test_the_plan_is_what_the_loader_does(job: dict[str, Any], monkeypatch: pyte
 
 def _run(made: Any, options: dict[str, Any], counted: Counted) -> Any:
     with ps.Loader(made, threads=1, **options) as loader:
-        order = loader._planned().read_plan.order
+        order = loader._session.planned().read_plan.order
         counted.clear()
         for _ in loader:
             pass

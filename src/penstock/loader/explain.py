@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO, Unpack
 from penstock.config import FetchConfig, check_names
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name, look_into, ranged_of
-from penstock.loader.options import LoaderOptions, Options
+from penstock.loader.options import LoaderArguments, LoaderOptions
 from penstock.loader.plan.loader_plan import make_plan
 from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.plan.stages import row_bytes
@@ -111,7 +111,7 @@ class Explanation:
 
 
 @boundary
-def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack[LoaderOptions]) -> Explanation:
+def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack[LoaderArguments]) -> Explanation:
     """Look at the data of a pipeline, and print what a ``Loader`` with these options would do.
 
     It prints the loader's own plan of one epoch. What the loader would refuse is refused here, with the same error.
@@ -135,8 +135,8 @@ def explain(pipeline: Pipeline, *, file: TextIO | None = None, **options: Unpack
     """
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"explain({pipeline!r}) must be given a pipeline", hint="ps.shards(url)")
-    check_names("explain", options, ("file", *Options.__dataclass_fields__))
-    given = Options(**options)
+    check_names("explain", options, ("file", *LoaderOptions.__dataclass_fields__))
+    given = LoaderOptions(**options)
     # The plan is compared with the budget that it names, but explaining it leaves the process's budget alone.
     fetch = None if given.fetch is None else replace(given.fetch, budget_bytes_max=None)
     finder = SourceFinder(pipeline, fetch=fetch, index_dir=given.index_dir, cache=given.cache, share=given.share)
@@ -217,7 +217,9 @@ def _requests(plan: LoaderPlan, memory: MemoryPlan) -> tuple[RequestEstimate | N
         return None, refusal
 
 
-def _explanation(pipeline: Pipeline, plan: LoaderPlan, options: Options) -> tuple[Explanation, ConfigError | None]:
+def _explanation(
+    pipeline: Pipeline, plan: LoaderPlan, options: LoaderOptions
+) -> tuple[Explanation, ConfigError | None]:
     read_plan, fetch = plan.read_plan, options.fetch or FetchConfig()
     sample_bytes, memory = None, read_plan.memory
     if isinstance(read_plan, StreamedReadPlan):

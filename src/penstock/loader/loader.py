@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.config import SEED_MAX, check_whole
 from penstock.errors import ConfigError
-from penstock.loader.options import Options
+from penstock.loader.options import LoaderOptions
 from penstock.loader.reporting import Bottleneck, bottleneck_of, prometheus, write_scalars
 from penstock.pipeline import Batch, BatchBySize, Pipeline
 from penstock.tracebacks import boundary
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from penstock.cache import CacheConfig
     from penstock.config import FetchConfig
-    from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.reporting import ScalarWriter
     from penstock.loader.session import Session
     from penstock.loader.statistics import LoaderStatistics
@@ -115,7 +114,7 @@ class Loader:
             raise ConfigError(f"Loader({pipeline!r}) must be given a pipeline", hint="ps.shards(url).batch(32)")
         if pipeline.stage(Batch) is None and pipeline.stage(BatchBySize) is None:
             raise ConfigError(f"{pipeline!r} has no .batch()", hint="end it with .batch(n)")
-        options = Options.of(arguments)
+        options = LoaderOptions.of(arguments)
         # Imported here, so that importing `Loader` imports neither NumPy nor the engine: pipelines can do without them.
         from penstock.loader.session import Session
 
@@ -250,7 +249,7 @@ class Loader:
         Raises:
             TypeError: No index knows all shards, or a stage changes the number of samples.
         """
-        batches = self._planned().batches(self.epoch)
+        batches = self._session.planned().batches(self.epoch)
         if batches is None:
             raise TypeError(
                 "this loader does not know its number of batches: without an index, the number of samples in a shard is "
@@ -269,9 +268,6 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._session.pipeline, self._session.options)
-
-    def _planned(self) -> LoaderPlan:
-        return self._session.planned()
 
 
 @boundary
@@ -307,5 +303,5 @@ def _epochs(loader: Loader, n: int) -> Iterator[int]:
         yield loader.epoch
 
 
-def _rebuilt(pipeline: Pipeline, options: Options) -> Loader:
+def _rebuilt(pipeline: Pipeline, options: LoaderOptions) -> Loader:
     return Loader(pipeline, **options.values())

@@ -27,8 +27,8 @@ PROCESSES_MAX = 128
 INDEXES = ("auto", "require", "stream")
 
 
-class LoaderOptions(TypedDict, total=False):
-    """The keyword arguments of ``Loader``, for functions that pass them on: ``**options: Unpack[LoaderOptions]``."""
+class LoaderArguments(TypedDict, total=False):
+    """The keyword arguments of ``Loader``, for functions that pass them on: ``**options: Unpack[LoaderArguments]``."""
 
     lanes: int | None
     threads: int | None
@@ -51,7 +51,7 @@ class LoaderOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LoaderOptions:
     """The keyword arguments of one ``Loader``, checked.
 
     Raises:

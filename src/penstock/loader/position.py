@@ -33,7 +33,7 @@ class RunStart(NamedTuple):
             the run has been read.
         offset_bytes: Offset of that sample in its shard.
         sample: Number of that sample in its shard.
-        before_count: Number of samples of this lane that leave it before the run.
+        before_count: Number of samples of this lane that are handed out before the run.
         format: Format of that shard, a name in ``formats``.
         etag: ETag of that shard; None if the store gave none.
     """
@@ -48,7 +48,7 @@ class RunStart(NamedTuple):
 
 
 LanePosition: TypeAlias = tuple[RunStart, int]
-"""A place in a lane: the run that is being handed out, and the number of its samples that have left.
+"""A place in a lane: the run that is being handed out, and the number of its samples that were given before.
 
 A plain tuple, because one is made for each lane and batch: as a named tuple it would take three times as long to make.
 """
@@ -64,13 +64,13 @@ class StreamPosition:
     Attributes:
         round_count: Number of complete rounds over the lanes.
         turn: Number of lanes that have had their turn in the current round.
-        left_count: Number of samples that may still be handed out; None if there is no limit.
+        remaining_count: Number of samples that may still be handed out; None if there is no limit.
         lanes: Positions of the lanes that are not empty, by lane number.
     """
 
     round_count: int
     turn: int
-    left_count: int | None
+    remaining_count: int | None
     lanes: Mapping[int, LanePosition]
 
 

@@ -35,8 +35,8 @@ def peek(pipeline: Pipeline, n: int = 3) -> list[dict[str, Any]]:
         Dicts of values, with ``__key__``, ``__shard__`` and ``__position__``.
 
     Raises:
-        ConfigError: out of bounds, or as ``Loader`` says.
-        StoreError, DataError: as iterating a loader does.
+        ConfigError: An argument is out of bounds, or ``Loader`` refuses the pipeline.
+        StoreError, DataError: The data cannot be read, as for a ``Loader``.
 
     Cost: the listing, and the beginning of the shards that hold the samples, in parts of 256 KiB.
     """

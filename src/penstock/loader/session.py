@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.loader.epoch.batch_sources import BatchSource
-    from penstock.loader.options import Options
+    from penstock.loader.options import LoaderOptions
     from penstock.loader.position import Position
     from penstock.loader.workers.process_pool import ProcessPool
 
@@ -47,7 +47,7 @@ class Session:
         options: Options of the loader.
     """
 
-    def __init__(self, pipeline: Pipeline, options: Options) -> None:
+    def __init__(self, pipeline: Pipeline, options: LoaderOptions) -> None:
         self.options = options
         self.meter = Meter()
         self.epoch = 0
@@ -152,7 +152,7 @@ class Session:
             self._plan = self._planned(self.options)
         return self._plan
 
-    def _planned(self, options: Options) -> LoaderPlan:
+    def _planned(self, options: LoaderOptions) -> LoaderPlan:
         plan = make_plan(self.pipeline, options=options, finder=self._finder, meter=self.meter, state=self._loaded)
         if plan.read_plan.memory is not None:
             plan.read_plan.memory.check()

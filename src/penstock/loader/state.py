@@ -181,7 +181,7 @@ def _position_to_json(position: Position) -> dict[str, Any]:
         cursor: dict[str, Any] = {"position": base.position}
     else:
         lanes = {str(number): _lane_to_json(lane) for number, lane in base.lanes.items()}
-        cursor = {"round": base.round_count, "turn": base.turn, "left": base.left_count, "lanes": lanes}
+        cursor = {"round": base.round_count, "turn": base.turn, "left": base.remaining_count, "lanes": lanes}
     if isinstance(position, RebatchedPosition):
         cursor["skip"] = position.skip_count
     elif isinstance(position, OutOfOrderPosition):
@@ -190,7 +190,7 @@ def _position_to_json(position: Position) -> dict[str, Any]:
 
 
 def _lane_to_json(lane: LanePosition) -> dict[str, Any] | None:
-    start, emitted_count = lane
+    start, given_count = lane
     if start.segment_index is None:
         return None  # nothing of the lane has been read
     return {
@@ -201,7 +201,7 @@ def _lane_to_json(lane: LanePosition) -> dict[str, Any] | None:
         "sample": start.sample,
         "run": start.run_index,
         "before": start.before_count,
-        "emitted": emitted_count,
+        "emitted": given_count,
     }
 
 
@@ -221,7 +221,7 @@ def _position_from_json(cursor: Any, *, mode: str) -> Position:
         base = StreamPosition(
             round_count=_checked_count(cursor["round"], "cursor['round']"),
             turn=_checked_count(cursor["turn"], "cursor['turn']"),
-            left_count=None if left is None else _checked_count(left, "cursor['left']"),
+            remaining_count=None if left is None else _checked_count(left, "cursor['left']"),
             lanes=lanes,
         )
         if base.turn >= max(1, len(lanes)):
@@ -247,14 +247,14 @@ def _lane_from_json(entry: Any, where: str) -> LanePosition:
     if entry is None:
         return LANE_BEGIN
     _checked_dict(entry, where, (*_LANE_COUNTS, "format", "etag"))
-    segment, offset_bytes, sample, run, before, emitted = (
+    segment, offset_bytes, sample, run, before, given = (
         _checked_count(entry[name], f"{where}[{name!r}]") for name in _LANE_COUNTS
     )
     if entry["etag"] is not None and not isinstance(entry["etag"], str):
         raise ConfigError(f"the state has {where}['etag']={entry['etag']!r:.40}, which is not an ETag")
     if not isinstance(entry["format"], str) or entry["format"] not in FORMATS:
         raise ConfigError(f"the state has {where}['format']={entry['format']!r}, which is not the name of a format")
-    return RunStart(run, segment, offset_bytes, sample, before, entry["format"], entry["etag"]), emitted
+    return RunStart(run, segment, offset_bytes, sample, before, entry["format"], entry["etag"]), given
 
 
 # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -220,7 +220,7 @@ def resolve_sizes(shards: Iterable[Shard]) -> None:
     """Look up the sizes and ETags that the listing did not give, and set them."""
     unknown = [shard for shard in shards if shard.size_bytes is None or shard.etag is None]
     for found, shard in zip(resolve(unknown, ""), unknown, strict=True):
-        shard.versions.learn(shard, etag=found.if_match, size_bytes=found.size_bytes)
+        shard.learn(etag=found.if_match, size_bytes=found.size_bytes)
 
 
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────────────

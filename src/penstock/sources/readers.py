@@ -41,7 +41,7 @@ class SampleStream(Protocol):
         """Return the next sample; blocks until its bytes are there.
 
         Raises:
-            StoreError, DataError: the sample cannot be read.
+            StoreError, DataError: The sample cannot be read.
             ClosedError: The stream was closed in the meantime.
         """
 
@@ -68,7 +68,7 @@ class SampleReader(Protocol):
             numbers: Numbers of the samples; each may occur once only.
 
         Raises:
-            StoreError, DataError: a sample cannot be read.
+            StoreError, DataError: A sample cannot be read.
         """
 
     def stream(self, numbers: Iterable[int], *, threads_count: int | None = None) -> SampleStream:

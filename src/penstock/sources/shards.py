@@ -49,28 +49,19 @@ class ShardVersions:
         """Return the version of a shard if it is known better than from the listing, otherwise None."""
         return self._learned.get(shard)
 
-    def learn(self, shard: Shard, *, etag: str | None = None, size_bytes: int | None = None) -> None:
-        """Record what a response or an index says about a shard.
-
-        Args:
-            shard: The shard.
-            etag: ETag; ignored if one is already known, because a job reads one version of each shard.
-            size_bytes: Size in bytes; None keeps the known size.
-        """
-        known = shard.version
-        version = ShardVersion(known.etag or etag, known.size_bytes if size_bytes is None else size_bytes)
-        if version != known:
-            self._learned[shard] = version
+    def record(self, shard: Shard, version: ShardVersion) -> None:
+        """Replace the version of a shard; ``Shard.learn`` decides whether to."""
+        self._learned[shard] = version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """One shard or object of a source; the table of its source holds its version.
+    """One shard or object of a source; `versions` holds its ETag and size.
 
     Attributes:
         store: The store that it lies in.
         key: Its key in `store`.
-        versions: The table with its version.
+        versions: Table of the ETags and sizes of the shards of its source.
         format: Name of the format that the pipeline gives; None: the name or the first bytes of the shard tell.
         listed_etag: ETag in the listing; None if the listing has none or the shard was not listed.
         listed_size_bytes: Size in the listing, in bytes; None if the shard was not listed.
@@ -82,9 +73,8 @@ class Shard:
     format: str | None = None
     listed_etag: str | None = None
     listed_size_bytes: int | None = None
-    _url: str | None = (
-        None  # made when first used: describing it through a store's wrappers is as slow as making a shard
-    )
+    # made when it is first used: describing it through a store's wrappers is as slow as making a shard
+    _url: str | None = None
 
     @property
     def url(self) -> str:
@@ -110,6 +100,18 @@ class Shard:
         """Size in bytes of the version that this job reads; None if it is not known."""
         learned = self.versions.learned(self)
         return self.listed_size_bytes if learned is None else learned.size_bytes
+
+    def learn(self, *, etag: str | None = None, size_bytes: int | None = None) -> None:
+        """Record what a response or an index says about this shard.
+
+        Args:
+            etag: ETag; ignored if one is already known, because a job reads one version of each shard.
+            size_bytes: Size in bytes; None keeps the known size.
+        """
+        known = self.version
+        version = ShardVersion(known.etag or etag, known.size_bytes if size_bytes is None else size_bytes)
+        if version != known:
+            self.versions.record(self, version)
 
 
 _Entry: TypeAlias = "tuple[str, Key, str | None, int | None]"

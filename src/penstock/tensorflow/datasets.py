@@ -16,7 +16,7 @@ from penstock.tracebacks import boundary
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.loader.options import LoaderOptions
+    from penstock.loader.options import LoaderArguments
     from penstock.pipeline import Pipeline
 
 
@@ -25,7 +25,7 @@ def dataset(
     source: Pipeline | Loader,
     *,
     signature: Mapping[str, tf.TensorSpec] | None = None,
-    **options: Unpack[LoaderOptions],
+    **options: Unpack[LoaderArguments],
 ) -> tf.data.Dataset:
     """Return a ``tf.data.Dataset`` of dicts of tensors, one element per batch, in the ``Loader``'s order.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.loader import LoaderStatistics
-    from penstock.loader.options import LoaderOptions
+    from penstock.loader.options import LoaderArguments
     from penstock.pipeline import Pipeline
 
 STATE_VERSION = 1
@@ -56,7 +56,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
     Cost: that of a ``Loader`` in each worker.
     """
 
-    def __init__(self, pipeline: Pipeline, **options: Unpack[LoaderOptions]) -> None:
+    def __init__(self, pipeline: Pipeline, **options: Unpack[LoaderArguments]) -> None:
         self.pipeline = pipeline
         self._options = options
         self._epochs = EpochTable()
@@ -168,7 +168,7 @@ class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             self._process_id = os.getpid()
             self._loader = self._current = self._pending = None
 
-    def _index_of(self, options: LoaderOptions, state: dict[str, Any] | None) -> Literal["require", "stream"]:
+    def _index_of(self, options: LoaderArguments, state: dict[str, Any] | None) -> Literal["require", "stream"]:
         """Return how all workers read in all epochs: the mode of the state, or the one that the first worker finds."""
         asked = options.get("index", "auto")
 

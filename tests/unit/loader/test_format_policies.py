@@ -77,7 +77,7 @@ def test_changed_under_way(tmp_path: Path, counted: Counted, name: str, how: Any
     made = ps.shards([str(paths[1])], on_corrupt="skip_shard").batch(1)
     place = index(made, tmp_path / "index") if how == "require" else None
     with ps.Loader(made, threads=1, index=how, index_dir=place, fetch=FETCH) as loader:
-        loader._planned()
+        loader._session.planned()
         list(loader)  # pins the version
         paths[1].write_bytes(formatted(name, [{"__key__": "0", "n": b"1"}]))
         with pytest.raises(ObjectChangedError, match=rf"s1\.{name}"):

@@ -130,7 +130,7 @@ def test_an_index_that_counts_too_many_is_noticed(folder: Path, tmp_path: Path) 
 
     made = pipeline(folder, window=None)
     with ps.Loader(made, index_dir=index(made, tmp_path / "index")) as loader:
-        plan = loader._planned()
+        plan = loader._session.planned()
         read_plan: Any = plan.read_plan
         source = read_plan.sources[0]
         rows = [row._replace(samples_count=row.samples_count + (row.key == "s-003.tar")) for row in source.rows]

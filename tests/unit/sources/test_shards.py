@@ -102,9 +102,9 @@ def test_a_shard_keeps_the_first_etag_that_is_learned(tmp_path: Path) -> None:
         Shard(store, "a", versions),
         Shard(store, "b", versions, listed_etag='"1"', listed_size_bytes=5),
     )
-    versions.learn(named, etag='"2"', size_bytes=7)
-    versions.learn(named, etag='"3"')
-    versions.learn(listed, etag='"4"', size_bytes=5)
+    named.learn(etag='"2"', size_bytes=7)
+    named.learn(etag='"3"')
+    listed.learn(etag='"4"', size_bytes=5)
     assert (named.etag, named.size_bytes, named.version) == ('"2"', 7, ShardVersion('"2"', 7))
     assert (listed.etag, listed.size_bytes) == ('"1"', 5)
     assert versions.learned(listed) is None

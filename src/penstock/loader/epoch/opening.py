@@ -90,8 +90,8 @@ def _out_of_order(request: EpochRequest) -> BatchSource:
     except BaseException:
         feed.close()
         raise
-    left = SelectedBatchesFeed(feed, size=plan.rows_count, first_batch=0, chosen=tracker.is_left)
-    run = thread_run(request, left, batches, in_order=False)
+    remaining = SelectedBatchesFeed(feed, size=plan.rows_count, first_batch=0, chosen=tracker.makes)
+    run = thread_run(request, remaining, is_counted=batches is not None, in_order=False)
     finisher = _finisher(request)
     if batches is not None:
         return CountedOutOfOrder(run, finisher, tracker=tracker, batches=batches, first_number=first_number)

@@ -50,7 +50,7 @@ class OutOfOrderTracker:
         """Number of batches behind the beginning of the run that were handed out before it."""
         return len(self._before)
 
-    def is_left(self, number: int) -> bool:
+    def makes(self, number: int) -> bool:
         """Whether the run makes the batch with this number."""
         return number not in self._before
 

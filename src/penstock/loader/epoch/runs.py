@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.loader.batches.building import RawBatchBuilder, RowBatchBuilder
 from penstock.loader.batches.run import EpochRun
-from penstock.loader.lanes.feed import EpochFeed, SelectedBatchesFeed
+from penstock.loader.lanes.feed import OpenedFeed, SelectedBatchesFeed
 from penstock.loader.position import RebatchedPosition, feed_position, skip_count
 from penstock.loader.statistics import Meter
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.loader.batches.run import BatchBuilder, Delivery, RunPlan
+    from penstock.loader.batching import Batching
     from penstock.loader.epoch.batch_sources import BatchRun
-    from penstock.loader.lanes.feed import Batching, Feed
+    from penstock.loader.lanes.feed import Feed
     from penstock.loader.plan.loader_plan import LoaderPlan
     from penstock.loader.position import Position
     from penstock.loader.workers.process_pool import ProcessPool
@@ -135,7 +136,7 @@ def run_in_threads(request: EpochRequest) -> OpenedRun:
     """A run whose threads make the batches of the stride, in order."""
     feed, batches = _open_feed(request)
     position = feed.position()  # before the run's reader thread takes from the feed
-    return OpenedRun(thread_run(request, feed, batches), batches, position)
+    return OpenedRun(thread_run(request, feed, is_counted=batches is not None), batches, position)
 
 
 def rebatch_in_threads(request: EpochRequest) -> OpenedRun:
@@ -143,14 +144,14 @@ def rebatch_in_threads(request: EpochRequest) -> OpenedRun:
     plan, skipped_count = request.plan, skip_count(request.position)
     feed = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching).feed
     position = RebatchedPosition(feed.position(), skipped_count)
-    return OpenedRun(thread_run(request, feed, None, skipped_count=skipped_count), None, position)
+    return OpenedRun(thread_run(request, feed, is_counted=False, skipped_count=skipped_count), None, position)
 
 
 def thread_run(
     request: EpochRequest,
     feed: Feed,
-    batches: Batches | None,
     *,
+    is_counted: bool,
     in_order: bool = True,
     skipped_count: int = 0,
 ) -> EpochRun:
@@ -159,12 +160,11 @@ def thread_run(
     Args:
         request: How to make batches.
         feed: Samples of the batches; it is closed with the run.
-        batches: Positions of these batches; None if only reading tells how many there are.
+        is_counted: Whether an index tells how many batches there are; `feed` then ends where the last of them does.
         in_order: Whether batches are handed out in order; otherwise whichever is complete first.
         skipped_count: Number of outputs of the stages at the beginning that were handed out before.
     """
-    # a feed whose batches are counted ends where the last of them does
-    drop_last = request.run_plan.drop_last and batches is None
+    drop_last = request.run_plan.drop_last and not is_counted
     return EpochRun(
         request.run_plan._replace(in_order=in_order, drop_last=drop_last),
         reads=feed,
@@ -173,7 +173,7 @@ def thread_run(
     )
 
 
-def _open_feed(request: EpochRequest) -> EpochFeed:
+def _open_feed(request: EpochRequest) -> OpenedFeed:
     """The samples of the batches of the stride; all samples if the stride is (0, 1)."""
     plan, position, (which, every) = request.plan, feed_position(request.position), request.stride
     if every > 1:
@@ -197,7 +197,7 @@ def _open_feed(request: EpochRequest) -> EpochFeed:
             first_batch=request.first_number,
             chosen=lambda number: number % every == which,
         )
-    return EpochFeed(feed, batches)
+    return OpenedFeed(feed, batches)
 
 
 def _builder(request: EpochRequest, feed: Feed, *, skipped_count: int = 0) -> Callable[[EpochRun], BatchBuilder]:
@@ -216,17 +216,13 @@ def any_delivery(request: EpochRequest) -> Delivery | None:
 
     Cost: reads the epoch from its beginning, up to the first sample that is kept.
     """
-    plan, run_plan = request.plan, request.run_plan
-    transforms = tuple(transform.uncounted() for transform in run_plan.transforms)
+    plan = request.plan
+    transforms = tuple(transform.uncounted() for transform in request.run_plan.transforms)
+    search = replace(request, run_plan=request.run_plan._replace(transforms=transforms, drop_last=False), meter=Meter())
     batching = plan.read_batching._replace(drop_last=False)
     for read_plan in (plan.read_plan, plan.read_plan.for_rank(0, 1)):
         feed = read_plan.begin(request.epoch, None, batching=batching).feed
-        run = EpochRun(
-            run_plan._replace(transforms=transforms, drop_last=False, in_order=True),
-            reads=feed,
-            builder=_builder(request, feed),
-            meter=Meter(),
-        )
+        run = thread_run(search, feed, is_counted=False)
         try:
             while (delivery := run.next_batch()) is not None:
                 if not delivery.is_empty:

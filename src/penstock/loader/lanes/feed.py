@@ -54,20 +54,6 @@ class Feed(Protocol):
         """Cancel what is being read; idempotent."""
 
 
-class Batching(NamedTuple):
-    """What the pipeline says of batches.
-
-    Attributes:
-        global_size: Number of samples in a batch, of all ranks together.
-        drop_last: Whether an incomplete last batch is left out.
-        take: Most positions of an epoch; None: all.
-    """
-
-    global_size: int
-    drop_last: bool
-    take: int | None
-
-
 def charge(window_bytes: int) -> int:
     """Take a window out of the process's budget, so that reading ahead has the rest.
 
@@ -84,7 +70,7 @@ def charge(window_bytes: int) -> int:
     return charged_bytes
 
 
-class EpochFeed(NamedTuple):
+class OpenedFeed(NamedTuple):
     """An epoch, or the rest of one, that is being read.
 
     Attributes:
@@ -130,7 +116,7 @@ class LanesFeed(Generic[AnyLane]):
         self._lanes_count = lanes_count
         self._round_count = round_count
         self._turn = turn
-        self._left_count = count
+        self._remaining_count = count
         self._prefetched_count = prefetched_count
         self._window_bytes = window_bytes
         self._charged: deque[int] = (
@@ -146,9 +132,9 @@ class LanesFeed(Generic[AnyLane]):
             if self._window_bytes is not None:
                 self._charged.append(charge(self._window_bytes()))
         self._prefetched_count -= count
-        if self._left_count is not None:
-            count = min(count, self._left_count)
-            self._left_count -= count
+        if self._remaining_count is not None:
+            count = min(count, self._remaining_count)
+            self._remaining_count -= count
         lanes_count = len(self._lanes)
         if not lanes_count or not count:
             return None
@@ -220,7 +206,7 @@ class StreamLanesFeed(LanesFeed[ResumableLane]):
     def position(self) -> StreamPosition:
         """The position behind the samples that were taken. Cost: 0.3 µs per lane."""
         lanes = {lane.number: lane.position() for lane in self._lanes}
-        return StreamPosition(self._round_count, self._turn, self._left_count, lanes)
+        return StreamPosition(self._round_count, self._turn, self._remaining_count, lanes)
 
 
 class SelectedBatchesFeed:
@@ -238,20 +224,20 @@ class SelectedBatchesFeed:
         self._size = size
         self._batch = first_batch
         self._chosen = chosen
-        self._left_count = 0  # samples of the current batch
+        self._remaining_count = 0  # samples of the current batch
 
     def take(self, count: int) -> SampleBlock | None:
         """The next `count` samples, but never beyond the end of a batch; see ``Feed``."""
-        if not self._left_count:
+        if not self._remaining_count:
             while not self._chosen(self._batch):
                 if self._feed.take(self._size) is None:
                     return None
                 self._batch += 1
             self._batch += 1
-            self._left_count = self._size
-        block = self._feed.take(min(count, self._left_count))
+            self._remaining_count = self._size
+        block = self._feed.take(min(count, self._remaining_count))
         if block is not None:
-            self._left_count -= len(block.samples)
+            self._remaining_count -= len(block.samples)
         return block
 
     def position(self) -> FeedPosition:

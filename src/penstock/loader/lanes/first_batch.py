@@ -160,7 +160,7 @@ class FirstBatchPrefetch:
         """Read the samples that were chosen. If one is corrupt, none are given: its lane reports it when its turn comes.
 
         Raises:
-            StoreError: one cannot be read.
+            StoreError: One cannot be read.
         """
         arrived: dict[SampleAddress, tuple[Sample, SampleSource]] = {}
         try:
@@ -212,8 +212,8 @@ def _bytes_of(ranges: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buff
     """The bytes of each range, as they arrive; each is requested as soon as `ranges` gives it.
 
     Raises:
-        StoreError: one cannot be read.
-        ChecksumError: one is not what was indexed.
+        StoreError: One cannot be read.
+        ChecksumError: One is not what was indexed.
     """
     for store, group in groupby(ranges, key=attrgetter("shard.store")):
         from penstock.index import Verifier  # imported here, because most epochs prefetch nothing
@@ -238,7 +238,7 @@ def _parsed(samples: SampleRange, data: Buffer) -> dict[SampleAddress, tuple[Sam
     """The samples of a range, and the segment that stands for where they came from.
 
     Raises:
-        DataError: they are corrupt.
+        DataError: They are corrupt.
     """
     shard = samples.shard
     origin = ShardSegment(shard, -1, format_name=samples.format, source=samples.source)

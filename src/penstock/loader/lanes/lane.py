@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 FORGOTTEN_MIN = 8
-"""Fewest samples that have left before they are let go of. They also have to be a quarter of those that were ready, so that
-it costs next to nothing."""
+"""Smallest number of samples handed out that are let go of together. They also have to be a quarter of those that were ready,
+so that it costs next to nothing."""
 
 
 class RunOrder(Protocol):
@@ -37,13 +37,13 @@ class RunOrder(Protocol):
 
     @property
     def shuffled(self) -> bool:
-        """Whether runs are permuted; if not, samples leave in stored order."""
+        """Whether runs are permuted; if not, samples are handed out in stored order."""
 
     def run_length(self, lane: int, run_index: int) -> int:
         """Number of samples in a run. The last run of a lane may turn out shorter; 0 says that there is none."""
 
     def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
-        """The order in which the samples of a run leave: the k-th to leave is sample number ``result[k]`` of the run."""
+        """The order in which a run is handed out: its k-th sample handed out is sample number ``result[k]`` of the run."""
 
 
 class PinnedBytes:
@@ -56,13 +56,13 @@ class PinnedBytes:
         self.held_bytes = 0
 
 
-class _Leaving(NamedTuple):
-    """A run that is ready.
+class _ReadyRun(NamedTuple):
+    """A run whose samples can be handed out.
 
     Attributes:
-        start: Where it begins.
-        end_count: Number of samples of the lane that have left once all of the run has.
-        pinned_bytes: Number of bytes of parts that it keeps from being reused.
+        start: Place where the run begins.
+        end_count: Number of samples of the lane that are handed out once all of this run is.
+        pinned_bytes: Number of bytes of parts that the run keeps from being reused.
     """
 
     start: RunStart
@@ -71,7 +71,7 @@ class _Leaving(NamedTuple):
 
 
 class SampleLane(Protocol):
-    """A lane: samples that leave it one after the other."""
+    """A lane: samples that are taken from it one after the other."""
 
     number: int
 
@@ -83,7 +83,7 @@ class SampleLane(Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no sample can leave before more bytes have arrived."""
+        """Whether no sample can be taken before more bytes have arrived."""
 
     def read_more(self) -> None:
         """Take in one more part. Blocks for it."""
@@ -93,7 +93,7 @@ class SampleLane(Protocol):
 
 
 class ResumableLane(SampleLane, Protocol):
-    """A lane whose position does not follow from the number of samples that left it."""
+    """A lane whose position does not follow from the number of samples that were taken from it."""
 
     def position(self) -> LanePosition:
         """The position behind the samples that were taken."""
@@ -108,7 +108,7 @@ class Lane:
         reader: Reads its samples in stored order, from `start` on.
         pins: Counts pinned bytes, for all lanes of this rank.
         start: The run that is read first; None: the first of the lane.
-        skip_count: Number of samples of that run that have left already.
+        given_count: Number of samples of that run that were handed out before.
     """
 
     def __init__(
@@ -119,20 +119,20 @@ class Lane:
         reader: LaneReader,
         pins: PinnedBytes,
         start: RunStart | None = None,
-        skip_count: int = 0,
+        given_count: int = 0,
     ) -> None:
         self.number = number
         self._runs = runs
         self._reader = reader
         self._pins = pins
         self._ended = False
-        self._skip_count = skip_count
+        self._given_count = given_count
         self._pieces: deque[ParsedSamples] = deque()  # in no run yet
         self._piece_at = 0  # index in the first piece
         self._ready: Sequence[Sample] = []
         self._ready_from: list[SampleSource] = []
         self._ready_at = 0
-        self._leaving: deque[_Leaving] = deque()  # runs that are ready; at least the last one that left
+        self._ready_runs: deque[_ReadyRun] = deque()  # at least the last one that was handed out
         self._filling: Sequence[Sample] = []
         self._filling_from: list[SampleSource] = []
         self._filling_bytes = 0
@@ -152,13 +152,12 @@ class Lane:
         end = self._ready_at + count
         items = self._ready[self._ready_at : end], self._ready_from[self._ready_at : end]
         self._ready_at = end
-        if end >= FORGOTTEN_MIN and 4 * end >= len(
-            self._ready_from
-        ):  # otherwise a lane would hold two runs: one that has left, and one being filled
+        # without this a lane would hold two runs: one that was handed out, and one being filled
+        if end >= FORGOTTEN_MIN and 4 * end >= len(self._ready_from):
             self._ready, self._ready_from, self._ready_at = self._ready[end:], self._ready_from[end:], 0
         self.taken_count += count
-        while len(self._leaving) > 1 and self._leaving[0].end_count <= self.taken_count:
-            self._pins.held_bytes -= self._leaving.popleft().pinned_bytes
+        while len(self._ready_runs) > 1 and self._ready_runs[0].end_count <= self.taken_count:
+            self._pins.held_bytes -= self._ready_runs.popleft().pinned_bytes
         if self._runs.shuffled:
             self._wanted_count = wanted = min(self._wanted_count + count, self._run_length)
             while len(self._filling_from) < wanted and (self._pieces or self._read()):
@@ -167,13 +166,13 @@ class Lane:
 
     def position(self) -> LanePosition:
         """The position behind the samples that were taken."""
-        for leaving in self._leaving:
-            if self.taken_count < leaving.end_count:
-                return leaving.start, self.taken_count - leaving.start.before_count
-        if self._start.segment_index is None and self._leaving:  # nothing was read of the next run
-            start = self._leaving[-1].start
+        for run in self._ready_runs:
+            if self.taken_count < run.end_count:
+                return run.start, self.taken_count - run.start.before_count
+        if self._start.segment_index is None and self._ready_runs:  # nothing was read of the next run
+            start = self._ready_runs[-1].start
             return start, self.taken_count - start.before_count
-        return self._start, self._skip_count
+        return self._start, self._given_count
 
     def first(self, count: int) -> Sequence[Sample]:
         """Up to `count` samples of the run being filled."""
@@ -185,7 +184,7 @@ class Lane:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no sample can leave before more of its run has arrived."""
+        """Whether no sample can be taken before more of its run has arrived."""
         return (
             self._ready_at == len(self._ready_from) and not self._ended and len(self._filling_from) < self._run_length
         )
@@ -212,7 +211,7 @@ class Lane:
             order = self._runs.permute_run(self.number, self._start.run_index, len(run))
             run, run_from = reordered(run, order), [run_from[index] for index in order]
         self._settled_count += len(run)
-        self._leaving.append(_Leaving(self._start, self._settled_count, self._filling_bytes))
+        self._ready_runs.append(_ReadyRun(self._start, self._settled_count, self._filling_bytes))
         self._filling_bytes = 0
         run_index = self._start.run_index + 1
         self._start = RunStart(run_index, None, 0, 0, self._settled_count)
@@ -221,8 +220,8 @@ class Lane:
             joined(self._ready[self._ready_at :], run),
             self._ready_from[self._ready_at :] + run_from,
         )
-        self._ready_at = min(self._skip_count, len(self._ready_from))  # 0 except behind a saved position
-        self._skip_count -= self._ready_at
+        self._ready_at = min(self._given_count, len(self._ready_from))  # 0 except behind a saved position
+        self._given_count -= self._ready_at
         self.taken_count += self._ready_at
         return True
 
@@ -302,9 +301,8 @@ class MixedLane:
         self._order = order
         self._row = row
         self._open_lane = open_lane
-        self._opened_to = list(
-            order.taken(number, row)
-        )  # by source, the number of samples in front of the next lane to open
+        # by source, the number of samples before the next lane to open
+        self._opened_to = list(order.taken(number, row))
         self._lanes: list[deque[_SourcePass]] = [deque() for _ in self._opened_to]
         self._turns: NDArray[np.int64] = np.empty(0, np.int64)  # from `_row` on
         try:
@@ -335,7 +333,7 @@ class MixedLane:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a source has no sample that can leave before more bytes have arrived."""
+        """Whether a source has no sample that can be taken before more bytes have arrived."""
         return any(each.lane.is_waiting for lanes in self._lanes for each in lanes)
 
     def read_more(self) -> None:
@@ -358,9 +356,9 @@ class MixedLane:
         return self._turns[:count]
 
     def _open(self, source: int) -> None:
-        lane, left = self._open_lane(source, self._opened_to[source])
-        self._lanes[source].append(_SourcePass(lane, left))
-        self._opened_to[source] += left
+        lane, remaining_count = self._open_lane(source, self._opened_to[source])
+        self._lanes[source].append(_SourcePass(lane, remaining_count))
+        self._opened_to[source] += remaining_count
 
     def _prepare(self, source: int, count: int) -> None:
         """Have `count` samples of a source ready, including those of its next passes if this one ends."""
@@ -370,7 +368,7 @@ class MixedLane:
             if index == len(lanes):
                 self._open(source)
             each = lanes[index]
-            here = min(count, each.left)
+            here = min(count, each.remaining_count)
             each.lane.prepare(here)
             count -= here
             index += 1
@@ -381,22 +379,22 @@ class MixedLane:
         taken_from: list[SampleSource] = []
         while count:
             each = lanes[0]
-            here = min(count, each.left)
+            here = min(count, each.remaining_count)
             more, more_from = each.lane.take(here)
             samples += more
             taken_from += more_from
-            each.left -= here
+            each.remaining_count -= here
             count -= here
-            if not each.left:
+            if not each.remaining_count:
                 lanes.popleft().lane.close()
         return samples, taken_from
 
 
 class _SourcePass:
-    """A lane of a source in one pass over it, and the number of samples that it has left."""
+    """A lane of a source in one pass over it, and the number of samples that remain in it."""
 
-    __slots__ = ("lane", "left")
+    __slots__ = ("lane", "remaining_count")
 
-    def __init__(self, lane: SampleLane, left: int) -> None:
+    def __init__(self, lane: SampleLane, remaining_count: int) -> None:
         self.lane = lane
-        self.left = left
+        self.remaining_count = remaining_count

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class LanePart(NamedTuple):
-    """What a lane has left of one source, from the run on that holds its next sample.
+    """The rest of one source in a lane, from the run on that holds its next sample.
 
     Attributes:
         source: Number of the source.
         order: The order of its current pass.
         lane: Number of the lane in that order.
         start: The run; if nothing is permuted, the sample itself.
-        skip_count: Number of samples of the run that have left already.
-        left_count: Number of samples from there to the end of the pass.
+        given_count: Number of samples of the run that were handed out before.
+        remaining_count: Number of samples from there to the end of the pass.
         run_count: Number of samples in the run; 0 if nothing is permuted.
         stored: The samples to read, as runs of samples in shards.
     """
@@ -42,45 +42,45 @@ class LanePart(NamedTuple):
     order: IndexedOrder
     lane: int
     start: RunStart
-    skip_count: int
-    left_count: int
+    given_count: int
+    remaining_count: int
     run_count: int
     stored: list[Stored]
 
     @property
     def taken_count(self) -> int:
-        """Number of samples of the lane that have left in this pass."""
-        return self.start.before_count + self.skip_count
+        """Number of samples of the lane that were handed out before in this pass."""
+        return self.start.before_count + self.given_count
 
 
 def parts_of(order: IndexedOrder | MixOrder, number: int, row: int) -> Iterator[LanePart]:
-    """What a lane has left behind its first `row` samples, of each source that has something left."""
+    """The rest of each source in a lane after its first `row` samples; sources without further samples are left out."""
     for source, taken in enumerate(order.taken(number, row)):
         part = part_of(order, number, source, taken)
-        if part.left_count:
+        if part.remaining_count:
             yield part
 
 
 def part_of(order: IndexedOrder | MixOrder, number: int, source: int, taken: int) -> LanePart:
-    """What a lane has left of one source behind its first `taken` samples."""
+    """The rest of one source in a lane, after the first `taken` samples that the lane takes from it."""
     place = order.source_at(source, number, taken)
-    lane, left_count = place.lane, place.order.lane_length(place.lane) - place.taken
-    if place.order.shuffled and left_count > 0:
-        run_index, skip_count = place.order.run_at(lane, place.taken)
+    lane, remaining_count = place.lane, place.order.lane_length(place.lane) - place.taken
+    if place.order.shuffled and remaining_count > 0:
+        run_index, given_count = place.order.run_at(lane, place.taken)
         start = RunStart(run_index, None, 0, 0, place.order.run_start(lane, run_index))
     else:
-        skip_count, start = 0, RunStart(0, None, 0, 0, place.taken)
+        given_count, start = 0, RunStart(0, None, 0, 0, place.taken)
     run_count = place.order.run_length(lane, start.run_index) if place.order.shuffled else 0
-    stored = place.order.lane_segments(lane, start.before_count) if left_count > 0 else []
-    return LanePart(source, place.order, lane, start, skip_count, left_count, run_count, stored)
+    stored = place.order.lane_segments(lane, start.before_count) if remaining_count > 0 else []
+    return LanePart(source, place.order, lane, start, given_count, remaining_count, run_count, stored)
 
 
 def passes_of(order: IndexedOrder | MixOrder, number: int, source: int, needed: int) -> Iterator[tuple[LanePart, int]]:
     """The parts of a source that a lane opens for its first `needed` samples, and how many of them each may give."""
     taken = 0
-    while (part := part_of(order, number, source, taken)).left_count:
+    while (part := part_of(order, number, source, taken)).remaining_count:
         yield part, needed - taken
-        taken += part.left_count
+        taken += part.remaining_count
         if taken >= needed:
             return
 

@@ -49,7 +49,7 @@ class LaneReader:
     """
 
     def __init__(self, segments: Sequence[ShardSegment], *, reading: ReadOptions) -> None:
-        self._left = deque(segments)
+        self._remaining = deque(segments)
         self._open: deque[StreamedSegments | RangedShard] = deque()
         self._reading = reading
         self._closed = False
@@ -59,9 +59,9 @@ class LaneReader:
         """The samples that the next chunk completes, perhaps none; None at the end. Blocks for the chunk.
 
         Raises:
-            StoreError: the shard cannot be read.
-            CorruptShardError: the shard is not of its format.
-            ObjectChangedError: the shard is not the version that this job began with.
+            StoreError: The shard cannot be read.
+            CorruptShardError: The shard is not of its format.
+            ObjectChangedError: The shard is not the version that this job began with.
         """
         if not self._open:
             return None
@@ -71,7 +71,7 @@ class LaneReader:
         if parsed is None:
             self._open.popleft()
             if isinstance(current, StreamedSegments):
-                self._left.extendleft(reversed(current.unread))
+                self._remaining.extendleft(reversed(current.unread))
             self._open_next()
             parsed = []
         if self._reading.copies:
@@ -88,8 +88,8 @@ class LaneReader:
 
     def _open_next(self) -> None:
         """Request the first bytes of what comes next, and the tables of contents of the shards behind it."""
-        while self._left and not self._closed:
-            if not is_ranged(self._left[0]):
+        while self._remaining and not self._closed:
+            if not is_ranged(self._remaining[0]):
                 if not self._open:
                     self._open.append(StreamedSegments(self._next_streamed(), reading=self._reading))
                 return
@@ -97,14 +97,14 @@ class LaneReader:
                 self._open and isinstance(self._open[0], StreamedSegments)
             ):
                 return
-            self._open.append(RangedShard(self._left.popleft(), reading=self._reading))
+            self._open.append(RangedShard(self._remaining.popleft(), reading=self._reading))
 
     def _next_streamed(self) -> list[ShardSegment]:
         """The segments that can be streamed together: usually all, otherwise those up to a shard of another store."""
-        segments = [self._left.popleft()]
+        segments = [self._remaining.popleft()]
         store = segments[0].shard.store
-        while self._left and self._left[0].shard.store is store and not is_ranged(self._left[0]):
-            segments.append(self._left.popleft())
+        while self._remaining and self._remaining[0].shard.store is store and not is_ranged(self._remaining[0]):
+            segments.append(self._remaining.popleft())
         return segments
 
     def _request_ahead(self) -> None:
@@ -183,7 +183,7 @@ class StreamedSegments:
         if chunk.last and self._is_last(chunk.request_index):
             segment = self._segments[self._owners[chunk.request_index]]
             if segment.end_bytes is None and segment.spans is None:
-                segment.shard.versions.learn(segment.shard, size_bytes=chunk.offset_bytes + len(chunk.data))
+                segment.shard.learn(size_bytes=chunk.offset_bytes + len(chunk.data))
             self._end(segment, parsed)
         return parsed
 
@@ -202,7 +202,7 @@ class StreamedSegments:
         index = self._owners[chunk.request_index]
         segment = self._segments[index]
         shard = segment.shard
-        shard.versions.learn(shard, etag=chunk.etag)  # later epochs read this version, or fail
+        shard.learn(etag=chunk.etag)  # later epochs read this version, or fail
         if segment.format is None:
             segment.format = self._detected(segment, chunk.data)
             if not chunk.last and is_ranged(segment):

@@ -83,10 +83,10 @@ class RangedShard:
         """Request the first bytes, if that has not been done. Blocks for the table of contents.
 
         Raises:
-            StoreError: the shard cannot be read.
-            CorruptShardError: the shard is not of its format.
-            ClosedError: it was closed by another thread.
-            ConfigError: a unit is larger than half the memory budget, or those of all lanes are larger than all of it.
+            StoreError: The shard cannot be read.
+            CorruptShardError: The shard is not of its format.
+            ClosedError: Another thread closed the shard.
+            ConfigError: A unit is larger than half the memory budget, or those of all lanes are larger than all of it.
         """
         if self._chunks is not None:
             return
@@ -105,7 +105,7 @@ class RangedShard:
         """What ``request`` would request, without requesting it. Blocks for the table of contents.
 
         Raises:
-            StoreError, CorruptShardError, ConfigError: as for ``request``.
+            StoreError, CorruptShardError, ConfigError: The same as for ``request``.
         """
         self._find()
         return list(self._items())
@@ -126,8 +126,8 @@ class RangedShard:
         """The samples that the next chunk completes, perhaps none; None at the end. Blocks for the chunk.
 
         Raises:
-            StoreError, ConfigError, ClosedError: as for ``request``.
-            CorruptShardError: as for ``request``, or a unit is not what the table of contents says.
+            StoreError, ConfigError, ClosedError: The same as for ``request``.
+            CorruptShardError: The same as for ``request``, or a unit is not what the table of contents says.
         """
         if self._ended:
             return None
@@ -308,35 +308,35 @@ class MetadataProbe(Generic[T]):
 
     Args:
         shard: The shard.
-        looking: Yields spans, is sent their bytes, and returns the metadata.
+        steps: Yields spans, is sent their bytes, and returns the metadata.
         meter: Counts bytes.
 
     Attributes:
         spans: The ranges that were requested so far.
     """
 
-    def __init__(self, shard: Shard, looking: Generator[ByteRange, Buffer, T], *, meter: Meter) -> None:
+    def __init__(self, shard: Shard, steps: Generator[ByteRange, Buffer, T], *, meter: Meter) -> None:
         self._shard = shard
-        self._probeing = looking
+        self._steps = steps
         self._meter = meter
         self.spans: list[ByteRange] = []
-        self._chunks = self._request(next(looking))
+        self._chunks = self._request(next(steps))
 
     def finish(self) -> T:
         """The metadata. Blocks.
 
         Raises:
-            StoreError: the shard cannot be read.
-            CorruptShardError: the shard is not of its format.
+            StoreError: The shard cannot be read.
+            CorruptShardError: The shard is not of its format.
         """
         while True:
             parts: list[Buffer] = []
             for chunk in self._chunks:
-                self._shard.versions.learn(self._shard, etag=chunk.etag)
+                self._shard.learn(etag=chunk.etag)
                 self._meter.bytes += len(chunk.data)
                 parts.append(chunk.data)
             try:
-                span = self._probeing.send(parts[0] if len(parts) == 1 else b"".join(parts))
+                span = self._steps.send(parts[0] if len(parts) == 1 else b"".join(parts))
             except StopIteration as stop:
                 metadata: T = stop.value
                 return metadata
@@ -390,8 +390,8 @@ class TableOfContents:
         """A reader that knows its units, with counters of its own; None if the shard is empty. Blocks the first time.
 
         Raises:
-            StoreError: the shard cannot be read.
-            CorruptShardError: the shard is not of its format.
+            StoreError: The shard cannot be read.
+            CorruptShardError: The shard is not of its format.
         """
         if self._failure is not None:
             raise self._failure
@@ -438,7 +438,7 @@ class TableOfContents:
             completion.error.url = completion.error.url or shard.url
             raise completion.error
         assert completion.info is not None
-        shard.versions.learn(shard, etag=completion.info.etag, size_bytes=completion.info.size_bytes)
+        shard.learn(etag=completion.info.etag, size_bytes=completion.info.size_bytes)
         self._open()
 
     def _open(self) -> None:

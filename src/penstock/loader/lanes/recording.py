@@ -74,7 +74,7 @@ class ShardPass:
             etag: ETag of the shard.
 
         Raises:
-            DataError: the samples do not lie one behind the other.
+            DataError: The samples do not lie one behind the other.
         """
         row = ShardRow(key, size_bytes, etag, self.count, self.format, self._has_places)
         first = self._first if self._has_head and self._first is not None else 0

@@ -136,7 +136,7 @@ class ShardSegment:
             end_bytes = shard.size_bytes
         if end_bytes is None:
             info = shard.store.stat(shard.key)
-            shard.versions.learn(shard, etag=info.etag, size_bytes=info.size_bytes)
+            shard.learn(etag=info.etag, size_bytes=info.size_bytes)
             end_bytes = info.size_bytes
         spans = [ByteRange(self.offset_bytes, end_bytes)] if self.spans is None else self.spans
         etag, size_bytes = shard.version
@@ -234,7 +234,9 @@ class ReadAheadSizes(NamedTuple):
     requests_max: int
 
 
-def read_ahead(lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int | None = None) -> ReadAheadSizes:
+def lane_read_ahead_sizes(
+    lanes_count: int, fetch: FetchConfig | None, *, room_bytes: int | None = None
+) -> ReadAheadSizes:
     """Sizes with which the parts of all lanes fit into a quarter of the memory budget, and into `room_bytes` if they can.
 
     Few lanes read with many large requests each, and many lanes with two small ones, because the first batch of an epoch

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.loader.lanes.feed import EpochFeed, LanesFeed
+from penstock.loader.lanes.feed import LanesFeed, OpenedFeed
 from penstock.loader.lanes.first_batch import FirstBatchPrefetch, PrefetchedLane
 from penstock.loader.lanes.lane import Lane, PinnedBytes
 from penstock.loader.lanes.lane_parts import ShardIndexes, part_of, parts_of, passes_of, positions_between, row_of
@@ -18,7 +18,8 @@ from penstock.order import Batches, MixOrder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.loader.lanes.feed import Batching, Feed
+    from penstock.loader.batching import Batching
+    from penstock.loader.lanes.feed import Feed
     from penstock.loader.lanes.first_batch import PrefetchedSamples
     from penstock.loader.lanes.lane import SampleLane
     from penstock.loader.lanes.lane_parts import LanePart
@@ -37,7 +38,7 @@ class IndexedReadPlan:
     Attributes:
         sources: The source, or the sources of a mix in its order.
         order: Order of epoch 0.
-        reading: Options of the lanes.
+        reading: OPTIONS_OF of the lanes.
         threads_count: Number of threads that call a user's read function.
         prefetched_count: Number of positions, of all ranks, whose samples need not wait for their runs: those of a batch.
         memory: Memory that the rank holds at most.
@@ -52,12 +53,12 @@ class IndexedReadPlan:
     prefetched_count: int
     memory: MemoryPlan | None
 
-    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
+    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> OpenedFeed:
         """The samples of an epoch from a position on; None is the beginning of the epoch."""
         assert not isinstance(position, StreamPosition)  # a state of another mode has been refused
         origin = 0 if position is None else position.position
         batches = self.batches(epoch, batching=batching, origin=origin)
-        return EpochFeed(self.feed_between(epoch, origin, batches.stop), batches)
+        return OpenedFeed(self.feed_between(epoch, origin, batches.stop), batches)
 
     def feed_between(self, epoch: int, position: int, stop: int) -> Feed:
         """The rank's samples of an epoch with positions in [position, stop)."""
@@ -104,7 +105,7 @@ class IndexedReadPlan:
             rank=order.rank,
             world_size=order.world_size,
             drop_last=batching.drop_last,
-            take=batching.take,
+            take=batching.take_count,
             origin=origin,
         )
 
@@ -242,8 +243,8 @@ class _LaneOpener:
             prefetched = self._prefetched.pop((number, source), None)
             if prefetched is None:
                 self._indexes.load_for([part], self._plan.reading.fields)
-                return self._source_lane(part), part.left_count
-            return PrefetchedLane(part.lane, prefetched, partial(self._rest, part, prefetched)), part.left_count
+                return self._source_lane(part), part.remaining_count
+            return PrefetchedLane(part.lane, prefetched, partial(self._rest, part, prefetched)), part.remaining_count
 
         if isinstance(order, MixOrder):
             from penstock.loader.lanes.lane import MixedLane
@@ -255,7 +256,7 @@ class _LaneOpener:
         plan = self._plan
         objects = plan.sources[part.source].objects
         if objects is None:
-            return self._shard_lane(part, part.skip_count)
+            return self._shard_lane(part, part.given_count)
         from penstock.loader.lanes.objects import ObjectLane
 
         return ObjectLane(
@@ -271,9 +272,9 @@ class _LaneOpener:
     def _rest(self, part: LanePart, prefetched: PrefetchedSamples) -> Lane:
         self._indexes.load_for(self.later, self._plan.reading.fields)
         self.later = []
-        return self._shard_lane(part, part.skip_count + len(prefetched.samples))
+        return self._shard_lane(part, part.given_count + len(prefetched.samples))
 
-    def _shard_lane(self, part: LanePart, skip_count: int) -> Lane:
+    def _shard_lane(self, part: LanePart, given_count: int) -> Lane:
         reading = self._plan.reading
         return Lane(
             part.lane,
@@ -281,7 +282,7 @@ class _LaneOpener:
             reader=LaneReader(self._indexes.segments(part, reading.fields[part.source]), reading=reading),
             pins=self._pins,
             start=part.start,
-            skip_count=skip_count,
+            given_count=given_count,
         )
 
 

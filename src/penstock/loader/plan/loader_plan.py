@@ -9,9 +9,9 @@ from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS
 from penstock.index import in_directory
-from penstock.loader.lanes.feed import Batching
+from penstock.loader.batching import Batching
 from penstock.loader.lanes.recording import IndexRecorder
-from penstock.loader.lanes.segments import ReadOptions, read_ahead
+from penstock.loader.lanes.segments import ReadOptions, lane_read_ahead_sizes
 from penstock.loader.plan.indexed_read_plan import IndexedReadPlan
 from penstock.loader.plan.memory import MemoryNeeds
 from penstock.loader.plan.mix import mixed_order, reweighted_order
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.index import ShardRow
-    from penstock.loader.lanes.feed import EpochFeed
+    from penstock.loader.lanes.feed import OpenedFeed
     from penstock.loader.lanes.segments import ReadAheadSizes
-    from penstock.loader.options import Options
+    from penstock.loader.options import LoaderOptions
     from penstock.loader.plan.memory import MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
     from penstock.loader.plan.source_finder import PipelineData, SourceFinder
@@ -51,8 +51,8 @@ class ReadPlan(Protocol):
         """The source, or the sources of a mix in its order."""
 
     @property
-    def order(self) -> Any:
-        """Order of epoch 0: an ``IndexedOrder``, a ``MixOrder`` or a ``StreamOrder``."""
+    def order(self) -> IndexedOrder | MixOrder | StreamOrder:
+        """Order of epoch 0."""
 
     @property
     def reading(self) -> ReadOptions:
@@ -62,7 +62,7 @@ class ReadPlan(Protocol):
     def memory(self) -> MemoryPlan | None:
         """Memory that the rank holds at most; None if it is known only from the first samples; reading then checks it."""
 
-    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
+    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> OpenedFeed:
         """The samples of an epoch from a position on; None is the beginning of the epoch.
 
         Raises:
@@ -163,7 +163,7 @@ class LoaderPlan:
 
 
 def make_plan(
-    pipeline: Pipeline, *, options: Options, finder: SourceFinder, meter: Meter, state: LoaderState | None = None
+    pipeline: Pipeline, *, options: LoaderOptions, finder: SourceFinder, meter: Meter, state: LoaderState | None = None
 ) -> LoaderPlan:
     """Look at the data, and plan what a loader does with it.
 
@@ -196,7 +196,7 @@ class OrderOptions(NamedTuple):
 class _Planner:
     """Makes the plan of one loader."""
 
-    def __init__(self, pipeline: Pipeline, options: Options, meter: Meter, state: LoaderState | None) -> None:
+    def __init__(self, pipeline: Pipeline, options: LoaderOptions, meter: Meter, state: LoaderState | None) -> None:
         rank, world_size = rank_and_world_size(options.rank, options.world_size, mesh=options.mesh)
         shuffle = pipeline.stage(Shuffle)
         self._pipeline = pipeline
@@ -275,7 +275,7 @@ class _Planner:
         stored = [source for source in sources if source.objects is None]
         needs = self._needs(sources, lanes_count * len(sources))
         sample_bytes = sum(source.sample_bytes for source in stored) / max(1, len(stored))
-        sizes = needs.read_ahead(sample_bytes)
+        sizes = needs.read_ahead_sizes(sample_bytes)
         return IndexedReadPlan(
             sources=sources,
             order=order,
@@ -292,7 +292,7 @@ class _Planner:
         source = data.sources[0]
         order = StreamOrder(shards_count=len(source.shards), **self._order_options._asdict())
         lanes_count = len(order.lanes_owned)
-        reading = self._reading(read_ahead(lanes_count, self._options.fetch), ranged_count=lanes_count)
+        reading = self._reading(lane_read_ahead_sizes(lanes_count, self._options.fetch), ranged_count=lanes_count)
         if self._options.index == "auto":
             reading = reading._replace(recording=self._recorder(source.shards))
         return StreamedReadPlan(

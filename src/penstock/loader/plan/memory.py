@@ -8,7 +8,7 @@ from typing import NamedTuple
 from penstock.config import FetchConfig, default_budget_bytes
 from penstock.errors import ConfigError
 from penstock.fetch import PARTS_PER_REQUEST
-from penstock.loader.lanes.segments import ReadAheadSizes, read_ahead
+from penstock.loader.lanes.segments import ReadAheadSizes, lane_read_ahead_sizes
 from penstock.sizes import format_bytes
 
 
@@ -66,10 +66,10 @@ class MemoryNeeds(NamedTuple):
     fetch: FetchConfig
     objects_bytes: int | None = 0
 
-    def read_ahead(self, sample_bytes: float) -> ReadAheadSizes:
+    def read_ahead_sizes(self, sample_bytes: float) -> ReadAheadSizes:
         """How the lanes read samples of this size: they get what window and batches leave of the budget."""
         _, _, room_bytes = self._divide_budget(sample_bytes)
-        return read_ahead(self.readers_count, self.fetch, room_bytes=room_bytes)
+        return lane_read_ahead_sizes(self.readers_count, self.fetch, room_bytes=room_bytes)
 
     def plan(self, sample_bytes: float, sizes: ReadAheadSizes) -> MemoryPlan:
         """The memory for samples of this size, and lanes that read ahead like this."""

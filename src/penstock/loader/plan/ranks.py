@@ -29,7 +29,7 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
             get the same batches.
 
     Raises:
-        ConfigError: out of range, no whole number, or half of a pair.
+        ConfigError: A number is out of range or not whole, or only one of the two is given.
     """
     if rank is not None or world_size is not None:
         for name, value in (("rank", rank), ("world_size", world_size)):

@@ -58,7 +58,7 @@ class RequestEstimator:
     """Adds up the requests of a rank.
 
     Args:
-        reading: Options of its lanes.
+        reading: OPTIONS_OF of its lanes.
     """
 
     def __init__(self, reading: ReadOptions) -> None:

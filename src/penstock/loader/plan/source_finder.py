@@ -155,7 +155,7 @@ class SourceFinder:
             return DataSource(shards=shards)
         for shard, each in zip(shards, found.shards, strict=True):
             if shard.etag is None or shard.size_bytes is None:
-                shard.versions.learn(shard, etag=each.if_match, size_bytes=each.size_bytes)
+                shard.learn(etag=each.if_match, size_bytes=each.size_bytes)
         rows = [row for row in found.rows if row is not None]
         return DataSource(
             shards=shards,

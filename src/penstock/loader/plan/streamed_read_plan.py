@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.errors import ConfigError
 from penstock.formats import FORMATS, format_of_name
-from penstock.loader.lanes.feed import Batching, EpochFeed, StreamLanesFeed
+from penstock.loader.lanes.feed import OpenedFeed, StreamLanesFeed
 from penstock.loader.lanes.lane import Lane, PinnedBytes
 from penstock.loader.lanes.lane_reader import LaneReader
 from penstock.loader.lanes.segments import PART_BYTES_MIN, ReadAheadSizes, ShardSegment
@@ -18,6 +18,7 @@ from penstock.types import strong_etag
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.loader.batching import Batching
     from penstock.loader.lanes.segments import ReadOptions
     from penstock.loader.plan.memory import MemoryNeeds, MemoryPlan
     from penstock.loader.plan.request_estimate import RequestEstimate
@@ -38,7 +39,7 @@ class StreamedReadPlan:
     Attributes:
         source: The data set.
         order: Order of epoch 0.
-        reading: Options of the lanes.
+        reading: OPTIONS_OF of the lanes.
         needs: Memory that reading needs, once the size of a sample is known.
     """
 
@@ -62,7 +63,7 @@ class StreamedReadPlan:
     def _shards(self) -> Sequence[Shard]:
         return self.source.shards
 
-    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> EpochFeed:
+    def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> OpenedFeed:
         """The samples of an epoch from a position on; None is the beginning of the epoch.
 
         Raises:
@@ -70,19 +71,18 @@ class StreamedReadPlan:
         """
         assert not isinstance(position, IndexPosition)  # a state of another mode has been refused
         order = self.order.at_epoch(epoch)
-        read: list[ShardSegment] = []
-        lanes = self._lanes(order, position, read)
+        lanes, segments = self._lanes(order, position)
         if self.reading.recording is not None:
-            self.reading.recording.begin_epoch(segment.shard for segment in read)
+            self.reading.recording.begin_epoch(segment.shard for segment in segments)
         feed = StreamLanesFeed(
             lanes,
             lanes_count=order.lanes_count,
             round_count=0 if position is None else position.round_count,
             turn=0 if position is None else position.turn,
-            count=batching.take if position is None else position.left_count,
+            count=batching.take_count if position is None else position.remaining_count,
             window_bytes=lambda: self._window_bytes(lanes),
         )
-        return EpochFeed(feed, None)
+        return OpenedFeed(feed, None)
 
     def for_worker(self, workers_count: int) -> StreamedReadPlan:
         """The part of one worker process, with its share of the memory. Its position names the lanes that it owns."""
@@ -102,7 +102,7 @@ class StreamedReadPlan:
         Cost: the first samples of each of the rank's lanes, read in parts of 256 KiB.
         """
         reading = self.reading._replace(sizes=ReadAheadSizes(PART_BYTES_MIN, 1), recording=None)
-        lanes = replace(self, reading=reading)._lanes(self.order, None, [])
+        lanes, _ = replace(self, reading=reading)._lanes(self.order, None)
         try:
             for lane in lanes:
                 while lane.is_waiting and len(lane.first(SIZED_COUNT)) < SIZED_COUNT:
@@ -117,7 +117,7 @@ class StreamedReadPlan:
         """The requests of the rank's first epoch; None if only reading tells."""
         order, estimator = self.order, RequestEstimator(self.reading)
         may_end_early = order.world_size > 1 and batching.drop_last  # all ranks stop when the first one runs out
-        needed = batching.take
+        needed = batching.take_count
         try:
             for turn, number in enumerate(order.lanes_owned):
                 segments = [
@@ -144,33 +144,42 @@ class StreamedReadPlan:
         plan.check()
         return plan.window_bytes * len(lanes) // self.needs.readers_count
 
-    def _lanes(self, order: StreamOrder, position: StreamPosition | None, read: list[ShardSegment]) -> list[Lane]:
-        """The lanes of the rank that have something left. Their segments are added to `read`."""
+    def _lanes(self, order: StreamOrder, position: StreamPosition | None) -> tuple[list[Lane], list[ShardSegment]]:
+        """The lanes of the rank that are not empty at `position`, and the segments that all of them read.
+
+        Args:
+            order: Order of the epoch.
+            position: Position at which the lanes begin; None is the beginning of the epoch.
+        """
         pins = PinnedBytes(self.reading.pinned_bytes_max)
         lanes: list[Lane] = []
+        segments: list[ShardSegment] = []
         try:
             for number in order.lanes_owned:
                 if position is None or number in position.lanes:
                     begin = LANE_BEGIN if position is None else position.lanes[number]
-                    lanes.append(self._lane(number, order, pins, begin, read))
+                    lane, lane_segments = self._lane(number, order, pins, begin)
+                    lanes.append(lane)
+                    segments += lane_segments
         except BaseException:
             for lane in lanes:
                 lane.close()
             raise
-        return lanes
+        return lanes, segments
 
     def _lane(
-        self, number: int, order: StreamOrder, pins: PinnedBytes, position: LanePosition, read: list[ShardSegment]
-    ) -> Lane:
+        self, number: int, order: StreamOrder, pins: PinnedBytes, position: LanePosition
+    ) -> tuple[Lane, list[ShardSegment]]:
+        """A lane, and the segments that it reads."""
         segments = [ShardSegment(self._shards[shard], index) for index, shard in enumerate(order.shards_of(number))]
-        start, emitted_count = position
+        start, given_count = position
         if start.segment_index is not None:
             first = _first_segment(segments, start)
             segments = [first, *segments[first.index + 1 :]]
             start = start._replace(etag=first.shard.etag)
-        read += segments
         reader = LaneReader(segments, reading=self.reading)
-        return Lane(number, runs=order, reader=reader, pins=pins, start=start, skip_count=emitted_count)
+        lane = Lane(number, runs=order, reader=reader, pins=pins, start=start, given_count=given_count)
+        return lane, segments
 
 
 def _mean_bytes(lanes: Sequence[Lane]) -> float:
@@ -187,7 +196,7 @@ def _first_segment(segments: Sequence[ShardSegment], start: RunStart) -> ShardSe
     if not 0 <= index < len(segments):
         raise ConfigError(f"the state names shard {index} of a lane that has {len(segments)}")
     shard = segments[index].shard
-    shard.versions.learn(shard, etag=strong_etag(start.etag))  # older states hold the ETag as the store wrote it
+    shard.learn(etag=strong_etag(start.etag))  # older states hold the ETag as the store wrote it
     form = FORMATS[format_name]
     if form.unit == "sample" and form.ranged is None:
         return ShardSegment(

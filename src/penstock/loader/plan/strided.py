@@ -8,13 +8,13 @@ whole parts are read (``SelectedBatchesFeed``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.config import FetchConfig
 from penstock.index import Lookup, VersionedShard
-from penstock.loader.lanes.feed import EpochFeed, SampleBlock
+from penstock.loader.lanes.feed import OpenedFeed, SampleBlock
 from penstock.loader.lanes.first_batch import is_enterable
 from penstock.loader.lanes.lane import copied
 from penstock.loader.lanes.objects import ObjectsFeed, SampleOrigin
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.formats import Sample
-    from penstock.loader.lanes.feed import Batching, Feed
+    from penstock.loader.batching import Batching
+    from penstock.loader.lanes.feed import Feed
+    from penstock.loader.plan.loader_plan import ReadPlan
     from penstock.loader.position import FeedPosition
     from penstock.loader.statistics import Meter
     from penstock.order import Batches
@@ -160,7 +162,7 @@ class StridedFeed:
         self._bytes_max = pinned_bytes_max
         self._meter = meter
         self._batches = iter(strides.indexes)
-        self._left = np.empty(0, np.int64)  # positions of the batch that is being given
+        self._remaining = np.empty(0, np.int64)  # positions of the batch that is being given
         self._next_position = 0
         self._arrived: dict[int, tuple[Sample, SampleOrigin]] = {}  # by position
         self._held_bytes = 0
@@ -170,12 +172,12 @@ class StridedFeed:
 
     def take(self, count: int) -> SampleBlock | None:
         """Up to `count` samples, never across the end of a batch; see ``Feed``."""
-        if not len(self._left):
+        if not len(self._remaining):
             index = next(self._batches, None)
             if index is None:
                 return None
-            self._left = self._strides.positions(index)
-        positions, self._left = self._left[:count], self._left[count:]
+            self._remaining = self._strides.positions(index)
+        positions, self._remaining = self._remaining[:count], self._remaining[count:]
         samples, origins = [], []
         for position in positions.tolist():
             while position not in self._arrived:
@@ -249,21 +251,21 @@ def _lookup_of(source: DataSource) -> Lookup:
 
 
 def begin_strided(
-    plan: Any,
+    plan: ReadPlan,
     epoch: int,
     position: FeedPosition | None,
     *,
     batching: Batching,
     first_batch: int,
     stride: tuple[int, int],
-) -> EpochFeed | None:
+) -> OpenedFeed | None:
     """Begin an epoch, or the rest of one, in which only the batches of a worker are read.
 
     Args:
-        plan: The ``ReadPlan`` of the rank.
+        plan: What the rank reads.
         epoch: Number of the epoch, from 0.
         position: Where the epoch goes on; None: at its beginning.
-        batching: What the pipeline says of batches.
+        batching: Size of the batches.
         first_batch: Number of the batch at `position`.
         stride: ``(j, n)``: the worker has the batches k with k mod n = j.
 
@@ -289,7 +291,7 @@ def begin_strided(
         )
     else:
         return None
-    return EpochFeed(feed, batches)
+    return OpenedFeed(feed, batches)
 
 
 def can_stride(source: DataSource) -> bool:

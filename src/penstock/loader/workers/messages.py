@@ -313,7 +313,7 @@ def pickled_by_value(message: Any) -> bytes:
     """A pickle that contains functions of the main module, lambdas and closures themselves, not only their names.
 
     Raises:
-        ConfigError: cloudpickle is not installed, or the message cannot be pickled.
+        ConfigError: Cloudpickle is not installed, or the message cannot be pickled.
     """
     try:
         cloudpickle = importlib.import_module("cloudpickle")

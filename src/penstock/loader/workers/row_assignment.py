@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.loader.batches.run import RunPlan
-    from penstock.loader.lanes.feed import Batching
+    from penstock.loader.batching import Batching
     from penstock.loader.lanes.lane import ResumableLane
     from penstock.loader.plan.loader_plan import ReadPlan
     from penstock.loader.position import FeedPosition, LanePosition
@@ -205,7 +205,7 @@ class StreamRowAssigner(RowAssigner):
     Args:
         order: Order of the epoch.
         position: Position to begin at; None is the beginning of the epoch.
-        take: Number of samples of the epoch at most; None is all.
+        take_count: Number of samples of the epoch at most; None is all.
         size: Number of rows of a full batch.
         drop_last: Whether the last batch is left out if it is not full.
         workers_count: Number of workers; the rank's lanes go to them in turn.
@@ -219,7 +219,7 @@ class StreamRowAssigner(RowAssigner):
         order: StreamOrder,
         position: StreamPosition | None,
         *,
-        take: int | None,
+        take_count: int | None,
         size: int,
         drop_last: bool,
         workers_count: int,
@@ -227,12 +227,12 @@ class StreamRowAssigner(RowAssigner):
         self._size = size
         self._drop_last = drop_last
         self._workers_count = workers_count
-        self._left = take if position is None else position.left_count
+        self._remaining_count = take_count if position is None else position.remaining_count
         self._lanes: dict[int, RemoteLane] = {}
         for index, number in enumerate(order.lanes_owned):
             if position is None or number in position.lanes:
-                start, emitted_count = LANE_BEGIN if position is None else position.lanes[number]
-                taken = start.before_count + emitted_count
+                start, given_count = LANE_BEGIN if position is None else position.lanes[number]
+                taken = start.before_count + given_count
                 self._lanes[number] = RemoteLane(number, worker=index % workers_count, taken_count=taken)
         lanes: Sequence[ResumableLane] = list(self._lanes.values())
         self._feed = StreamLanesFeed(
@@ -240,7 +240,7 @@ class StreamRowAssigner(RowAssigner):
             lanes_count=order.lanes_count,
             round_count=0 if position is None else position.round_count,
             turn=0 if position is None else position.turn,
-            count=self._left,
+            count=self._remaining_count,
         )
         self.begin: FeedPosition = position or self._feed.position()
         self._ended = False
@@ -252,10 +252,10 @@ class StreamRowAssigner(RowAssigner):
 
     def next(self) -> Assignment | None:
         """The next batch; None at the end, or if its samples have not all been found."""
-        count = self._size if self._left is None else min(self._size, self._left)
-        each = self._each(count)
+        count = self._size if self._remaining_count is None else min(self._size, self._remaining_count)
+        share_max = self._lane_share_max(count)
         for lane in self._lanes.values():
-            if lane.ready_count < each and not lane.known.is_ended:
+            if lane.ready_count < share_max and not lane.known.is_ended:
                 if lane.known.error is not None:
                     raise lane.known.error
                 return None
@@ -264,8 +264,8 @@ class StreamRowAssigner(RowAssigner):
         self._ended = found < self._size
         if block is None or (self._ended and self._drop_last):
             return None
-        if self._left is not None:
-            self._left -= found
+        if self._remaining_count is not None:
+            self._remaining_count -= found
         owners = np.fromiter((lane.worker for lane in block.samples), np.int64, found)  # type: ignore[attr-defined]
         rows = [np.flatnonzero(owners == worker) for worker in range(self._workers_count)]
         return Assignment(block.positions, found, rows, self._feed.position())
@@ -280,7 +280,7 @@ class StreamRowAssigner(RowAssigner):
     def wants(self) -> dict[int, dict[int, int]]:
         """What the workers must find for the next batches, each only once."""
         wanted: dict[int, dict[int, int]] = {}
-        one, ahead = self._each(self._size), self._each(BATCHES_AHEAD * self._size)
+        one, ahead = self._lane_share_max(self._size), self._lane_share_max(BATCHES_AHEAD * self._size)
         for lane in self._lanes.values():
             known, total = lane.known, lane.taken_count + ahead
             if known.is_ended or known.error is not None or known.samples_count >= total:
@@ -306,8 +306,8 @@ class StreamRowAssigner(RowAssigner):
             lanes[number] = own.lanes[number]
         return replace(position, lanes=lanes)
 
-    def _each(self, count: int) -> int:
-        """The most samples that one lane may give to the next `count`: more if other lanes are near their end."""
+    def _lane_share_max(self, count: int) -> int:
+        """Largest number of samples that one lane may have to give for the next `count`, if other lanes end before."""
         ended = sorted(lane.ready_count for lane in self._lanes.values() if lane.known.is_ended)
         rest, live_count = count, len(self._lanes)
         for ready in ended:
@@ -378,9 +378,8 @@ def divide(
         run_plan: Number of rows of this rank's batches, and whether the last one is left out if it is not full.
         processes_count: Number of processes to use at most; fewer are used if the rank has fewer lanes.
     """
-    order = read_plan.order.at_epoch(epoch)
     if isinstance(read_plan, IndexedReadPlan):
-        count = usable_count(len(order.lanes_owned), processes_count, evenly=True)
+        count = usable_count(len(read_plan.order.lanes_owned), processes_count, evenly=True)
         begin = position or IndexPosition(0)
         assert isinstance(begin, IndexPosition)  # a state of another mode has been refused
         batches = read_plan.batches(epoch, batching=batching, origin=begin.position)
@@ -388,11 +387,12 @@ def divide(
         return Division([indexed] * count, IndexedRowAssigner(batches, workers_count=count), batches, begin)
     assert isinstance(read_plan, StreamedReadPlan)
     assert not isinstance(position, IndexPosition)
+    order = read_plan.order.at_epoch(epoch)
     count = usable_count(len(order.lanes_owned), processes_count, evenly=False)
     assigner = StreamRowAssigner(
         order,
         position,
-        take=batching.take,
+        take_count=batching.take_count,
         size=run_plan.batch_size,
         drop_last=run_plan.drop_last,
         workers_count=count,

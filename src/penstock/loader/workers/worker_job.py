@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.loader.lanes.feed import Batching
+from penstock.loader.batching import Batching
 from penstock.loader.position import IndexPosition, feed_position
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class StreamedInput:
         """The samples of the worker's lanes, in their order; the position says which lanes these are."""
         del worker
         own = self.read_plan.for_worker(workers_count)
-        return own.begin(epoch, self.position, batching=Batching(1, drop_last=False, take=None)).feed
+        return own.begin(epoch, self.position, batching=Batching(1, drop_last=False, take_count=None)).feed
 
     def report(self, position: Position | None) -> FeedPosition | None:
         """The position of the worker's lanes."""

@@ -34,7 +34,7 @@ def opened(tmp_path: Path, **options: Any) -> ps.Loader:
 def test_a_first_batch_costs_its_samples(tmp_path: Path, position: int) -> None:
     """A first batch of 8 from runs of 60 samples reads little more than the 8, also if it begins inside a run."""
     with opened(tmp_path) as loader:
-        job = loader._planned().read_plan
+        job = loader._session.planned().read_plan
         feed = job.feed_between(0, position, 480)  # type: ignore[attr-defined]
         sample_bytes = sum(path.stat().st_size for path in (tmp_path / "data").iterdir()) / 480
         samples = list(feed.take(8).samples)

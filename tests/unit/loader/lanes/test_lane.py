@@ -14,7 +14,7 @@ from penstock.formats.columnar import as_columns
 from penstock.formats.typed import ITEM_BYTES, typed
 from penstock.loader.lanes.lane import Lane, PinnedBytes, copied
 from penstock.loader.lanes.lane_reader import LaneReader
-from penstock.loader.lanes.segments import ReadOptions, ShardSegment, read_ahead
+from penstock.loader.lanes.segments import ReadOptions, ShardSegment, lane_read_ahead_sizes
 from penstock.loader.statistics import Meter
 from penstock.order import StreamOrder
 from penstock.sources.shards import ShardFinder
@@ -30,7 +30,7 @@ def lane(
 ) -> Lane:
     shards = ShardFinder(ps.shards(f"{folder}/").source, fetch=None).find()
     order = order_type(shards_count=len(shards), window=window or 1, lanes=1, shuffled=window is not None)
-    sizes = read_ahead(1, FetchConfig())._replace(part_bytes=part_bytes)
+    sizes = lane_read_ahead_sizes(1, FetchConfig())._replace(part_bytes=part_bytes)
     reading = ReadOptions(
         sizes=sizes, pinned_bytes_max=0, on_corrupt=("raise",), fields=(None,), copies=False, meter=Meter()
     )
@@ -124,7 +124,7 @@ def test_a_copy_has_type_and_shape(form: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("budget_bytes", [64 * MIB, 2048 * MIB])
 def test_read_ahead_fits_the_budget(lanes: int, budget_bytes: int) -> None:
     """All lanes' parts fit into a quarter of the budget, down to the smallest part worth a request; tar blocks are not cut."""
-    sizes = read_ahead(lanes, FetchConfig(budget_bytes_max=budget_bytes))
+    sizes = lane_read_ahead_sizes(lanes, FetchConfig(budget_bytes_max=budget_bytes))
     assert 256 * 1024 <= sizes.part_bytes <= 8 * MIB
     assert not sizes.part_bytes % 512
     assert sizes.requests_max >= 2

@@ -89,7 +89,7 @@ def test_it_resumes_behind_every_batch(folder: Path) -> None:
 def test_an_object_that_changed_is_refused(folder: Path) -> None:
     """The version that was listed is the one that is read."""
     with ps.Loader(pairs(folder, window=None), prefetch_batches=1) as loader:
-        loader._planned()
+        loader._session.planned()
         (folder / "d1" / "001.cls").write_text("99")
         with pytest.raises(ObjectChangedError):
             list(loader)

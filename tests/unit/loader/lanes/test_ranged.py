@@ -233,7 +233,7 @@ def test_garbage_and_cuts(tmp_path: Path, name: str, damage: str) -> None:
     if damage == "shrunk":
         options = {"index": "require", "index_dir": index(made, tmp_path / "index")}
         with ps.Loader(made.batch(2), threads=1, fetch=FETCH, **options) as loader:
-            loader._planned()
+            loader._session.planned()
             path.write_bytes(data[: len(data) // 2])
             with pytest.raises(ObjectChangedError, match=rf"s\.{name}"):
                 list(loader)

@@ -65,11 +65,11 @@ def test_read_ahead_has_what_the_window_leaves() -> None:
         window_count=16384, rows_count=3 * 128, row_bytes=150_528, readers_count=64, data_bytes=None, fetch=fetch
     )
     for sample_bytes in (1_000, 60_000, 115_000):
-        plan = holding.plan(sample_bytes, holding.read_ahead(sample_bytes))
+        plan = holding.plan(sample_bytes, holding.read_ahead_sizes(sample_bytes))
         plan.check()
         assert plan.read_ahead_bytes >= 96 * MIB
     with pytest.raises(ConfigError, match="more than its budget of 2 GiB"):
-        holding.plan(130_000, holding.read_ahead(130_000)).check()
+        holding.plan(130_000, holding.read_ahead_sizes(130_000)).check()
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])
@@ -80,7 +80,7 @@ def test_what_left_is_let_go_of(tmp_path: Path, is_indexed: bool) -> None:
     place = index(made, tmp_path / "index") if is_indexed else tmp_path / "none"
     used_bytes = process_budget().statistics().used_bytes
     with ps.Loader(made, lanes=4, threads=1, index_dir=place) as loader:
-        plan = loader._planned()
+        plan = loader._session.planned()
         feed = plan.read_plan.begin(0, None, batching=plan.batching).feed
         for _ in range(115):
             feed.take(8)

@@ -58,18 +58,18 @@ def played(assigner: StreamRowAssigner, lengths: list[int], shares: Any) -> list
     workers=st.integers(1, 4),
     size=st.integers(1, 9),
     drop_last=st.booleans(),
-    take=st.none() | st.integers(1, 60),
+    take_count=st.none() | st.integers(1, 60),
     seed=st.integers(0, 99),
 )
 def test_rows_are_those_of_the_naive_order(
-    lengths: list[int], workers: int, size: int, drop_last: bool, take: int | None, seed: int
+    lengths: list[int], workers: int, size: int, drop_last: bool, take_count: int | None, seed: int
 ) -> None:
     """Every sample once, in turns of the lanes, each row with the worker that owns the lane, whoever answers first."""
-    expected = naive(lengths, workers)[: take if take is not None else None]
+    expected = naive(lengths, workers)[:take_count]
     if drop_last:
         expected = expected[: len(expected) - len(expected) % size]
     assigner = StreamRowAssigner(
-        order(len(lengths)), None, take=take, size=size, drop_last=drop_last, workers_count=workers
+        order(len(lengths)), None, take_count=take_count, size=size, drop_last=drop_last, workers_count=workers
     )
     shares = iter(np.random.default_rng(seed).integers(0, 99, 100_000).tolist())
     found: list[int] = []
@@ -83,7 +83,7 @@ def test_rows_are_those_of_the_naive_order(
 
 def test_a_failure_comes_where_its_sample_would() -> None:
     """What a lane has before it failed is dealt; then, and not earlier, its error is raised."""
-    assigner = StreamRowAssigner(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
+    assigner = StreamRowAssigner(order(2), None, take_count=None, size=4, drop_last=False, workers_count=2)
     assert assigner.next() is None
     assigner.note(
         {0: LaneProgress(50, is_ended=False, error=None), 1: LaneProgress(5, is_ended=False, error=OSError("gone"))}
@@ -95,7 +95,7 @@ def test_a_failure_comes_where_its_sample_would() -> None:
 
 def test_lanes_are_not_asked_for_each_sample() -> None:
     """One question per lane and batch at most, and again only of a process that replaced another."""
-    assigner = StreamRowAssigner(order(2), None, take=None, size=4, drop_last=False, workers_count=2)
+    assigner = StreamRowAssigner(order(2), None, take_count=None, size=4, drop_last=False, workers_count=2)
     assert assigner.wants() == {0: {0: 4}, 1: {1: 4}}
     assert assigner.wants() == {}
     assigner.forget_wants(1)
@@ -129,7 +129,7 @@ def test_with_an_index_rows_go_by_lane(world_size: int) -> None:
 def test_a_position_is_cut_by_lanes() -> None:
     """Each worker gets its lanes that are left; one whose lanes all had their turn begins with the next round."""
     lanes = {number: (RunStart(number, 0, 0, 0, 0), number) for number in (0, 2, 3)}
-    position = StreamPosition(round_count=5, turn=2, left_count=9, lanes=lanes)
+    position = StreamPosition(round_count=5, turn=2, remaining_count=9, lanes=lanes)
     assert worker_position(position, range(4), 0, 2) == StreamPosition(6, 0, None, {0: lanes[0], 2: lanes[2]})
     assert worker_position(position, range(4), 1, 2) == StreamPosition(5, 0, None, {3: lanes[3]})
     assert worker_position(None, range(4), 1, 2).lanes == {1: LANE_BEGIN, 3: LANE_BEGIN}
