@@ -273,9 +273,8 @@ class CacheDirectory:
             os.utime(fd)
         seen = self._seen
         if len(seen) >= _SEEN_COUNT_MAX:
-            self._seen = dict(
-                itertools.islice(seen.items(), _SEEN_COUNT_MAX // 2, None)
-            )  # the others are verified again
+            # The others are verified again.
+            self._seen = dict(itertools.islice(seen.items(), _SEEN_COUNT_MAX // 2, None))
             seen = self._seen
         seen[file] = now_s
 

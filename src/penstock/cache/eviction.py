@@ -86,9 +86,8 @@ class Evictor:
             return True
         with self._lock:
             self._directory.count_unknown()  # in case the file with the numbers was lost
-            if not self._directory.is_full and self._counted(
-                sizes_bytes
-            ):  # another thread may have made room meanwhile
+            # Another thread may have made room meanwhile.
+            if not self._directory.is_full and self._counted(sizes_bytes):
                 return True
             alone = self._directory.leases.try_take(_LEASE)
             try:

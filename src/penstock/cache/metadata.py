@@ -167,9 +167,8 @@ class Metadata:
 
     def written(self, key: Key) -> None:
         """Invalidate what is known about a key that was written or deleted through this cache, for the whole node."""
-        self.put(
-            key, ObjectInfo(key, 0), time.monotonic()
-        )  # without an ETag: the store must be asked for the new version
+        # Without an ETag: the store must be asked for the new version.
+        self.put(key, ObjectInfo(key, 0), time.monotonic())
         if self.ttl_s == 0:
             return
         identity = self._identities.of_key(key)

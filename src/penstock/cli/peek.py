@@ -134,9 +134,8 @@ def _print_table(samples: list[dict[str, Any]]) -> None:
         for number, (name, value) in enumerate(_fields(sample).items()):
             size = format_bytes(_size_bytes(value))
             key = "" if number else str(sample["__key__"])
-            table.add_row(
-                Text(printable(key)), Text(printable(name)), size, Text(_shown(value))
-            )  # Text, so that markup in data is not interpreted
+            # Text, so that markup in data is not interpreted.
+            table.add_row(Text(printable(key)), Text(printable(name)), size, Text(_shown(value)))
     Console().print(table)
 
 

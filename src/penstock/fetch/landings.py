@@ -44,9 +44,8 @@ class LandingAllocator:
             False if the budget lacks the bytes and `force` is false.
         """
         length = part.length_bytes
-        if (
-            self._whole and part is not part.read.parts[0]
-        ):  # one piece of memory for the object, even if this part is small
+        # One piece of memory for the object, even if this part is small.
+        if self._whole and part is not part.read.parts[0]:
             return self._prepare_shared(part, force=force)
         if length is None or length < POOLED_BYTES_MIN:
             size_bytes = length if length is not None else estimate_bytes

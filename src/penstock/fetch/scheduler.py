@@ -310,9 +310,8 @@ class RequestScheduler:
         read = self._reads[0]
         if read.error is not None:
             return True
-        if (
-            read.awaits_metadata
-        ):  # every part is checked against the checksum of the whole, so the first one waits for it
+        # Every part is checked against the checksum of the whole, so the first one waits for it.
+        if read.awaits_metadata:
             return False
         return read.parts[read.delivered_count].completion is not None
 

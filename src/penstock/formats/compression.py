@@ -98,9 +98,8 @@ class Gunzip:
                     self._members_count += 1
                     continue
                 rest = self._member.unconsumed_tail
-                if (
-                    not rest and len(piece) < PIECE_BYTES
-                ):  # otherwise there may be more output although no input is left
+                # Otherwise there may be more output although no input is left.
+                if not rest and len(piece) < PIECE_BYTES:
                     break
 
     def end(self) -> None:

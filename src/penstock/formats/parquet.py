@@ -140,9 +140,8 @@ class ParquetReader(ShardReader):
             else bytes((yield ByteRange(begin_bytes, self._size_bytes)))
         )
         try:
-            groups = (
-                read_struct(footer).get(4) or []
-            )  # parsed before pyarrow sees it, because pyarrow does not limit the nesting depth
+            # Parsed before pyarrow sees it, because pyarrow does not limit the nesting depth.
+            groups = read_struct(footer).get(4) or []
             self._metadata = self._parquet.read_metadata(self._arrow.BufferReader(MAGIC + footer))
             self._choose(self._metadata.schema.to_arrow_schema())
             self.units = tuple(self._unit(group, begin_bytes) for group in groups)

@@ -147,9 +147,8 @@ class ParquetWriter:
             compression=self._codec,
             use_dictionary=False,
             write_page_checksum=True,
-            write_statistics=[
-                name for name in names if not isinstance(row[name], bytes)
-            ],  # statistics of bytes would hold whole values
+            # Statistics of bytes would hold whole values.
+            write_statistics=[name for name in names if not isinstance(row[name], bytes)],
         )
 
     def _type_of(self, value: Any, given: Any) -> Any:

@@ -126,11 +126,12 @@ class TFRecordWriter(RecordWriter):
         head, foot = length + _CRC.pack(masked_crc(length)), _CRC.pack(masked(crc))
         if len(pieces) == 1:
             return [head, *pieces, foot]
+        # Both are small, so joining them saves calls.
         return [
             head + pieces[0],
             *pieces[1:-1],
             bytes(pieces[-1]) + foot,
-        ]  # both are small, so joining them saves calls
+        ]
 
 
 class RecordIOWriter(RecordWriter):

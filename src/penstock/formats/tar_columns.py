@@ -36,12 +36,13 @@ _PREFIX = 189  # its position, counted from the kind of the member
 _POWERS = 8 ** np.arange(10, -1, -1)  # the values of the digits of a size
 _SUM_POWERS = 8 ** np.arange(5, -1, -1)
 _DOT_IN_BASENAME = re.compile(rb"\.[^/\n]*\n").search
+# Keys that are metadata, empty, or without a basename; keys are separated by line ends.
 _BAD_IN_KEYS = (
     b"\n__",
     b"\n\n",
     b"/\n",
     b"\0",
-)  # keys that are metadata, empty, or without a basename; keys are separated by line ends
+)
 
 
 class Heads(NamedTuple):
@@ -85,9 +86,8 @@ def read_heads(view: memoryview, at: int) -> Heads | None:
         return None
     members = np.flatnonzero(~is_pax)
     names = np.ascontiguousarray(heads[members, :100]).view("S100")[:, 0].tolist()
-    origins = (
-        rows[members] - is_pax[members - 1] * (members > 0) * 2
-    )  # a PAX header of one block, followed by its records
+    # A PAX header of one block, followed by its records.
+    origins = rows[members] - is_pax[members - 1] * (members > 0) * 2
     starts = at + BLOCK_BYTES * (rows[members] + 1)
     return Heads(names, at + BLOCK_BYTES * origins, starts, starts + sizes[members])
 

@@ -38,9 +38,8 @@ def read_header(block: bytes) -> Header:
     _check_sum(block)
     name = _text(block[:100])
     kind = block[156:157]
-    if block[257:263] == b"ustar\0" and (
-        prefix := _text(block[345:500])
-    ):  # with the magic string of GNU tar, these bytes are times
+    # With the magic string of GNU tar, these bytes are times.
+    if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
         name = prefix + b"/" + name
     if kind == b"\0" and name.endswith(b"/"):  # v7 has no separate kind for directories
         kind = b"5"
@@ -57,9 +56,8 @@ def number(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0", 1)[0].strip(b" ") or b"0"
     try:
-        value = int(
-            digits, 8
-        )  # as lenient as the hot loop, so that the result does not depend on how the shard is cut into chunks
+        # As lenient as the hot loop, so that the result does not depend on how the shard is cut into chunks.
+        value = int(digits, 8)
     except ValueError:
         value = -1
     if value < 0:

@@ -216,9 +216,8 @@ def _ends(tail: bytes) -> list[int]:
     exact = [at for at in found if at + _END.size + ends[at][-1] == len(tail)]
     if not exact:
         return found[:1]  # other data follows the archive, or the end of its comment is missing
-    return sorted(
-        exact, key=lambda at: (ends[at][4] == 0, -at)
-    )  # the least probable is a record without entries, which may occur anywhere
+    # The least probable is a record without entries, which may occur anywhere.
+    return sorted(exact, key=lambda at: (ends[at][4] == 0, -at))
 
 
 def _read_entry(directory: bytes, at: int) -> tuple[Member, int]:
@@ -308,9 +307,8 @@ def _unlzma(member: Member, data: memoryview) -> bytes:
     if len(data) < _LZMA_HEAD_BYTES or data[2] != 5:
         raise ValueError("it has no properties of LZMA")
     dictionary_bytes = int.from_bytes(data[5:9], "little")
-    dictionary_bytes = min(
-        dictionary_bytes, max(_LZMA_DICTIONARY_BYTES_MIN, member.size_bytes)
-    )  # a larger dictionary is never used
+    # A larger dictionary is never used.
+    dictionary_bytes = min(dictionary_bytes, max(_LZMA_DICTIONARY_BYTES_MIN, member.size_bytes))
     length = (1 << 64) - 1 if member.flags & _ENDS_BY_MARK else member.size_bytes
     head = bytes(data[4:5]) + dictionary_bytes.to_bytes(4, "little") + length.to_bytes(8, "little")
     try:

@@ -39,17 +39,19 @@ PIXELS_MAX = 178_956_970
 """Largest number of pixels of a picture, the same as Pillow's. Without a bound, a few bytes could fill the memory."""
 
 _PNG_GROWTH_MAX = 1032  # largest ratio of deflate: a PNG that claims to expand more is damaged
+# The chunks that may follow each chunk.
 _BARE_PNG_ORDER = {
     b"": (b"IHDR",),
     b"IHDR": (b"PLTE", b"IDAT"),
     b"PLTE": (b"IDAT",),
     b"IDAT": (b"IDAT", b"IEND"),
-}  # the chunks that may follow each chunk
+}
+# Bits of a pixel before compression, by Pillow's mode; at least 1 in other modes.
 _PNG_BITS = {
     "RGB": 24,
     "RGBA": 32,
     "LA": 16,
-}  # bits of a pixel before compression, by Pillow's mode; at least 1 in other modes
+}
 
 
 class Picture(ABC):

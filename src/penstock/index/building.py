@@ -132,9 +132,8 @@ class _Build:
         self._listener = listener
         self._on_corrupt = on_corrupt
         self.skipped: list[tuple[str, int]] = []
-        self._late: list[
-            tuple[VersionedShard, str]
-        ] = []  # shards that have a footer, although their names did not show it
+        # Shards that have a footer, although their names did not show it.
+        self._late: list[tuple[VersionedShard, str]] = []
         self.failures: list[tuple[str, PenstockError]] = []
 
     def _done(self, index: ShardIndex, how: IndexMethod) -> None:
@@ -321,9 +320,8 @@ def _given_format(shard: VersionedShard) -> str | None:
 
 def _format_of(versioned: VersionedShard, head: bytes) -> str:
     """Return the format without the content of its records, which another job may declare differently."""
-    return without_content(
-        _given_format(versioned) or detect(versioned.shard.url, head)
-    )  # the name decides for an empty shard
+    # The name decides for an empty shard.
+    return without_content(_given_format(versioned) or detect(versioned.shard.url, head))
 
 
 def _by_footer(versioned: VersionedShard, format_name: str) -> ShardIndex:

@@ -58,9 +58,8 @@ class Members(NamedTuple):
             raise ConfigError(f"field {missing[0]!r} is not one of {', '.join(self.names)}")
         chosen = [at for at, name in enumerate(self.names) if name in wanted]
         blocks = self.head_bytes + _padded(self.sizes[: len(ends)])
-        behind = np.cumsum(blocks[:, ::-1], axis=1)[
-            :, ::-1
-        ]  # bytes from the start of each member to the end of its sample
+        # Bytes from the start of each member to the end of its sample.
+        behind = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
         starts = ends[:, None] - behind
         return np.stack([starts[:, chosen], (starts + blocks)[:, chosen]], axis=-1)
 

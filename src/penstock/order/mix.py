@@ -107,9 +107,8 @@ class MixOrder(LanedOrder):
     """Number of positions in this epoch."""
     _circle: Circle = field(init=False, repr=False)
     _passes: dict[tuple[int, int], IndexedOrder] = field(init=False, repr=False)
-    _rotations: tuple[int, ...] = field(
-        init=False, repr=False
-    )  # by how many lanes the lanes of each source are rotated
+    # By how many lanes the lanes of each source are rotated.
+    _rotations: tuple[int, ...] = field(init=False, repr=False)
     _changes: tuple[tuple[int, MixWeights], ...] = field(init=False, repr=False)  # (row, weights), ascending
     _plans: dict[int, tuple[_PlanStep, ...]] = field(init=False, repr=False)  # by lane, made when first used
 

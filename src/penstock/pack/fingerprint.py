@@ -326,9 +326,8 @@ def _names(code: CodeType) -> _CodeNames:
                 assigned.add(instruction.argval)
             elif instruction.opname == "IMPORT_NAME" and instruction.argval:
                 found.imported.add(instruction.argval)
-    found.globals.difference_update(
-        assigned
-    )  # what it assigns itself is not its input, for example a model that it loads once
+    # What it assigns itself is not its input, for example a model that it loads once.
+    found.globals.difference_update(assigned)
     return found
 
 

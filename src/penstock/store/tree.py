@@ -144,9 +144,8 @@ class Tree:
                 name = entry.name
                 if name.startswith(TEMPORARY_PREFIX) and name.endswith(TEMPORARY_SUFFIX):
                     continue
-                status = (
-                    _status(entry) if entry.is_symlink() else None
-                )  # `is_dir` raises for a link that leads to itself
+                # `is_dir` raises for a link that leads to itself.
+                status = _status(entry) if entry.is_symlink() else None
                 folder = stat.S_ISDIR(status.st_mode) if status is not None else entry.is_dir(follow_symlinks=False)
                 key = f"{base}{name}/" if folder else base + name
                 wanted = key.startswith(walk.prefix) or (key[-1] == "/" and walk.prefix.startswith(key))

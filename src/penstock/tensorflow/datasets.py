@@ -61,9 +61,8 @@ def dataset(
     batches_count = None
     if signature is None:
         signature = signature_of(epochs.first_batch())
-        batches_count = (
-            _length_of(loader) if loader is not source else None
-        )  # a caller's loader may continue inside an epoch
+        # A caller's loader may continue inside an epoch.
+        batches_count = _length_of(loader) if loader is not source else None
     made = tf.data.Dataset.from_generator(_flat(epochs, signature), output_signature=dict(signature))
     if batches_count is not None:
         made = made.apply(tf.data.experimental.assert_cardinality(batches_count))

@@ -27,9 +27,8 @@ _PARTS = (
     "contract_writing",
 )
 _modules = (f"penstock.testing.{part}" for part in _PARTS)
-pytest.register_assert_rewrite(
-    *(name for name in _modules if name not in sys.modules)
-)  # so that failures show both sides
+# So that failures show both sides.
+pytest.register_assert_rewrite(*(name for name in _modules if name not in sys.modules))
 
 from penstock.testing.contract_core import CoreContract  # noqa: E402 - after the line above
 from penstock.testing.contract_hedging import HedgingContract  # noqa: E402

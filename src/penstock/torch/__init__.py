@@ -11,9 +11,8 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     text = "penstock.torch needs PyTorch. Hint: pip install 'penstock[torch]'"
-    raise ModuleNotFoundError(
-        text, name="torch"
-    ) from error  # not ConfigError: code that tries imports catches ImportError
+    # Not ConfigError: code that tries imports catches ImportError.
+    raise ModuleNotFoundError(text, name="torch") from error
 
 Normalise, writer = Normalize, checkpoint_writer  # earlier names of these two
 

@@ -137,9 +137,8 @@ class _CudaIterator:
         self.state = copy.state
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copy.arrived)
-        for (
-            value
-        ) in copy.tensors:  # the side stream allocated their memory, which must not be freed while this stream uses it
+        # The side stream allocated their memory, which must not be freed while this stream uses it.
+        for value in copy.tensors:
             value.record_stream(stream)
         self._sources.append(copy._replace(batch=None, tensors=[]))
         self._release(wait=False)

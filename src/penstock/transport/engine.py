@@ -110,9 +110,8 @@ class Engine:
                 raise UnavailableError(f"no event loop: {why}", hint=DESCRIPTORS_HINT) from error
             try:
                 loop.start()
-                living = [
-                    other for other in self._loops.get(key, ()) if other.alive
-                ]  # perhaps one that a finaliser started
+                # Perhaps one that a finaliser started.
+                living = [other for other in self._loops.get(key, ()) if other.alive]
                 self._loops[key] = [*living, loop]  # replaced whole, because others read it without the lock
             except BaseException:  # such as Ctrl-C; nobody else knows the loop
                 loop.close()

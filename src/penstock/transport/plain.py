@@ -223,9 +223,8 @@ class PlainPool:
             if headers[b"transfer-encoding"].lower() != b"chunked":
                 self._fail(connection, _WEIRD, f"transfer encoding {headers[b'transfer-encoding']!r:.80}")
                 return
-            connection.keep = (
-                connection.keep and length is None
-            )  # RFC 9112, 6.3: a length besides chunks may be an attack
+            # RFC 9112, 6.3: a length besides chunks may be an attack.
+            connection.keep = connection.keep and length is None
             connection.chunks = Chunked()
             self._take_chunks(connection, bytes(rest))
         elif length is None:
@@ -341,9 +340,8 @@ class PlainPool:
         transfer = connection.transfer
         assert transfer is not None
         connection.transfer = connection.view = connection.chunks = None
-        if (
-            connection.overlong
-        ):  # reported when the landing is full; before that, a broken connection is reported as one
+        # Reported when the landing is full; before that, a broken connection is reported as one.
+        if connection.overlong:
             transfer.overflow()
         if connection.keep and not leftover:
             connection.on_ready = self._on_idle
