@@ -64,7 +64,7 @@ _HINTS = {
 
 @lru_cache(maxsize=4096)
 def http_date_s(text: bytes) -> float | None:
-    """Return an HTTP date in seconds since the epoch; None if `text` is no date."""
+    """Return an HTTP date in seconds since the epoch; None if `text` is not a date."""
     try:
         return parsedate_to_datetime(text.decode("latin-1")).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
@@ -96,15 +96,15 @@ def served_span(status: int, headers: Mapping[bytes, bytes], requested: ByteRang
         requested: The range that was requested; None for the whole object.
 
     Raises:
-        ProtocolError: The answer does not say, or does not provably hold what was requested.
-        SpanError: The server ignores ranges, and the requested one begins past the object's end.
+        ProtocolError: The answer does not state its range, or does not provably hold what was requested.
+        SpanError: The server ignores ranges, and the requested range starts past the object's end.
     """
     if status not in (200, 206):  # portals answer with 204, proxies that changed the body with 203
-        raise ProtocolError(f"HTTP status {status} is no answer to a GET", hint="is there a proxy on the way?")
+        raise ProtocolError(f"HTTP status {status} does not answer a GET", hint="is there a proxy in between?")
     length = headers.get(b"content-length", b"")
     coding = headers.get(b"transfer-encoding")
     if coding is not None and coding.lower() != b"chunked":
-        raise ProtocolError(f"Transfer-Encoding {coding.decode('latin-1')!r} cannot be read")
+        raise ProtocolError(f"Transfer-Encoding {coding.decode('latin-1')!r} is not supported")
     if status == 206 or (requested is not None and b"content-range" in headers):  # rclone sends ranges with status 200
         span, total = _content_range(headers.get(b"content-range", b""))
         if (
@@ -126,7 +126,7 @@ def served_span(status: int, headers: Mapping[bytes, bytes], requested: ByteRang
         total, size = int(length), f"{int(length)} bytes"
     else:
         raise ProtocolError(
-            "the answer has neither Content-Length nor chunks, so nothing tells whether it is whole",
+            "the answer has neither Content-Length nor chunks, so nothing shows whether it is complete",
             hint="is this an S3 endpoint?",
         )
     if requested is not None and (requested.within(total).start != 0 or (coding is None and total > requested.end)):
@@ -158,9 +158,10 @@ def _content_range(text: bytes) -> tuple[ByteRange, int]:
 
 
 def unforeseen(error: Exception) -> StoreError:
-    """Return the error for an answer that nobody foresaw, or for a defect of penstock: whoever waits must hear of it."""
+    """Return the error for an unforeseen answer or a defect of penstock, so that the waiting operation ends."""
     failure = ProtocolError(
-        f"the answer cannot be read: {type(error).__name__}: {error}", hint="this should not happen"
+        f"the answer cannot be read: {type(error).__name__}: {error}",
+        hint="this is a bug in penstock; please report it",
     )
     failure.__cause__ = error
     return failure
@@ -180,14 +181,14 @@ def transport_error(answer: HttpAnswer) -> StoreError:
     if code in (LATE_FIRST_BYTE, LATE_BODY, LATE_TOTAL):
         return DeadlineError(reason)
     if code == pycurl.E_OPERATION_TIMEDOUT:
-        return DeadlineError(f"no connection in time: {reason}", hint=_HINTS[pycurl.E_COULDNT_CONNECT])
+        return DeadlineError(f"no connection was made in time: {reason}", hint=_HINTS[pycurl.E_COULDNT_CONNECT])
     if code in (OVERLONG, pycurl.E_FILESIZE_EXCEEDED):
         return ProtocolError("the body is longer than the range that was requested", hint="this server ignores Range")
     if code in (pycurl.E_PARTIAL_FILE, pycurl.E_GOT_NOTHING) or (answer.status and code == pycurl.E_RECV_ERROR):
         what = f"the connection ended after {answer.received_bytes} bytes of body: {reason}"
         return ShortReadError(what)
     if code in _TLS_CODES:
-        hint = "name the authority by AWS_CA_BUNDLE or TransportConfig(ca_bundle=...)"
+        hint = "name the certificate authority in AWS_CA_BUNDLE or TransportConfig(ca_bundle=...)"
         return UnavailableError(f"TLS failed: {reason}", hint=hint, retryable=code == pycurl.E_SSL_CONNECT_ERROR)
     if code == pycurl.E_UNSUPPORTED_PROTOCOL and "HTTP/0.9" in reason:
         code = _WEIRD_SERVER_REPLY
@@ -240,17 +241,19 @@ def status_error(  # noqa: C901 - a table
     if code == "NoSuchBucket":
         return BucketMissingError(what, **fields)
     if code == "NoSuchUpload":
-        return ObjectMissingError(what, hint="the upload was completed or dropped meanwhile; write again", **fields)
+        return ObjectMissingError(what, hint="the upload was already completed or aborted; write it again", **fields)
     if code in _TRANSIENT or status in (500, 502, 504, 408):
         return UnavailableError(what, **fields)
     if code in ("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"):
         return ChecksumError(
-            f"the store received other bytes than were sent: {what}", hint=UnavailableError.HINT, **fields
+            f"the store received different bytes from those that were sent: {what}",
+            hint=UnavailableError.HINT,
+            **fields,
         )
     if status == 404:
         return ObjectMissingError(what if message else "no such object", **fields)
     if status in (401, 403):
-        denied = "these credentials (or this bucket's policy) do not allow it; a missing key also looks so without ListBucket"
+        denied = "these credentials (or the bucket's policy) do not allow it; without ListBucket a missing key looks the same"
         return AccessDeniedError(what if message else "access denied", hint=denied, **fields)
     if status in (409, 412):
         changed = what if message else "the object is not the requested version"
@@ -260,7 +263,9 @@ def status_error(  # noqa: C901 - a table
     if status == 501:
         return ProtocolError(f"the store does not implement this: {what}", hint="ask the store's operators", **fields)
     if status in (301, 302, 303, 307, 308):
-        return ProtocolError(what, hint="a redirect out of the endpoint's domain is not followed; check it", **fields)
+        return ProtocolError(
+            what, hint="redirects out of the endpoint's domain are not followed; check endpoint_url", **fields
+        )
     hint = None if code else "is this an S3 endpoint? The answer is not an S3 error document"
     return ProtocolError(what, hint=hint, **fields)
 

@@ -93,7 +93,7 @@ class Store(ABC):
             span: Bytes to read; None reads the whole object.
 
         Raises:
-            ObjectMissingError: There is no such object.
+            ObjectMissingError: The object does not exist.
             SpanError: The range starts past the object's end. A range that only ends past it is cut there, as in HTTP.
             ObjectChangedError: The object was replaced while it was read.
             ConfigError: The read is larger than half of the process's byte budget; ``open()`` streams instead.
@@ -159,7 +159,7 @@ class Store(ABC):
         """Return size, ETag and modification time of an object. Cost: one request.
 
         Raises:
-            ObjectMissingError: There is no such object.
+            ObjectMissingError: The object does not exist.
         """
         return stat(self, key)
 

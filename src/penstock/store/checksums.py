@@ -125,7 +125,7 @@ def check(name: str, computed: Hasher, expected: str) -> None:
     """
     value = text(computed)
     if value != expected:
-        raise ChecksumError(f"{name} of the bytes received is {value}, the store keeps {expected}")
+        raise ChecksumError(f"{name} of the bytes received is {value}, but the store keeps {expected}")
 
 
 def encode(name: str, data: Buffer) -> str:

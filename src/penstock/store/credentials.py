@@ -26,7 +26,7 @@ REFRESH_CHECK_S = 60.0
 """botocore renews temporary keys from 15 minutes before they expire; it is called this often, off the data path."""
 
 CHAIN_S_MAX = 60.0
-"""Seconds that an operation waits for the chain: a ``credential_process`` or a login has no deadline of its own."""
+"""Seconds that an operation waits for the chain, because a ``credential_process`` or a login has no deadline."""
 
 _ANONYMOUS_HINT = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, choose a profile by AWS_PROFILE or profile=, "
@@ -50,7 +50,9 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if not self.access_key or not self.secret_key:
-            raise ConfigError("access_key and secret_key must not be empty", hint="anonymous=True asks without keys")
+            raise ConfigError(
+                "access_key and secret_key must not be empty", hint="anonymous=True sends requests without keys"
+            )
         for name in ("access_key", "secret_key", "session_token"):
             value = getattr(self, name) or ""
             if not value.isprintable() or " " in value:  # such as the line break of a file, which would end a header
@@ -58,7 +60,7 @@ class Credentials:
 
 
 class CredentialProvider:
-    """Gives the keys to sign with, without ever blocking whoever submits.
+    """Provides the keys to sign with, and never blocks the thread that submits.
 
     Args:
         fixed: Keys that never change; None takes those of botocore's chain.
@@ -93,10 +95,10 @@ class CredentialProvider:
         return self.current
 
     def when_known(self, call: Callable[[Credentials | CredentialsError], None]) -> None:
-        """Call `call` with the keys, or with the reason why there are none, from another thread, within ``CHAIN_S_MAX``."""
+        """Call `call` with the keys, or with the error if there are none, from another thread, within ``CHAIN_S_MAX``."""
         from penstock.transport import engine
 
-        calls = [call]  # whoever answers empties it, so that the timer does not keep a transfer alive
+        calls = [call]  # emptied by the answer, so that the timer does not keep a transfer alive
         self._start(calls)
         engine.call_later(CHAIN_S_MAX, lambda: self._answer([calls], _late()))
 
@@ -134,7 +136,7 @@ class CredentialProvider:
             result = self._ask()
         except CredentialsError as error:
             result = error
-        except Exception as error:  # a missing profile, a broken config file, ...: whoever waits must hear of it
+        except Exception as error:  # a missing profile, a broken config file, ...: the waiting operations must end
             result = CredentialsError(f"the AWS credential chain failed: {error}", hint=_ANONYMOUS_HINT)
         with self._lock:
             if isinstance(result, Credentials):
@@ -181,7 +183,7 @@ class CredentialProvider:
 
 def _late() -> CredentialsError:
     what = f"the AWS credential chain has not answered within {CHAIN_S_MAX:g} s"
-    return CredentialsError(what, hint="does a credential_process, or a login, wait for somebody?")
+    return CredentialsError(what, hint="is a credential_process or a login waiting for input?")
 
 
 def provider(credentials: Credentials | None, profile: str | None) -> CredentialProvider:

@@ -50,7 +50,7 @@ class RemoteStore(Store):
             ClosedError: ``close()`` was called.
         """
         if self._closed:
-            raise ClosedError(f"{self.describe('')} was closed", hint="connect() gives another store")
+            raise ClosedError(f"{self.describe('')} was closed", hint="connect() returns a new store")
 
 
 class Exchange(Resent, ABC, Generic[S]):
@@ -77,7 +77,7 @@ class Exchange(Resent, ABC, Generic[S]):
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, request: HttpRequest) -> None:
-        """Submit a request to the transport, on any thread; it is cancelled if the operation was cancelled meanwhile."""
+        """Submit a request to the transport, on any thread; it is cancelled at once if the operation already was."""
         transfer = engine.submit(request)
         self.transfers.append(transfer)
         if self.cancelled:

@@ -63,7 +63,7 @@ class Faulty(Wrapper):
 
 
 class _Refused(Relay):
-    """Performs the operation but loses its answer, which is the worst case for whoever retries."""
+    """Performs the operation but loses its answer, which is the worst case for a retrying caller."""
 
     __slots__ = ("error",)
 

@@ -92,7 +92,7 @@ class ObjectReader(io.BufferedReader):
         etag: ETag of the version to read; None pins the current one.
 
     Raises:
-        ObjectMissingError: There is no such object.
+        ObjectMissingError: The object does not exist.
         ObjectChangedError: `etag` is not the current version, or, while reading, the object was replaced since.
 
     Cost: One GET to open. Sequential reading holds read-ahead within the process's budget; jumps hold at most 256 KiB.
@@ -113,7 +113,7 @@ class ObjectReader(io.BufferedReader):
             self._object.wanted_end = 0
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill `buffer` as far as there are bytes, and return their number."""
+        """Fill `buffer` with the next bytes, and return their number, which is smaller than the buffer only at the end."""
         size = memoryview(buffer).nbytes
         if size <= BUFFER_BYTES:
             return super().readinto(buffer)

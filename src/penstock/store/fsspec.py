@@ -92,7 +92,7 @@ class FsspecStore(ThreadedStore):
     def _info(self, key: Key) -> ObjectInfo:
         found = self._files.info(self._path(key))
         if found.get("type") == "directory":
-            raise ObjectMissingError("there is no file of this name", status=404)
+            raise ObjectMissingError("no file has this name", status=404)
         return _as_info(key, found)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,9 +109,9 @@ class FsspecStore(ThreadedStore):
         job.check()
         body = self._files.cat_file(self._path(operation.key), start=span.start, end=span.start + len(view))
         if len(body) != len(view):
-            raise ShortReadError(f"{len(body)} bytes arrived where {len(view)} were promised")
+            raise ShortReadError(f"{len(body)} bytes arrived, but {len(view)} were announced")
         if self._info(operation.key).etag != info.etag:
-            raise ObjectChangedError("the file changed while it was read", status=412)
+            raise ObjectChangedError("the file changed while it was being read", status=412)
         view[:] = body
         landing.position += len(body)
 
@@ -143,7 +143,7 @@ class FsspecStore(ThreadedStore):
     def _store(self, key: Key, data: bytes, *, if_absent: bool) -> ObjectInfo:
         path = self._path(key)
         if if_absent and self._files.exists(path):
-            raise ObjectExistsError("an object of this key exists", status=412)
+            raise ObjectExistsError("an object with this key exists", status=412)
         if "/" in path:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, data)
@@ -177,7 +177,7 @@ class FsspecStore(ThreadedStore):
     def _upload(self, key: Key, upload_id: str) -> dict[int, bytes]:
         found = self._uploads.get(upload_id)
         if found is None or found[0] != key:
-            raise StoreError(f"there is no upload {upload_id!r} of this key", status=404, code="NoSuchUpload")
+            raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
         return found[1]
 
     def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
@@ -203,7 +203,11 @@ class FsspecStore(ThreadedStore):
         job.check()
         numbers = [part.part_number for part in operation.parts]
         if not numbers or numbers != sorted(set(numbers)) or not parts.keys() >= set(numbers):
-            raise StoreError(f"parts {numbers[:9]} must ascend and have been sent", status=400, code="InvalidPart")
+            raise StoreError(
+                f"parts {numbers[:9]} must ascend, and must have been sent",
+                status=400,
+                code="InvalidPart",
+            )
         data = b"".join(parts[number] for number in numbers)
         info = self._store(operation.key, data, if_absent=operation.if_absent)
         del self._uploads[operation.upload_id]
@@ -221,7 +225,7 @@ def _file_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     except ImportError as error:
         raise ConfigError(f"fsspec needs another package for {protocol}://: {error}") from error
     except ValueError as error:
-        hint = "penstock has s3://, file:///dir or a path, http://, https:// and memory://; all others are fsspec's"
+        hint = "penstock itself opens s3://, file:///dir or a path, http://, https:// and memory://; fsspec opens all others"
         reason = "" if "@" in url else f": {error}"  # urllib's message quotes parts of a password
         failure = ConfigError(f"fsspec cannot open {url}{reason}", hint=hint)
     else:

@@ -212,7 +212,7 @@ class HedgedOperation(Relay):
             transfer.cancel()
 
     def _needs_no_second(self) -> bool:
-        """Whether the operation was cancelled, ended or answered meanwhile, perhaps by another thread."""
+        """Whether the operation has already been cancelled, ended or answered, perhaps by another thread."""
         return self.cancelled or self.ended or self.winner == 1
 
     # ── Transfer ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,7 +304,7 @@ class HedgedOperation(Relay):
             self.sink.done(completion)
 
     def _move(self, completion: Completion, landing: Landing) -> None:
-        """Copy as much of the second request's body as arrived to the caller's landing, where nobody else writes any more."""
+        """Copy what arrived of the second request's body to the caller's landing, where nothing else writes any more."""
         body = completion.body[: landing.end - self.start]
         landing.position = self.start + len(body)
         memoryview(landing.buffer)[self.start : landing.position] = body

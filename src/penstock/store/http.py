@@ -58,8 +58,8 @@ class HttpStore(RemoteStore):
     def submit(self, operation: Operation, sink: Sink) -> Transfer:
         """Start a ``Get`` or ``Head``; see ``Store.submit``. Any other operation raises ``ConfigError``."""
         if not isinstance(operation, (Get, Head)):
-            raise ConfigError(f"{self._root} is read only over HTTP, and cannot be listed",
-                              hint="give the keys, or a manifest")  # fmt: skip
+            raise ConfigError(f"{self._root} is served over HTTP, which cannot list",
+                              hint="name the keys, or pass a manifest")  # fmt: skip
         if isinstance(operation, Get) and operation.span is not None:
             operation.span.checked()
         self.check_open()
@@ -126,7 +126,7 @@ class _HttpExchange(Exchange[HttpStore]):
 
     def check_document(self, headers: dict[bytes, bytes]) -> None:
         if self.instead and headers.get(b"content-length") != b"1":
-            raise ProtocolError("the server ignores Range, so that the head alone is of use")
+            raise ProtocolError("the server ignores Range, so only the head of its answer is of use")
 
     def _fill(self, completion: Completion, answer: HttpAnswer) -> None:
         if not self.instead or answer.status not in (200, 206, 416):
@@ -136,7 +136,7 @@ class _HttpExchange(Exchange[HttpStore]):
         if answer.status == 200:
             size = answer.headers.get(b"content-length", b"")
         if not size.isdigit():
-            raise ProtocolError("the answer does not tell the object's size")
+            raise ProtocolError("the answer does not state the object's size")
         completion.info = object_info(self.operation.key, answer.headers, int(size), {})  # type: ignore[union-attr]
 
     def refusal(self, answer: HttpAnswer) -> StoreError:

@@ -22,7 +22,7 @@ FIRST_GUESSES = 5
 requests more."""
 
 GUESSES_MAX = 64
-"""Guesses at once: as many as there may be requests in flight."""
+"""Number of guesses at a time, which is the number of requests that may be in flight."""
 
 _COLUMNS_MAX = 12  # columns that vary; 1 000 keys of a page differ in fewer
 _ALPHABETS = ("0123456789", "0123456789abcdef", "0123456789ABCDEF")

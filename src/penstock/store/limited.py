@@ -127,7 +127,7 @@ class _LimitedOperation(OperationRelay[Limited]):
         except Exception as error:
             self.sink.done(Completion(self.operation, error=as_completion_error(error)))
             return False
-        if self._is_cancelled():  # cancelled by another thread meanwhile
+        if self._is_cancelled():  # another thread has cancelled it
             self.transfer.cancel()
         return True
 

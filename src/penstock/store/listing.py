@@ -288,10 +288,10 @@ class _ParallelListing:
         page: Page = completion.value
         if page.next_token is not None and page.next_token == segment.token:  # the listing would never end
             raise ProtocolError(
-                f"the next page of the listing has the token of this one, {page.next_token[:40]!r}",
+                f"the next page of the listing has the same token as this one, {page.next_token[:40]!r}",
                 operation="LIST",
                 url=self._url,
-                hint="this server does not page as S3 does",
+                hint="this server does not page its listings as S3 does",
             )
         rest = self._rest_found(segment, page) if segment.finds else self._rest(segment, page)
         parts = [] if rest is None else [rest, *self._cut(segment, rest, page)]

@@ -120,7 +120,7 @@ class LocalStore(ThreadedStore):
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise ObjectMissingError("there is no regular file of this name", status=404)
+                raise ObjectMissingError("no regular file has this name", status=404)
             info = info_of(key, status)
             if if_match is not None and if_match != info.etag:
                 raise ObjectChangedError(f"the file is now version {info.etag}, not {if_match}", status=412)
@@ -153,7 +153,7 @@ class LocalStore(ThreadedStore):
     def _head(self, key: Key) -> ObjectInfo:
         status = (self.root / key).stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ObjectMissingError("there is no regular file of this name", status=404)
+            raise ObjectMissingError("no regular file has this name", status=404)
         return info_of(key, status)
 
     def _list_page(self, operation: ListPage) -> Page:
@@ -166,7 +166,9 @@ class LocalStore(ThreadedStore):
         try:
             parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise StoreError(f"{parent} runs through a file, which cannot hold objects", status=409) from error
+            raise StoreError(
+                f"{parent} is a file, or has a file in its path, so it cannot hold objects", status=409
+            ) from error
         return parent
 
     @contextmanager
@@ -193,14 +195,14 @@ class LocalStore(ThreadedStore):
         os.fsync(fd)
         target = self.root / key
         if target.exists() and not target.is_file() and not target.is_dir():
-            raise StoreError(f"{target} is no regular file: a device, a pipe or a socket is not replaced", status=409)
+            raise StoreError(f"{target} is not a regular file: a device, pipe or socket is never replaced", status=409)
         try:
             if if_absent:
                 target.hardlink_to(path)
             else:
                 path.replace(target)
         except FileExistsError as error:
-            raise ObjectExistsError("an object of this key exists", status=412) from error
+            raise ObjectExistsError("an object with this key exists", status=412) from error
         except (IsADirectoryError, NotADirectoryError) as error:
             raise StoreError(f"{target} is a directory, so it cannot be an object", status=409,
                              hint="choose another key, or remove it") from error  # fmt: skip
@@ -213,7 +215,7 @@ class LocalStore(ThreadedStore):
             return self._commit(operation.key, fd, path, if_absent=operation.if_absent)
 
     def _prune(self, folder: Path) -> None:
-        """Remove `folder` and its parents as far as they are empty, but never the root."""
+        """Remove `folder` and then its parents, until one is not empty, but never the root."""
         while folder != self.root and self.root in folder.parents:
             try:
                 folder.rmdir()
@@ -250,7 +252,7 @@ class LocalStore(ThreadedStore):
     def _upload(self, key: Key, upload_id: str) -> Path:
         folder = (self.root / key).parent / f"{TEMPORARY_PREFIX}{upload_id}{TEMPORARY_SUFFIX}"
         if not upload_id.isalnum() or not folder.is_dir():
-            raise StoreError(f"there is no upload {upload_id!r} of this key", status=404, code="NoSuchUpload")
+            raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
         return folder
 
     def _multipart(self, operation: CreateMultipart | PutPart | CopyPart | AbortMultipart, job: BlockingJob) -> object:
@@ -286,7 +288,9 @@ class LocalStore(ThreadedStore):
         folder = self._upload(operation.key, operation.upload_id)
         numbers = [part.part_number for part in operation.parts]
         if not numbers or numbers != sorted(set(numbers)):
-            raise StoreError(f"parts must ascend, not {numbers[:9]}", status=400, code="InvalidPartOrder")
+            raise StoreError(
+                f"parts must be in ascending order, not {numbers[:9]}", status=400, code="InvalidPartOrder"
+            )
         with self._staged(operation.key) as (fd, path):
             for part in operation.parts:
                 job.check()
@@ -299,7 +303,7 @@ class LocalStore(ThreadedStore):
         """Map `error` as other stores do; a missing root is a ``DirectoryMissingError``."""
         mapped = super().as_store_error(error, operation)
         if type(mapped) is ObjectMissingError and not self.root.is_dir():
-            text = f"there is no directory {self.root}"
+            text = f"the directory {self.root} does not exist"
             missing = DirectoryMissingError(text, operation=mapped.operation, url=mapped.url)
             missing.__cause__ = error
             return missing

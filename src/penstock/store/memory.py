@@ -45,7 +45,7 @@ class _Bucket:
         if key not in self.objects:
             insort(self.keys, key)
         elif if_absent:
-            raise ObjectExistsError("an object of this key exists", status=412)
+            raise ObjectExistsError("an object with this key exists", status=412)
         info = ObjectInfo(key, len(data), etag, time.time())
         self.objects[key] = _Object(data, info)
         return info
@@ -61,7 +61,7 @@ class _Bucket:
     def upload(self, key: str, upload_id: str) -> dict[int, _Object]:
         found = self.uploads.get(upload_id)
         if found is None or found[0] != key:
-            raise StoreError(f"there is no upload {upload_id!r} of this key", status=404, code="NoSuchUpload")
+            raise StoreError(f"this key has no upload {upload_id!r}", status=404, code="NoSuchUpload")
         return found[1]
 
 

@@ -41,7 +41,9 @@ class MultiStore(Store):
             ConfigError: `operation` is of another kind.
         """
         if not isinstance(operation, Get | Head):
-            raise ConfigError(f"{type(operation).__name__} of several stores: they are only read")
+            raise ConfigError(
+                f"{type(operation).__name__} is not supported by several stores together, which can only be read"
+            )
         number, _, key = operation.key.partition("/")
         return self.stores[int(number)].submit(type(operation)(key, *operation[1:]), sink)
 

@@ -19,7 +19,7 @@ class Relay:
     """A sink that passes everything on to another sink.
 
     A subclass that overrides ``done`` passes the end on whatever fails on the way (``try``/``finally``), so that a
-    defect in a wrapper leaves nobody waiting.
+    defect in a wrapper leaves no caller waiting.
 
     Attributes:
         sink: The sink that everything is passed on to.
@@ -46,7 +46,7 @@ class OperationRelay(Relay, Generic[Owner]):
 
     Args:
         owner: The wrapper.
-        operation: The operation, as the caller asked for it.
+        operation: The operation, as the caller submitted it.
         sink: The caller's sink.
 
     Attributes:
@@ -77,7 +77,7 @@ class OperationRelay(Relay, Generic[Owner]):
 
 
 class Resent:
-    """The transfer of an operation that may be sent several times; a mixin for whoever sends it.
+    """The transfer of an operation that may be sent several times; a mixin for the class that sends it.
 
     Attributes:
         cancelled: Whether the caller gave the operation up.

@@ -1,7 +1,7 @@
 """``Retrying``: tries a failed operation again, and continues a broken body where it broke.
 
 A body that ended early is neither returned nor mixed with another version: the next attempt requests the missing bytes with
-``If-Match`` on the ETag of the first answer, or begins anew if there is no ETag. Backoff is exponential with full jitter
+``If-Match`` on the ETag of the first answer, or starts again if there is no ETag. Backoff is exponential with full jitter
 (Source: AWS Architecture Blog, "Exponential Backoff And Jitter", 2015) and respects the store's ``Retry-After``.
 """
 
@@ -141,7 +141,9 @@ class _RetriedOperation(Resent, Relay):
         self.resuming = False  # whether this attempt requests the rest of a body that broke
         self.ranges_refused = False  # whether the store sent no such rest, so that the body begins anew
         self.unsound = False  # whether the body is complete, but does not have its checksum
-        self.backoff: list[tuple[Completion, int]] = []  # whoever pops it sends the next attempt or ends the operation
+        self.backoff: list[
+            tuple[Completion, int]
+        ] = []  # the thread that pops it sends the next attempt or ends the operation
         self.start_s = 0.0
         self.attempts: tuple[Attempt, ...] = ()
         self.info: ObjectInfo | None = None  # from the first answer; every later one must describe the same version
@@ -171,7 +173,7 @@ class _RetriedOperation(Resent, Relay):
         try:
             over = self._is_over(completion)
         except Exception as error:
-            self.backoff.clear()  # otherwise nobody would end the operation
+            self.backoff.clear()  # otherwise the operation would never end
             completion.error, over = as_completion_error(error), True
         if over:
             self.sink.done(completion)
@@ -254,7 +256,7 @@ class _RetriedOperation(Resent, Relay):
         try:
             operation = self._remaining()
             transfer = self.owner.inner.submit(operation, self) if operation is not None else None
-        except Exception as error:  # the store was closed meanwhile, or this is a defect; whoever waits must hear of it
+        except Exception as error:  # the store was closed, or this is a defect; the waiting caller must get an error
             failed.error = as_completion_error(error)
             self.sink.done(failed)
             return
@@ -262,7 +264,7 @@ class _RetriedOperation(Resent, Relay):
             self.done(Completion(self.operation))
             return
         self.transfers.append(transfer)
-        if self._is_cancelled():  # cancelled by another thread meanwhile
+        if self._is_cancelled():  # another thread has cancelled it
             transfer.cancel()
 
     def _remaining(self) -> Operation | None:

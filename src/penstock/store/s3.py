@@ -189,11 +189,11 @@ class _S3Exchange(Exchange[S3Store]):
     def check_document(self, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > _DOCUMENT_BYTES_MAX:
-            raise ProtocolError(f"a document of {int(length)} bytes, at most {_DOCUMENT_BYTES_MAX} make sense",
+            raise ProtocolError(f"a document of {int(length)} bytes exceeds the limit of {_DOCUMENT_BYTES_MAX}",
                                 hint="is this an S3 endpoint?")  # fmt: skip
 
     def check_described(self, headers: dict[bytes, bytes]) -> None:
-        """Refuse an answer without ETag, time and request ID: a portal's page, or an empty answer of a broken proxy.
+        """Refuse an answer without ETag, time and request ID: the page of a portal, or the empty answer of a broken proxy.
 
         Every S3 sends an object's ETag or time, and at least the request ID for what an Object Lambda makes.
         """
@@ -253,7 +253,7 @@ class _S3Exchange(Exchange[S3Store]):
         return True
 
     def _inside(self, location: str) -> bool:
-        """Whether a temporary redirect stays with whoever runs the endpoint; requests are signed for nobody else."""
+        """Whether a temporary redirect stays within the endpoint's domain; requests are never signed for another one."""
         try:
             target, here = urlsplit(location), urlsplit(self.wire.url)
             same_port = (target.scheme, target.port) == (here.scheme, here.port)
@@ -313,7 +313,9 @@ def _fill_other(completion: Completion, operation: Any, answer: HttpAnswer, pref
             completion.info = ObjectInfo(key, 0, value.etag or None, checksums=value.checksums)
     elif isinstance(operation, AbortMultipart) or len(operation.keys) == 1:
         if answer.status != 204 and b"x-amz-request-id" not in headers:
-            raise ProtocolError(f"status {answer.status} without a request id says nothing", retryable=True)
+            raise ProtocolError(
+                f"status {answer.status} without a request id may not come from the store", retryable=True
+            )
         completion.value = {}
     else:
         failed = xml.parse_delete(body)

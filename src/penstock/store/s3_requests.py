@@ -63,7 +63,7 @@ class S3Options:
 
     def __post_init__(self) -> None:
         if self.sse_customer_key is not None and len(self.sse_customer_key) != 32:
-            raise ConfigError(f"sse_customer_key has {len(self.sse_customer_key)} bytes, AES-256 takes 32")
+            raise ConfigError(f"sse_customer_key has {len(self.sse_customer_key)} bytes, but AES-256 takes 32")
 
     def headers(self) -> list[str]:
         """Return the headers of every request."""

@@ -163,8 +163,8 @@ class BlockingJob:
         """Ask the sink where the body of a ``Get`` goes.
 
         Returns:
-            The landing, and a view of it, uint8[n], to be filled; whoever fills it moves ``landing.position``. If the view
-            is shorter than `span`, only so many bytes are wanted.
+            The landing, and a view of it, uint8[n], to be filled; the filling code moves ``landing.position``. If the view is
+            shorter than `span`, only its length is wanted.
         """
         self._answered = True
         landing = self.sink.head(info, span)

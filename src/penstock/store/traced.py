@@ -26,7 +26,7 @@ BODY_BYTES_MIN = 256 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatistics:
-    """What a store was asked for and how it answered, since it was made.
+    """The operations that a store received since it was made, and their results.
 
     Attributes:
         operations: Number of finished operations by kind: ``{"Get": 1200, "ListPage": 3}``.

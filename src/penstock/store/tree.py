@@ -100,7 +100,7 @@ class Tree:
         try:
             status = self.root.stat()
         except FileNotFoundError as error:
-            raise DirectoryMissingError(f"there is no directory {self.root}") from error
+            raise DirectoryMissingError(f"the directory {self.root} does not exist") from error
         yield from self._below(str(self.root), "", walk, ((status.st_dev, status.st_ino),))
 
     def _below(
@@ -137,7 +137,7 @@ class Tree:
         found: list[tuple[str, os.DirEntry[str]]] = []
         try:
             scan = os.scandir(path)
-        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+        except (FileNotFoundError, NotADirectoryError):  # removed in the meantime
             return found
         with scan:
             for entry in scan:

@@ -132,9 +132,9 @@ def _own(core: Core, key: Key, claim: str, error: ObjectExistsError) -> ObjectIn
 def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim: str = "") -> ObjectInfo:
     """Commit an upload.
 
-    If the answer to a commit is lost, ``Retrying`` sends it again, and then there is no such upload any more, because it has
-    become the object or because somebody dropped it. The object itself tells which. With ``if_absent`` the store may say
-    instead that there is an object, and `claim` tells whose it is.
+    If the answer to a commit is lost, ``Retrying`` sends it again, and then the upload no longer exists, because it has
+    become the object or because somebody aborted it. The object itself shows which. With ``if_absent`` the store may say
+    instead that an object exists, and `claim` shows whose it is.
 
     Args:
         core: The store.
@@ -143,7 +143,7 @@ def complete(core: Core, operation: CompleteMultipart, size_bytes: int, *, claim
         claim: The mark that the upload was created with; empty if it has none.
 
     Raises:
-        StoreError: The upload is not committed, as far as the store can tell.
+        StoreError: The commit failed, or the store does not show that it succeeded.
 
     Cost: One request; one more after a lost answer.
     """
@@ -324,10 +324,10 @@ class Upload:
         except ChecksumError:
             _wrong.add(core)
             raise ChecksumError(
-                f"{core.describe(self._key)} was written, but the store keeps the crc32c {info.checksums['crc32c']} of it, "
-                f"and that of the bytes sent is {checksums.text(sent)}",
-                hint="write it again: this process asks this store for no checksums any more; upload_checksums=False "
-                "is for stores that compute them wrongly",
+                f"{core.describe(self._key)} was written, but the store keeps the crc32c {info.checksums['crc32c']}, "
+                f"and the crc32c of the bytes sent is {checksums.text(sent)}",
+                hint="write it again: this process no longer asks this store for checksums; upload_checksums=False is for "
+                "stores that compute them wrongly",
                 retryable=False,
             ) from None
 

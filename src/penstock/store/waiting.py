@@ -42,7 +42,7 @@ class WaitingSink:
         self._ended.release()
 
     def wait(self, transfer: Transfer) -> Completion:
-        """Block until the operation has ended; Ctrl-C cancels `transfer` and goes on up.
+        """Block until the operation has ended; Ctrl-C cancels `transfer` and propagates.
 
         There is no deadline here: the transport and ``Retrying`` have theirs, so every submitted operation ends.
         """
@@ -75,7 +75,7 @@ def stat(core: Core, key: Key) -> ObjectInfo:
     """Return size, ETag and modification time of an object.
 
     Raises:
-        ObjectMissingError: There is no such object.
+        ObjectMissingError: The object does not exist.
     """
     info = perform(core, Head(key)).info
     assert info is not None

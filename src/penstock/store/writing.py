@@ -244,7 +244,7 @@ def _batches(keys: Key | Iterable[Key], keys_max: int) -> Iterator[list[Key]]:
     batch: list[Key] = []
     for key in (keys,) if isinstance(keys, str) else keys:
         if not isinstance(key, str):
-            raise ConfigError(f"delete() was given {key!r} among the keys, and a key is a str")
+            raise ConfigError(f"delete() was given the key {key!r}, but a key must be a str")
         batch.append(key)
         if len(batch) == keys_max:
             yield batch
@@ -258,7 +258,7 @@ def _check_deleted(_: int, completion: Completion) -> None:
         failed = list(completion.value)
         reasons = completion.value if isinstance(completion.value, dict) else {}
         first = f"{failed[0]!r} ({reasons.get(failed[0], 'no reason given')})"
-        raise StoreError(f"{len(failed)} objects were not deleted, the first {first}", operation="DELETE")
+        raise StoreError(f"{len(failed)} objects were not deleted, the first of them {first}", operation="DELETE")
 
 
 def _all_of(
@@ -305,8 +305,8 @@ def copy(
         part_bytes: Size of a part in bytes for larger objects; 16 parts are copied at a time.
 
     Raises:
-        ObjectMissingError: There is no `source`.
-        ObjectChangedError: The source was replaced meanwhile.
+        ObjectMissingError: `source` does not exist.
+        ObjectChangedError: `source` was replaced during the copy.
 
     Cost: Two requests, or one per part and three; no bytes pass through this process.
     """

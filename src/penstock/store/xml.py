@@ -304,5 +304,5 @@ def _character(match: re.Match[str]) -> str:
         return _NAMED[name]
     code = int(f"0{name[1:]}", 16) if name[1] == "x" else int(name[1:])
     if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-        raise ProtocolError(f"the answer has the character reference &{name};, which is no character")
+        raise ProtocolError(f"the answer has the character reference &{name};, which is not a character")
     return chr(code)

@@ -127,7 +127,7 @@ def test_a_missing_directory_is_no_bucket(folder: Path) -> None:
     """Its error and hint speak of a path; who caught the error of a bucket catches it as before."""
     for wrong in ("none/", "none/*.tar", "none/a.tar"):
         said = _said(lambda wrong=wrong: _read(ps.shards(f"{folder}/{wrong}")), DirectoryMissingError)  # type: ignore[misc]
-        assert f"there is no directory {folder}/none" in said
+        assert f"the directory {folder}/none does not exist" in said
         assert "Hint: check the path" in said
         assert "bucket" not in said
     assert issubclass(DirectoryMissingError, BucketMissingError)

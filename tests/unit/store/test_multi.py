@@ -39,7 +39,7 @@ def test_errors_are_the_stores_own() -> None:
 def test_it_only_reads() -> None:
     """Nothing is written or copied through it."""
     several = MultiStore(stores())
-    with pytest.raises(ConfigError, match="Put of several stores: they are only read"):
+    with pytest.raises(ConfigError, match="Put is not supported by several stores"):
         several.write("0/a", b"")
     with pytest.raises(ConfigError, match="only read"):
         several.copy("0/a/x", "0/b")
