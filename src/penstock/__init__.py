@@ -1,4 +1,4 @@
-"""Feeds training loops from S3-compatible object storage: every door on one engine.
+"""Feeds training loops from S3-compatible object storage, and reads and writes objects there.
 
 Importing this package imports nothing but the standard library; each public name loads its part on first use.
 """

@@ -23,7 +23,7 @@ damage = st.one_of(st.none(), st.tuples(st.integers(0), st.integers(1, 255)))
 @pytest.fixture(autouse=True)
 def at_any_size(monkeypatch):
     """Columns are looked for in the few kilobytes that these tests can afford."""
-    monkeypatch.setattr(tar_columns, "STRETCH_BYTES_MIN", 2048)
+    monkeypatch.setattr(tar_columns, "REGULAR_BYTES_MIN", 2048)
     monkeypatch.setattr(tfrecord_columns, "RECORDS_MIN", 2)
 
 

@@ -45,7 +45,7 @@ PAX = (
 @pytest.fixture(autouse=True)
 def in_columns_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns are looked for in the few kilobytes that these tests can afford."""
-    monkeypatch.setattr(tar_columns, "STRETCH_BYTES_MIN", 2048)
+    monkeypatch.setattr(tar_columns, "REGULAR_BYTES_MIN", 2048)
     monkeypatch.setattr(tfrecord_columns, "RECORDS_MIN", 2)
 
 

@@ -58,7 +58,7 @@ class PipelineDataset(Dataset):
         ConfigError: A stage batches, orders, drops or multiplies samples; shards have no index although one is required,
             or their format does not allow reading from the middle.
         ObjectMissingError: The source has no objects or shards.
-        StoreError, DataError: the source cannot be listed, or its shards cannot be indexed.
+        StoreError, DataError: The source cannot be listed, or its shards cannot be indexed.
 
     Cost: one listing, or one read of the index. Holds names as text, and 12 bytes per sample of each indexed shard that
         was read from.

@@ -54,7 +54,7 @@ class Cached(Wrapper):
         self._check_key: Callable[[Key], None] = getattr(innermost(inner), "check_key", check_key)
         self._recorder: Recorder | None = None
         if self.config.record_path is not None:
-            self._recorder = Recorder(self.config.record_path, self.context.directory.troubles)
+            self._recorder = Recorder(self.config.record_path, self.context.directory.failures)
             weakref.finalize(self, self._recorder.flush)  # also at exit
         self._closed = False
         self._is_tidy = False
@@ -110,7 +110,7 @@ class Cached(Wrapper):
             **self.context.counts.values(),
             used_bytes=self.context.directory.usage.total_bytes(),
             bytes_max=self.config.bytes_max,
-            troubles=self.context.directory.troubles.counts(),
+            troubles=self.context.directory.failures.counts(),
             inner=self.inner.statistics(),
         )
 

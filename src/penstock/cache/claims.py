@@ -48,7 +48,7 @@ class Waiter(Protocol):
         """Take a block that has arrived, as uint8[block]."""
 
     def fail(self, error: Exception) -> None:
-        """Fail, because the block cannot be fetched."""
+        """End the read with `error`, because the block cannot be fetched."""
 
 
 class Claim:

@@ -43,7 +43,7 @@ from penstock.cache.entry import (
     takes_direct_writes,
 )
 from penstock.cache.shared_files import Leases, Usage
-from penstock.cache.statistics import Troubles
+from penstock.cache.statistics import DiskFailures
 from penstock.errors import ConfigError
 from penstock.private import check_private, is_trusted, open_private
 
@@ -113,8 +113,8 @@ class CacheDirectory:
         self.top = str(config.path)
         self.root = f"{self.top}/{LAYOUT}"
         self.entries = f"{self.root}/entries/"
-        self.troubles = Troubles(self.top)
-        self.leases = Leases(f"{self.root}/leases", self.troubles)
+        self.failures = DiskFailures(self.top)
+        self.leases = Leases(f"{self.root}/leases", self.failures)
         self.usage = Usage(f"{self.root}/usage")
         self.reserve: Callable[[Mapping[int, int]], bool] | None = None
         """Reserves room for entries, given as bytes by folder. Without it, nothing is stored."""
@@ -122,7 +122,7 @@ class CacheDirectory:
         self._seen: dict[str, float] = {}  # file name of each block verified here: when it was last marked as used
         self._reset()
         forks.register(self)
-        forks.register(self.troubles)
+        forks.register(self.failures)
 
     def _reset(self) -> None:
         self._slots = CpuSlots()
@@ -147,7 +147,7 @@ class CacheDirectory:
         try:
             self._make()
         except OSError as error:
-            self.troubles.note("write", error)
+            self.failures.note("write", error)
             with suppress(OSError):  # a directory that cannot be written may still be read
                 self.usage.open(empty=False)
 
@@ -212,7 +212,7 @@ class CacheDirectory:
             return os.open(self.entries + name.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                self.troubles.note("read", error)
+                self.failures.note("read", error)
             return -1
 
     def _read(self, fd: int, identity: bytes, block: BlockRead, *, waits: bool) -> bool | None:
@@ -230,7 +230,7 @@ class CacheDirectory:
             self._drop_corrupt(name, fd, error)
             return False
         except OSError as error:
-            self.troubles.note("read", error)
+            self.failures.note("read", error)
             return False
         self.counts.hit_count += 1
         self.counts.hit_bytes += len(block.view)
@@ -281,7 +281,7 @@ class CacheDirectory:
     def _drop_corrupt(self, name: EntryName, fd: int, error: Exception) -> None:
         self.counts.corrupt_count += 1
         self._seen.pop(name.file, None)
-        self.troubles.note_corrupt(f"{name.path} is corrupt: {error}; it is removed and fetched again")
+        self.failures.note_corrupt(f"{name.path} is corrupt: {error}; it is removed and fetched again")
         self.remove(name, os.fstat(fd).st_size)
 
     def read_entry(self, name: EntryName, identity: bytes | None = None) -> tuple[EntryHeader, memoryview] | None:
@@ -309,7 +309,7 @@ class CacheDirectory:
             self._drop_corrupt(name, fd, error)
             return None
         except OSError as error:
-            self.troubles.note("read", error)
+            self.failures.note("read", error)
             return None
         finally:
             os.close(fd)
@@ -344,11 +344,11 @@ class CacheDirectory:
         Cost: five system calls, and four for each entry.
         """
         stored_count = 0
-        if self.troubles.writable():
+        if self.failures.writable():
             try:
                 stored_count = self._keep_where_it_fits(entries)
             except OSError as error:
-                self.troubles.note("write", error)
+                self.failures.note("write", error)
         self.counts.refused_count += len(entries) - stored_count
         return stored_count
 
@@ -385,7 +385,7 @@ class CacheDirectory:
             raise
         except OSError as error:
             self.is_full = self.is_full or error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self.troubles.note("write", error)
+            self.failures.note("write", error)
         finally:
             for entry in entries[stored_count:]:
                 self._release(entry)
@@ -492,7 +492,7 @@ class CacheDirectory:
                     os.unlink(self.entries + name.path)  # noqa: PTH108
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                        self.troubles.note("evict", error)
+                        self.failures.note("evict", error)
                     continue
                 gone.append((name, file_bytes))
                 sizes_bytes[name.folder] -= allotted_bytes(file_bytes)
@@ -522,7 +522,7 @@ class CacheDirectory:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                self.troubles.note("read", error)
+                self.failures.note("read", error)
                 return found
             there_bytes = sum(allotted_bytes(size_bytes) for _, size_bytes, _ in found)
             self.usage.set(folder, there_bytes + self._reserved_bytes[folder])

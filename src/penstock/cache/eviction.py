@@ -107,7 +107,7 @@ class Evictor:
         """Remove the least recently used entries that together take `wanted_bytes`, and return the bytes removed."""
         freed_bytes = 0
         samples_count = 0  # since an entry was last removed
-        while freed_bytes < wanted_bytes and self._directory.troubles.writable():
+        while freed_bytes < wanted_bytes and self._directory.failures.writable():
             if not self._candidates:
                 samples_count += 1
                 if samples_count > 2 or not self._sample():

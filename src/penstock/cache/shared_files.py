@@ -37,7 +37,7 @@ from penstock.private import open_private
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.cache.statistics import Troubles
+    from penstock.cache.statistics import DiskFailures
 
 _NAMES = 1 << 60
 _TOKENS = 1 << 62  # offset of the first token's byte
@@ -92,11 +92,11 @@ class Leases(SharedFile):
 
     Args:
         path: Path of the file; it is created when it is first needed.
-        troubles: Records that locks are not available; then no process waits for another.
+        failures: Records that locks are not available; then no process waits for another.
     """
 
-    def __init__(self, path: str, troubles: Troubles) -> None:
-        self._troubles = troubles
+    def __init__(self, path: str, failures: DiskFailures) -> None:
+        self._failures = failures
         super().__init__(path)
 
     def _reset(self) -> None:
@@ -132,13 +132,13 @@ class Leases(SharedFile):
                 fd = open_private(self._path, os.O_RDWR | os.O_CREAT)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # the first write creates the directory
-                    self._troubles.note("lock", error)
+                    self._failures.note("lock", error)
                 return False
             try:
                 try_lock_range(fd, _TOKENS + self._token)
             except OSError as error:
                 os.close(fd)
-                self._troubles.note("lock", error)
+                self._failures.note("lock", error)
                 return False
             if self._fd < 0:
                 self._fd = fd
@@ -159,7 +159,7 @@ class Leases(SharedFile):
             with self._lock:
                 return try_lock_range(self._fd, name % _NAMES, count) if self._fd >= 0 else None
         except OSError as error:
-            self._troubles.note("lock", error)
+            self._failures.note("lock", error)
             return None
 
     def release(self, name: int, count: int = 1) -> None:
@@ -169,7 +169,7 @@ class Leases(SharedFile):
                 if self._fd >= 0:  # closing the file released all of them
                     unlock_range(self._fd, name % _NAMES, count)
         except OSError as error:
-            self._troubles.note("lock", error)
+            self._failures.note("lock", error)
 
     def is_alive(self, token: str) -> bool:
         """Whether the process with this token is still running; True if that is not known."""

@@ -99,7 +99,7 @@ class Counts:
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
 
-class Troubles:
+class DiskFailures:
     """Counts failures of the disk, logs the first of each kind, and pauses writing after a failed write.
 
     All threads may use it.

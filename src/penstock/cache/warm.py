@@ -15,7 +15,7 @@ from penstock.private import open_private
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from penstock.cache.statistics import Troubles
+    from penstock.cache.statistics import DiskFailures
     from penstock.fetch import Request
     from penstock.store.base import Store
     from penstock.types import ByteRange, Key
@@ -82,12 +82,12 @@ class Recorder:
 
     Args:
         path: Path of the file, which is created if it does not exist.
-        troubles: Counts failures to write the file, which do not fail the reads.
+        failures: Counts failures to write the file, which do not fail the reads.
     """
 
-    def __init__(self, path: str, troubles: Troubles) -> None:
+    def __init__(self, path: str, failures: DiskFailures) -> None:
         self._path = path
-        self._troubles = troubles
+        self._failures = failures
         self._reset()
         forks.register(self)
 
@@ -124,4 +124,4 @@ class Recorder:
             finally:
                 os.close(fd)
         except OSError as error:
-            self._troubles.note("record", error)
+            self._failures.note("record", error)

@@ -304,7 +304,7 @@ class FramedParser(ShardParser):
         return begin_bytes
 
     def _check_entry(self, content: str, formats: str) -> None:
-        """Refuse to determine the content of records from one that is not the shard's first, because it may differ.
+        """Refuse to determine the content of records from a record that is not the first of the shard, because it may differ.
 
         Raises:
             ConfigError: `content` is ``auto`` and reading begins inside the shard.

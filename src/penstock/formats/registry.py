@@ -98,7 +98,7 @@ def _decide(format_name: str) -> Generator[ByteRange, Buffer, str]:
 
 
 def decided_format(format_name: str, head: Buffer, *, is_all: bool = False) -> str | None:
-    """Return the format as which to read a shard, which its first valid record determines.
+    """Return the format to read a shard as, which its first valid record determines.
 
     Args:
         format_name: A key of ``FORMATS``.

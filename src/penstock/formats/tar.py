@@ -146,9 +146,9 @@ class TarParser(RecoveringParser):
             at = self._scan_slowly(view, at, samples)
         if self._ended or (self._sample is not None and self._key.startswith(b"__")):
             return at
-        from penstock.formats.tar_columns import find_stretch
+        from penstock.formats.tar_columns import find_regular_samples
 
-        found = find_stretch(view, at, self._prefix)
+        found = find_regular_samples(view, at, self._prefix)
         if found is not None and found.begin > at:
             at = self._scan(view, at, samples, found.begin)  # the rest of the sample that began in the last chunk
         if found is None or at != found.begin or found.first_name.startswith(self._prefix):

@@ -23,7 +23,7 @@ from penstock.formats.tar_header import BLOCK_BYTES, byte_sum
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STRETCH_BYTES_MIN = 64 << 10
+REGULAR_BYTES_MIN = 64 << 10
 """Fewest bytes left in a chunk that are handled here. With fewer, NumPy's calls cost more than the loop that they replace."""
 
 SHORT_BYTES_MAX = 32
@@ -67,7 +67,7 @@ def read_heads(view: memoryview, at: int) -> Heads | None:
     Returns None if they are not regular.
     """
     count = (len(view) - at) // BLOCK_BYTES
-    if count * BLOCK_BYTES < STRETCH_BYTES_MIN or bytes(view[at + 257 : at + 262]) != b"ustar":
+    if count * BLOCK_BYTES < REGULAR_BYTES_MIN or bytes(view[at + 257 : at + 262]) != b"ustar":
         return None
     blocks = np.frombuffer(view, np.uint8, count * BLOCK_BYTES, at).reshape(count, BLOCK_BYTES)
     marks = blocks[:, _MARK].view(np.uint64)[:, 0]
@@ -139,7 +139,7 @@ def _are_harmless(
     return b"path=" not in text and b"size=" not in text
 
 
-class Stretch(NamedTuple):
+class RegularSamples(NamedTuple):
     """Consecutive samples that all have the same fields.
 
     Attributes:
@@ -191,7 +191,7 @@ def _values(view: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
     return [view[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def find_stretch(view: memoryview, at: int, prefix: bytes) -> Stretch | None:
+def find_regular_samples(view: memoryview, at: int, prefix: bytes) -> RegularSamples | None:
     """Find the complete samples from view[at] on, where a header begins, except members of the sample with `prefix`.
 
     The last sample is left out, because it may have more members. Returns None if the members are not regular.
@@ -212,7 +212,7 @@ def find_stretch(view: memoryview, at: int, prefix: bytes) -> Stretch | None:
     suffixes = [other[dot:] for other in names[first : first + each]]
     fields, keys = _field_names(suffixes), _keys(names, first, suffixes)
     texts = None if keys is None else _texts(keys)
-    return None if dot <= 0 or fields is None or texts is None else Stretch(heads, first, fields, texts)
+    return None if dot <= 0 or fields is None or texts is None else RegularSamples(heads, first, fields, texts)
 
 
 def _keys(names: list[bytes], first: int, suffixes: list[bytes]) -> list[bytes] | None:

@@ -69,9 +69,9 @@ def read_frames(view: memoryview, at: int) -> Frames | None:
     ends = np.append(begins[1:], at + _HEAD_BYTES) - (_HEAD_BYTES + _FOOT_BYTES)
     data = np.frombuffer(view, np.uint8)
     heads = np.array([_size_crcs.get(size) or _size_crc(size) for size in (ends - begins).tolist()], np.uint32)
-    if not (_stored(data, begins - 4) == _masked(heads)).all():
+    if not (_uint32_at(data, begins - 4) == _masked(heads)).all():
         return None
-    if not (_stored(data, ends) == _masked(np.array(crcs, np.uint32))).all():
+    if not (_uint32_at(data, ends) == _masked(np.array(crcs, np.uint32))).all():
         return None
     return Frames(begins, ends)
 
@@ -87,7 +87,7 @@ def _masked(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
-def _stored(data: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _uint32_at(data: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.uint32]:
     """Read little-endian uint32[n] at any positions."""
     found: NDArray[np.uint32] = data[at[:, None] + np.arange(4)].view("<u4")[:, 0]
     return found

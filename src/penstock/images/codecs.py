@@ -78,7 +78,7 @@ class Picture(ABC):
             uint8[H, W, 3] for ``"RGB"``, uint8[H, W] for ``"L"``.
 
         Raises:
-            ValueError, OSError: the picture is damaged.
+            ValueError, OSError: The picture is damaged.
         """
 
 
@@ -108,7 +108,7 @@ def mask_pixels(data: memoryview) -> NDArray[np.uint8]:
         uint8[H, W].
 
     Raises:
-        ValueError, OSError: the mask has several channels, more than 8 bits or too many pixels, or it is damaged.
+        ValueError, OSError: The mask has several channels, more than 8 bits or too many pixels, or it is damaged.
     """
     return _Other(data).mask()
 

@@ -33,7 +33,7 @@ def write_region(
             JPEG decoder's own scaling, and averaged from a ratio of 2 on.
 
     Raises:
-        ValueError, OSError: the picture is damaged.
+        ValueError, OSError: The picture is damaged.
     """
     target = Size(*out.shape[:2])
     if box == (0, 0, *picture.size) and picture.size == target and not flip:

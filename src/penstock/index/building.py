@@ -114,7 +114,7 @@ def build(
     with IndexBuilder(place, index=DatasetIndex(place.base_url) if again else None) as builder:
         work = _Build(builder, listener, on_corrupt)
         todo = work.take_known(versioned, again=again)
-        work.plan(todo)
+        work.report_plan(todo)
         todo = work.take_footers(todo)
         if foreign_indexes and not again:
             todo = work.take_foreign(todo)
@@ -125,7 +125,7 @@ def build(
 
 
 class _Build:
-    """One build."""
+    """Indexes shards by each way that applies, and collects the failures."""
 
     def __init__(self, builder: IndexBuilder, listener: BuildListener | None, on_corrupt: OnCorrupt) -> None:
         self._builder = builder
@@ -146,7 +146,7 @@ class _Build:
         if self._listener is not None:
             self._listener.failed(versioned.shard.url, error)
 
-    def plan(self, todo: list[VersionedShard]) -> None:
+    def report_plan(self, todo: list[VersionedShard]) -> None:
         """Report the work to the listener."""
         if self._listener is not None:
             self._listener.planned(len(todo), sum(each.size_bytes for each in todo))
@@ -230,17 +230,17 @@ class _Build:
     def read(self, todo: list[VersionedShard]) -> None:
         """Index the shards of `todo` by reading them."""
         for store, group in _by_store(todo):
-            settled = 0
-            while settled < len(group):
-                settled += self._read_some(store, group[settled:])
+            done_count = 0
+            while done_count < len(group):
+                done_count += self._read_some(store, group[done_count:])
         late, self._late = self._late, []
         self._take_footers(late)
 
     def _read_some(self, store: Store, group: list[VersionedShard]) -> int:
-        """Read shards until all are done, or one cannot be read; return the number of settled shards."""
+        """Read shards until all are done, or one cannot be read; return the number of shards that are done."""
         plan = [PlanItem(each.shard.key, etag=each.if_match, size_bytes=each.size_bytes) for each in group]
         chunks = store.read_parts(plan)
-        settled = 0
+        done_count = 0
         current: _Reading | None = None
         try:
             for chunk in chunks:
@@ -251,7 +251,7 @@ class _Build:
                 if self._listener is not None:
                     self._listener.progressed(len(chunk.data))
                 if chunk.last:
-                    settled = chunk.request_index + 1
+                    done_count = chunk.request_index + 1
                     if current.ranged is not None:
                         self._late.append((versioned, current.ranged))
                     elif index is not None:
@@ -262,8 +262,8 @@ class _Build:
                         self._fail(versioned, current.error)
                     current = None
         except StoreError as error:
-            self._fail(group[settled], error)
-            return settled + 1
+            self._fail(group[done_count], error)
+            return done_count + 1
         finally:
             chunks.close()  # type: ignore[attr-defined]
         return len(group)

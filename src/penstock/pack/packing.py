@@ -158,7 +158,7 @@ def pack(
 
 
 class Packing(PackJob):
-    """One packing.
+    """Packs a source into a folder: plans the shards, and writes those that are missing.
 
     Args:
         source: A source that ``pack`` takes.

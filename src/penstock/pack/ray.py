@@ -86,7 +86,7 @@ class RayWorkerPool:
                 ray.shutdown()
 
     def _modules_by_value(self) -> ExitStack:
-        """Pickle the user's modules that a transform uses by value until the stack is left: workers may not have them."""
+        """Until the stack closes, pickle by value the user's modules that the transform uses: workers may not have them."""
         stack = ExitStack()
         recipe, pickler = self._setup.recipe, self._ray.cloudpickle
         transform = recipe.transform if isinstance(recipe, EntriesRecipe) else None

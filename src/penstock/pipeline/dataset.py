@@ -51,7 +51,7 @@ class Dataset(ABC):
             IndexError: A number is out of range.
             KeyError: No sample has this key.
             ObjectChangedError: An object or shard was replaced after it was listed or indexed.
-            StoreError, DataError: a sample cannot be read or decoded; the error names its key and shard.
+            StoreError, DataError: A sample cannot be read or decoded; the error names its key and shard.
 
         Cost: one request per sample and member object, as many at a time as the store takes; ranges that lie near each
             other in a shard are read by one request. Holds the samples.
@@ -97,7 +97,7 @@ class Dataset(ABC):
         Negative numbers count from the end.
 
         Raises:
-            IndexError, KeyError, ObjectChangedError, StoreError, DataError: as ``read_samples``.
+            IndexError, KeyError, ObjectChangedError, StoreError, DataError: As ``read_samples``.
 
         Cost: as ``read_samples``.
         """
@@ -126,7 +126,7 @@ class Dataset(ABC):
         """Return the first sample with this key, or `default`.
 
         Raises:
-            StoreError, DataError: the sample cannot be read or decoded; the error names its key and shard.
+            StoreError, DataError: The sample cannot be read or decoded; the error names its key and shard.
 
         Cost: as ``find``, and one request.
         """

@@ -53,7 +53,7 @@ def written_in_place(
         The values of the other fields, and the names of the fields that were written.
 
     Raises:
-        FieldMissingError, DecodeError: as ``decoded``.
+        FieldMissingError, DecodeError: As ``decoded``.
     """
     values = _joined_fields(stage, members, context)
     written: list[str] = []

@@ -98,7 +98,7 @@ class SampleTransform:
         """Load the joined tables now; otherwise the first sample loads them.
 
         Raises:
-            StoreError, DataError, ConfigError: a table cannot be read, or the object is not a table.
+            StoreError, DataError, ConfigError: A table cannot be read, or the object is not a table.
         """
         for table in self._tables.values():
             table.open()
@@ -175,7 +175,7 @@ class SampleTransform:
             Whether the row was written; False if the sample is dropped.
 
         Raises:
-            FieldMissingError, DecodeError: as a call, or the values do not fit the columns of the batch.
+            FieldMissingError, DecodeError: As a call, or the values do not fit the columns of the batch.
         """
         if not self._writes_rows:
             values = self(sample, shard=shard, position=position, random=random)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.cache.shared_files import UNKNOWN, Leases, Usage
-from penstock.cache.statistics import Troubles
+from penstock.cache.statistics import DiskFailures
 
 
 def leases(folder: Path) -> Leases:
-    return Leases(str(folder / "leases"), Troubles(str(folder)))
+    return Leases(str(folder / "leases"), DiskFailures(str(folder)))
 
 
 def test_a_lease_has_one_holder(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_any_number_is_a_lease(tmp_path: Path, number: int) -> None:
 def test_closing_under_use_is_no_trouble(tmp_path: Path) -> None:
     """Threads that use leases while another thread closes them get no error and touch no other file."""
     for _ in range(20):
-        troubles = Troubles(str(tmp_path))
+        troubles = DiskFailures(str(tmp_path))
         leases = Leases(str(tmp_path / "leases"), troubles)
         assert leases.open()
         begun = threading.Barrier(4)
