@@ -199,7 +199,7 @@ class CachedRead:
             if self.view:
                 block_bytes = self.context.config.block_bytes
                 self._get(range(span.start // block_bytes, (self.wanted.end - 1) // block_bytes + 1))
-        self.settle()
+        self.end_pieces()
 
     def _get(self, indices: Sequence[int]) -> None:
         missing: list[int] = []
@@ -249,7 +249,7 @@ class CachedRead:
                 and not self._read_from_disk([index])
             ):
                 self.context.claims.free(claim)
-                self.settle()
+                self.end_pieces()
             else:
                 mine.append((index, claim))
         if elsewhere:
@@ -293,14 +293,14 @@ class CachedRead:
 
     def _get_again(self, indices: tuple[int, ...]) -> None:
         self._get(indices)
-        self.settle(len(indices))
+        self.end_pieces(len(indices))
 
     def give(self, index: int, data: memoryview) -> None:
         """Copy a block that another read of this process has fetched; `data` is uint8[n], from the block's start."""
         start, view = self._part(index)
         if not self.cancelled:
             view[:] = data[start : start + len(view)]
-        self.settle()
+        self.end_pieces()
 
     # ── ending ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -327,9 +327,9 @@ class CachedRead:
             transfers = list(self._transfers.values())
         for transfer in transfers:
             transfer.cancel()
-        self.settle(count)
+        self.end_pieces(count)
 
-    def settle(self, count: int = 1) -> None:
+    def end_pieces(self, count: int = 1) -> None:
         """Note that pending pieces have ended, and notify the sink after the last one.
 
         Args:
@@ -487,7 +487,7 @@ class BlockFetch:
             read.deliver(body, self._span.start)
         if self._span == read.wanted:
             read.verified = completion.verified
-        read.settle(len(self._claims))
+        read.end_pieces(len(self._claims))
 
     def _keep(self, body: memoryview) -> None:
         """Store the blocks, and give them to the reads that wait for them."""

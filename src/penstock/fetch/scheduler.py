@@ -1,4 +1,4 @@
-"""Keeps requests in flight: sent while window, budget and consumer allow, and settled as they end.
+"""Keeps requests in flight: sent while window, budget and consumer allow, and recorded on their reads as they end.
 
 Bytes are reserved before a request is sent. A consumer that waits for an item for which nothing is in flight gets it even
 beyond the budget, so there is no deadlock, whoever else holds the bytes.
@@ -120,7 +120,9 @@ class RequestScheduler:
         self._unsent: list[tuple[int, int, PartRequest]] = []  # a heap: by read, then by byte
         self._undelivered_count = 0  # requests in flight, and ended ones whose bytes are here
         self._waiting = False  # whether the consumer waits
-        self._window = Window(limit=config.requests_min, limit_min=1, limit_max=config.requests_max, settles=whole)
+        self._window = Window(
+            limit=config.requests_min, limit_min=1, limit_max=config.requests_max, waits_for_steady_rate=whole
+        )
         self._unannounced_bytes = 0  # that arrived since the consumer was last woken
         self._planned_count = 0
         self._estimate_bytes = float(SMALL_BYTES)

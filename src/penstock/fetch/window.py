@@ -24,8 +24,8 @@ _GAIN_MIN = 1.4
 """If latency is the limit, a step brings its whole factor. Noise, and memory that warms up meanwhile, look like a gain too,
 and connections cost: libcurl takes 30 µs more of CPU per small object with 256 of them than with 64."""
 _LOOKS_MAX = 2
-_SETTLED_MAX = 1.2
-"""A rate has settled when it is less than this many times the one before it at the same limit."""
+_STEADY_MAX = 1.2
+"""A rate is steady when it is less than this many times the one before it at the same limit."""
 _WINDOW_S_MIN = 0.02
 """A measurement lasts at least this long, because completions come in bursts: measurements of 32 small objects on loopback,
 which take 5 ms, gave anything from 900 to 46 000 objects a second. With a latency of 20 ms or more it changes nothing."""
@@ -54,16 +54,16 @@ class Window:
         limit: The most requests to have in flight now.
         limit_min: Lower bound of `limit`.
         limit_max: Upper bound of `limit`.
-        settles: Whether large answers are measured at the same limit until their rate no longer rises, before the limit
-            grows. Objects that are delivered whole land in fresh memory at first, and a rate that rises because memory warms
-            up looks like the gain of more requests, which would need even more fresh memory.
+        waits_for_steady_rate: Whether large answers are measured at the same limit until their rate no longer rises, before
+            the limit grows. Objects that are delivered whole land in fresh memory at first, and a rate that rises because
+            memory warms up looks like the gain of more requests, which would need even more fresh memory.
         cpu_s: Function that returns the seconds that the calling thread has run.
     """
 
     limit: int
     limit_min: int
     limit_max: int
-    settles: bool = False
+    waits_for_steady_rate: bool = False
     cpu_s: Callable[[], float] = time.thread_time
     _cpu_since: tuple[int, float] = (0, 0.0)  # the thread that began this measurement, and how long it had run by then
     _completed: int = 0
@@ -133,7 +133,7 @@ class Window:
             if self._looks:
                 self._next_hold = _HOLD_WINDOWS_MIN  # the last step paid
             self._rate, self._looks = rate, 0
-            if self.settles and not self._is_small() and rate > _SETTLED_MAX * self._rate_here:
+            if self.waits_for_steady_rate and not self._is_small() and rate > _STEADY_MAX * self._rate_here:
                 self._rate_here = rate
             else:
                 self._step_up()

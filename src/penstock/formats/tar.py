@@ -130,7 +130,7 @@ class TarParser(RecoveringParser):
             missing = f"{cut_bytes} bytes" if cut_bytes else "the member that a long-name or PAX header describes"
             raise self._corrupt(f"the shard is cut off: {missing} missing", self._offset_bytes)
         self._close_sample(samples, self._offset_bytes)
-        self._settle(samples, 0)
+        self._drop_partial(samples, 0)
 
     def _forget(self) -> int | None:
         begin_bytes = self._sample.offset_bytes if self._sample is not None else None

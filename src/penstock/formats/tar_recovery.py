@@ -50,15 +50,15 @@ class RecoveringParser(ShardParser):
             try:
                 self._go_on(view, at, samples)
             except CorruptShardError as error:
-                self._settle(samples, count)
+                self._drop_partial(samples, count)
                 if self._on_corrupt != "skip_sample" or error.offset_bytes is None:
                     raise
                 at = self._lose(error, error.offset_bytes)
             else:
-                self._settle(samples, count)
+                self._drop_partial(samples, count)
                 return
 
-    def _settle(self, samples: list[Sample], count: int) -> None:
+    def _drop_partial(self, samples: list[Sample], count: int) -> None:
         """Remove the first sample after corrupt bytes; `count` is the number of samples before this round."""
         if self._partial and len(samples) > count:
             self._partial = False

@@ -36,7 +36,7 @@ class DeliveredBatches:
             )
         self.lowest = lowest
         self._higher = set(higher)
-        self._settle()
+        self._advance_lowest()
 
     @property
     def higher(self) -> tuple[int, ...]:
@@ -56,13 +56,13 @@ class DeliveredBatches:
         if batch_index in self:
             raise ValueError(f"batch {batch_index} was already delivered")
         self._higher.add(batch_index)
-        self._settle()
+        self._advance_lowest()
 
     def left(self, batches_count: int) -> Iterator[int]:
         """Iterate over the indices of the batches of an epoch that were not delivered, ascending."""
         return (batch for batch in range(self.lowest, batches_count) if batch not in self._higher)
 
-    def _settle(self) -> None:
+    def _advance_lowest(self) -> None:
         while self.lowest in self._higher:
             self._higher.remove(self.lowest)
             self.lowest += 1

@@ -74,7 +74,7 @@ def attach(transfer: HttpTransfer, curl: Any) -> None:
         setopt(pycurl.WRITEFUNCTION, transfer.take)
 
 
-def settle(transfer: HttpTransfer, curl: Any) -> None:
+def record_outcome(transfer: HttpTransfer, curl: Any) -> None:
     """Take over what libcurl knows of an exchange that ended; the handle may be reused afterwards.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pycurl
 
-from penstock.transport.curl import attach, configure, prepare_method, settle
+from penstock.transport.curl import attach, configure, prepare_method, record_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +119,7 @@ class CurlPool:
         transfer = self._active.pop(curl)
         self._multi.remove_handle(curl)
         try:
-            settle(transfer, curl)
+            record_outcome(transfer, curl)
         except ValueError as error:
             code, reason = code or _WEIRD_SERVER_REPLY, str(error)
         pool = self._idle.get(curl.pool) if not self._closing else None
