@@ -45,8 +45,8 @@ class Loader:
         processes: Number of worker processes; 0 fetches, parses and decodes in threads of this process. The workers write to
             shared memory, which is mapped here without a copy. They help training loops with Python work of their own. The
             batches are the same.
-        restart_workers: Replace a worker process that dies, up to three times for each worker and epoch; no sample is lost
-            or repeated. Without it, the death of a worker is an error.
+        restart_workers: Replace a worker process that dies, up to three times in a row without a finished batch; no
+            sample is lost or repeated. Without it, the death of a worker is an error.
         stride: ``(j, n)`` decodes and yields only the rank's batches whose number mod n is j, counted from the beginning of
             the epoch: the batches of worker j of n of a DataLoader. It excludes `processes` and `agree`.
         in_order: False yields whichever batch is complete first, each exactly once; the state remembers which ones. It has
@@ -140,9 +140,10 @@ class Loader:
         return _Batches(self, self._session)
 
     def epochs(self, n: int) -> Iterator[int]:
-        """Iterate over epoch numbers, for `n` epochs in total: ``for epoch in loader.epochs(90): for batch in loader: ...``.
+        """Iterate over the epoch numbers from the current one to `n` - 1.
 
-        It begins with the current epoch. An epoch that was left by ``break`` is repeated, and continues where it stopped.
+        Use it as ``for epoch in loader.epochs(90): for batch in loader: ...``. An epoch that was left by ``break`` is repeated,
+        and continues where it stopped.
 
         Args:
             n: Number of epochs, at least 0.

@@ -52,8 +52,8 @@ class Session:
         self.meter = Meter()
         self.epoch = 0
         self._generation = 0  # counts epochs and restarts: an iterator of an earlier generation is exhausted
-        self._left_s: float | None = None  # when the training loop got its last batch; None after a pause
-        self._left_cpu_s = 0.0  # CPU time of its thread until then
+        self._previous_s: float | None = None  # when the training loop got its last batch; None after a pause
+        self._previous_cpu_s = 0.0  # CPU time of its thread until then
         self._first = pipeline  # as given; `on_epoch` may replace it
         self._batches_count = 0  # handed out in this epoch
         self._position: Position | None = None  # position behind the last of these batches
@@ -92,7 +92,7 @@ class Session:
             ClosedError: The session is closed.
         """
         self.check_open()
-        self._left_s = None
+        self._previous_s = None
         return self._generation
 
     def next(self, generation: int) -> Any:
@@ -122,8 +122,10 @@ class Session:
                 self.check_open()
         numbered = self._running.next()
         got_s = time.perf_counter()
-        left_s, cpu_s = (asked_s, 0.0) if self._left_s is None else (self._left_s, asked_cpu_s - self._left_cpu_s)
-        self.meter.stepped(left_s, asked_s, got_s, cpu_s=cpu_s)
+        previous_s, cpu_s = (
+            (asked_s, 0.0) if self._previous_s is None else (self._previous_s, asked_cpu_s - self._previous_cpu_s)
+        )
+        self.meter.stepped(previous_s, asked_s, got_s, cpu_s=cpu_s)
         if numbered is None:
             if self._line is not None:
                 self._draw(self._line, is_last=True)
@@ -134,7 +136,7 @@ class Session:
         self._position = numbered.position
         if self._line is not None:
             self._draw(self._line)
-        self._left_s, self._left_cpu_s = time.perf_counter(), time.thread_time()
+        self._previous_s, self._previous_cpu_s = time.perf_counter(), time.thread_time()
         return numbered.batch
 
     def begin_at(self, epoch: int) -> None:
@@ -144,7 +146,7 @@ class Session:
         self._generation += 1
         self._batches_count = 0
         self._position = self._loaded = self._epoch_statistics = None
-        self._left_s = None
+        self._previous_s = None
 
     def planned(self) -> LoaderPlan:
         """The plan; made at the first call. Cost: see ``make_plan``."""

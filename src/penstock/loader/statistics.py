@@ -223,18 +223,18 @@ class Meter:
         for name, value in sums.items():
             setattr(self, name, getattr(self, name) + value - before.get(name, 0))
 
-    def stepped(self, left_s: float, asked_s: float, got_s: float, *, cpu_s: float = 0.0) -> None:
+    def stepped(self, previous_s: float, asked_s: float, got_s: float, *, cpu_s: float = 0.0) -> None:
         """Count one step of the training loop.
 
         Args:
-            left_s: Time at which the loop got the batch before.
+            previous_s: Time at which the loop got the previous batch.
             asked_s: Time at which it came back for the next batch.
             got_s: Time at which it got this batch.
             cpu_s: CPU seconds of its thread in the step between.
         """
         self.stall_s += got_s - asked_s
-        self.step_cpu_s += min(max(0.0, cpu_s), asked_s - left_s)  # another thread may have asked
-        self.elapsed_s += got_s - left_s
+        self.step_cpu_s += min(max(0.0, cpu_s), asked_s - previous_s)  # another thread may have asked
+        self.elapsed_s += got_s - previous_s
         self.stalls.add(got_s - asked_s)
 
     def skipped(self, url: str, parser: Parser | RangedReader) -> None:

@@ -86,7 +86,7 @@ class CountedBatches(BatchSourceBase):
         run: Makes the batches whose numbers are in `numbers`.
         finisher: Finishes them.
         batches: Positions of all batches from `first_number` on.
-        first_number: Number of the first of `batches` in the epoch.
+        first_number: Number, in the epoch, of the first of `batches`.
         numbers: Numbers, in the epoch, of the batches to give.
     """
 
@@ -116,17 +116,17 @@ class StreamedBatches(BatchSourceBase):
     """Batches of which only reading tells how many there are, on a rank that need not be in step with others.
 
     Args:
-        run: Makes the batches whose numbers are `first_number`, `first_number` + `step`, and so on.
+        run: Makes the batches whose numbers are `next_number`, `next_number` + `step`, and so on.
         finisher: Finishes them.
         rows_count: Number of rows of a full batch.
-        first_number: Number of the first batch in the epoch.
+        next_number: Number, in the epoch, of the first batch that `run` makes.
         step: Difference between the numbers of two batches that follow each other.
     """
 
-    def __init__(self, run: BatchRun, finisher: Finisher, *, rows_count: int, first_number: int, step: int = 1) -> None:
+    def __init__(self, run: BatchRun, finisher: Finisher, *, rows_count: int, next_number: int, step: int = 1) -> None:
         super().__init__(run, finisher)
         self._rows_count = rows_count
-        self._next_number = first_number
+        self._next_number = next_number
         self._step = step
 
     def next(self) -> NumberedBatch | None:
@@ -147,7 +147,7 @@ class RebatchedBatches(BatchSourceBase):
         run: Makes all batches.
         finisher: Finishes them.
         rows_count: Number of rows of a full batch.
-        first_number: Number of the first batch that `run` makes.
+        first_number: Number, in the epoch, of the first batch that `run` makes.
         stride: ``(j, n)``: the batches whose number mod n is j are given.
     """
 
@@ -178,7 +178,7 @@ class AgreedBatches(BatchSourceBase):
         finisher: Finishes them.
         consensus: Consensus of the ranks.
         rows_count: Number of rows of a full batch.
-        first_number: Number of the first batch in the epoch.
+        first_number: Number, in the epoch, of the first batch that `run` makes.
         position: Position in front of the first batch.
         ends_with_last: Whether all ranks go on until the last one runs out, those that have run out with padding; otherwise
             the epoch ends when the first one runs out.

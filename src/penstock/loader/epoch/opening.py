@@ -76,12 +76,12 @@ def _in_order(request: EpochRequest, opened: OpenedRun, consensus: RankConsensus
             opened.run, finisher, rows_count=rows_count, first_number=first_number, stride=request.stride
         )
     return StreamedBatches(
-        opened.run, finisher, rows_count=rows_count, first_number=request.first_of_stride, step=request.stride[1]
+        opened.run, finisher, rows_count=rows_count, next_number=request.first_of_stride, step=request.stride[1]
     )
 
 
 def _out_of_order(request: EpochRequest) -> BatchSource:
-    plan, first_number = request.plan, request.first_number
+    plan = request.plan
     feed, batches = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching)
     try:
         tracker = OutOfOrderTracker(
@@ -94,8 +94,10 @@ def _out_of_order(request: EpochRequest) -> BatchSource:
     run = thread_run(request, remaining, is_counted=batches is not None, in_order=False)
     finisher = _finisher(request)
     if batches is not None:
-        return CountedOutOfOrder(run, finisher, tracker=tracker, batches=batches, first_number=first_number)
-    return StreamedOutOfOrder(run, finisher, tracker=tracker, rows_count=plan.rows_count, first_number=first_number)
+        return CountedOutOfOrder(run, finisher, tracker=tracker, batches=batches, next_number=request.first_number)
+    return StreamedOutOfOrder(
+        run, finisher, tracker=tracker, rows_count=plan.rows_count, next_number=request.first_number
+    )
 
 
 def _finisher(request: EpochRequest) -> Finisher:

@@ -92,16 +92,16 @@ class CountedOutOfOrder(BatchSourceBase):
         finisher: Finishes them.
         tracker: Account of what was handed out.
         batches: Positions of all batches from the beginning of the run on.
-        first_number: Number of batches of the epoch that were handed out before.
+        next_number: Number of batches of the epoch that were handed out before; the next batch gets this number.
     """
 
     def __init__(
-        self, run: BatchRun, finisher: Finisher, *, tracker: OutOfOrderTracker, batches: Batches, first_number: int
+        self, run: BatchRun, finisher: Finisher, *, tracker: OutOfOrderTracker, batches: Batches, next_number: int
     ) -> None:
         super().__init__(run, finisher)
         self._tracker = tracker
         self._batches = batches
-        self._first_number = first_number
+        self._next_number = next_number
         self._taken_count = 0
 
     def next(self) -> NumberedBatch | None:
@@ -110,7 +110,8 @@ class CountedOutOfOrder(BatchSourceBase):
             delivery = self._run.next_batch()
             # without a delivery it is the last batch, of which this rank has no sample
             index = self._tracker.number_of(self._taken_count if delivery is None else delivery.number)
-            number = self._first_number + self._taken_count
+            number = self._next_number
+            self._next_number += 1
             self._taken_count += 1
             position = self._tracker.take(index, IndexPosition(self._batches.position_after(index)))
             if not self._finisher.skips(delivery):
@@ -128,16 +129,16 @@ class StreamedOutOfOrder(BatchSourceBase):
         finisher: Finishes them.
         tracker: Account of what was handed out.
         rows_count: Number of rows of a full batch.
-        first_number: Number of batches of the epoch that were handed out before.
+        next_number: Number of batches of the epoch that were handed out before; the next batch gets this number.
     """
 
     def __init__(
-        self, run: BatchRun, finisher: Finisher, *, tracker: OutOfOrderTracker, rows_count: int, first_number: int
+        self, run: BatchRun, finisher: Finisher, *, tracker: OutOfOrderTracker, rows_count: int, next_number: int
     ) -> None:
         super().__init__(run, finisher)
         self._tracker = tracker
         self._rows_count = rows_count
-        self._next_number = first_number
+        self._next_number = next_number
 
     def next(self) -> NumberedBatch | None:
         """The next complete batch that the finisher does not skip."""

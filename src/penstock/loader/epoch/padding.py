@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Finisher(Protocol):
-    """Makes of what the run delivers what the training loop gets."""
+    """Turns a delivered batch into the batch for the training loop."""
 
     def skips(self, delivery: Delivery | None) -> bool:
         """Whether the training loop gets nothing for this delivery; None: the run ended before this rank's last batch."""

@@ -35,7 +35,8 @@ class EpochRequest:
         run_plan: How to make batches of it.
         epoch: Epoch number, from 0.
         position: Position to begin at; None is the beginning of the epoch.
-        first_number: Number of batches of the epoch that were handed out before `position`.
+        first_number: Number, in the epoch, of the batch at `position`, from 0. With ``in_order=False``, as many batches were
+            handed out before, and the next one gets this number.
         stride: ``(j, n)``: only batches whose number mod n is j are given.
         meter: Counts samples, bytes and seconds.
     """

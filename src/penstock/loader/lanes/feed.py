@@ -119,9 +119,8 @@ class LanesFeed(Generic[AnyLane]):
         self._remaining_count = count
         self._prefetched_count = prefetched_count
         self._window_bytes = window_bytes
-        self._charged: deque[int] = (
-            deque()
-        )  # a charge is taken out before it is given back, because any thread may close
+        # a charge is taken out before it is given back, because any thread may close
+        self._charged: deque[int] = deque()
         self._filled = False
 
     def take(self, count: int) -> SampleBlock | None:

@@ -426,9 +426,8 @@ class TableOfContents:
             if self._probe is not None:
                 self._probe.finish()
             else:
-                look_into(
-                    self._reader, lambda _: b""
-                )  # the reader says whether a shard without a byte is one of its format
+                # the reader says whether a shard without a byte is one of its format
+                look_into(self._reader, lambda _: b"")
             self.ends = list(accumulate(unit.samples_count for unit in self._reader.units))
 
     def _learn_size(self, sizing: InFlight[None]) -> None:

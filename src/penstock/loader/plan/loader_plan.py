@@ -193,6 +193,15 @@ class OrderOptions(NamedTuple):
     world_size: int
 
 
+_INDEX_OPTIONS = {"": "auto", "index": "require", "stream": "stream"}
+"""What ``index="auto"`` means for a loader that resumes a state, by the mode of the state; empty if it has read nothing."""
+
+
+def _index_option(option: str, saved_mode: str) -> str:
+    """The ``index=`` by which the sources are found: as given, but a run without a choice keeps the mode it began with."""
+    return _INDEX_OPTIONS.get(saved_mode, "require") if option == "auto" else option
+
+
 class _Planner:
     """Makes the plan of one loader."""
 
@@ -223,8 +232,7 @@ class _Planner:
     def plan(self, finder: SourceFinder) -> LoaderPlan:
         """The plan. Cost: see ``make_plan``."""
         pipeline, options, order = self._pipeline, self._options, self._order_options
-        mode = options.index if self._state is None else self._state.mode or options.index
-        data = finder.find(index=mode if options.index == "auto" else options.index)
+        data = finder.find(index=_index_option(options.index, "" if self._state is None else self._state.mode))
         read_plan: ReadPlan
         if data.is_indexed:
             read_plan = self._indexed(data.sources)

@@ -82,7 +82,7 @@ class SourceFinder:
         """List the sources, and look for indexes of their shards.
 
         Args:
-            index: ``"stream"`` ignores indexes; ``"require"`` or ``"index"`` needs one; ``"auto"`` uses one if it knows all
+            index: ``"stream"`` ignores indexes; ``"require"`` needs one; ``"auto"`` uses one if it knows all
                 shards.
 
         Raises:

@@ -109,7 +109,7 @@ class WorkerProcess:
         self.channel.close()
         self.process.wait()
         deaths_count = self.deaths_count + 1
-        self._begin(self._job.behind(self.done_count, self.position))
+        self._begin(self._job.remaining_after(self.done_count, self.position))
         self.deaths_count = deaths_count
         self._start()
 

@@ -389,9 +389,15 @@ class ProcessRun:
             return
         described = worker.described_end()
         if not self._restarts or worker.deaths_count >= DEATHS_MAX:
+            hint = "did it run out of memory? Loader(restart_workers=True) replaces a worker that dies"
+            if self._restarts:
+                hint = (
+                    f"{DEATHS_MAX} replacements in a row died without finishing a batch: do they run out of memory, or does "
+                    "a sample crash the decoder?"
+                )
             worker.failure = WorkerDiedError(
                 described,
-                hint="did it run out of memory? Loader(restart_workers=True) replaces a worker that dies",
+                hint=hint,
                 worker=worker.number,
                 process_id=worker.process.pid,
                 exit_code=worker.process.returncode,

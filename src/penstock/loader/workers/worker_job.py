@@ -38,7 +38,7 @@ class WorkerInput(Protocol):
     def report(self, position: Position | None) -> FeedPosition | None:
         """What the loader has to hear of the position behind a batch."""
 
-    def behind(self, batches_count: int, reported: FeedPosition | None) -> WorkerInput:
+    def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> WorkerInput:
         """What is left to read.
 
         Args:
@@ -70,7 +70,7 @@ class IndexedInput:
     def report(self, position: Position | None) -> None:
         """The loader knows all positions."""
 
-    def behind(self, batches_count: int, reported: FeedPosition | None) -> IndexedInput:
+    def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> IndexedInput:
         """What is left to read."""
         del reported
         position = IndexPosition(self.position.position + batches_count * self.global_size)
@@ -99,7 +99,7 @@ class StreamedInput:
         """The position of the worker's lanes."""
         return feed_position(position)
 
-    def behind(self, batches_count: int, reported: FeedPosition | None) -> StreamedInput:
+    def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> StreamedInput:
         """What is left to read."""
         del batches_count
         return self if reported is None else replace(self, position=reported)
@@ -139,12 +139,12 @@ class WorkerJob(NamedTuple):
         """The samples of the worker's lanes, in their order."""
         return self.input.open(self.epoch, worker=self.number, workers_count=self.workers_count)
 
-    def behind(self, done_count: int, reported: FeedPosition | None) -> WorkerJob:
+    def remaining_after(self, done_count: int, reported: FeedPosition | None) -> WorkerJob:
         """What is left to do.
 
         Args:
             done_count: Number of batches of the run that are done.
             reported: The position that the worker reported last; None if it has not reported any.
         """
-        rest = self.input.behind(done_count - self.first_batch, reported)
+        rest = self.input.remaining_after(done_count - self.first_batch, reported)
         return self._replace(first_batch=done_count, input=rest)

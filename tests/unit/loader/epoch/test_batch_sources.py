@@ -97,7 +97,7 @@ def test_a_rank_without_a_sample_pads_the_last_batch() -> None:
 
 def test_streamed_batches_raise_again_and_again() -> None:
     """An error stays where it is in the order."""
-    source = StreamedBatches(Run("ab", DecodeError("bad")), Trimmer(2), rows_count=2, first_number=4, step=3)
+    source = StreamedBatches(Run("ab", DecodeError("bad")), Trimmer(2), rows_count=2, next_number=4, step=3)
     first = source.next()
     assert first is not None
     assert first.number == 4
@@ -162,7 +162,7 @@ def test_out_of_order_batches_are_counted_in_the_order_in_which_they_come() -> N
     """Batch 1 was handed out before: 0 and 2 are left, and the position in between says which were handed out."""
     before = OutOfOrderPosition(IndexPosition(0), (1,), 2)
     tracker = OutOfOrderTracker(before, feed_position=IndexPosition(0), global_size=2)
-    source = CountedOutOfOrder(Run("ab", "ef"), Trimmer(2), tracker=tracker, batches=counted(6), first_number=1)
+    source = CountedOutOfOrder(Run("ab", "ef"), Trimmer(2), tracker=tracker, batches=counted(6), next_number=1)
     assert [tracker.number_of(made) for made in range(2)] == [0, 2]
     found = source.next()
     assert found is not None
