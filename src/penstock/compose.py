@@ -87,7 +87,7 @@ def connect(
     """
     if sys.platform != "linux":
         raise ConfigError(
-            f"penstock runs on Linux, and this is {sys.platform}",
+            f"penstock runs only on Linux, and this is {sys.platform}",
             hint="use a container, a virtual machine or WSL; its event loop is built on Linux's epoll and eventfd",
         )
     if anonymous and (credentials is not None or profile is not None):
@@ -245,7 +245,7 @@ def local_path(url: str) -> Path:
     if url.startswith(("s3:", "http:", "https:")):
         scheme, _, rest = url.partition(":")
         hint = f"{scheme}://{rest.lstrip('/')} has two slashes; write a path of this name with ./ before it"
-        raise ConfigError(f"{url!r} is a path, and begins like a URL", hint=hint)
+        raise ConfigError(f"{url!r} is a path that begins like a URL", hint=hint)
     if not url.startswith("file:"):
         return Path(url).expanduser().absolute()
     parts = url_parts(url)
@@ -342,7 +342,7 @@ def open(url: str | os.PathLike[str], mode: str = "rb", **options: Any) -> io.IO
         raise ConfigError(f"mode {mode!r} must be 'rb', 'wb' or 'xb'", hint="wrap it in io.TextIOWrapper for text")
     root, key = split(url)
     if not key:
-        raise ConfigError(f"{os.fspath(url)!r} names no object")
+        raise ConfigError(f"{os.fspath(url)!r} does not name an object")
     from penstock.store.file import open_file
 
     store = connect(root, **options)

@@ -82,5 +82,5 @@ def open_private(path: str | os.PathLike[str], flags: int, mode: int = 0o600) ->
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
         os.close(fd)
-        raise PermissionError(errno.EPERM, "another user's file, or one with a second name", os.fspath(path))
+        raise PermissionError(errno.EPERM, "another user owns the file, or it has a second name", os.fspath(path))
     return fd

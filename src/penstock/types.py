@@ -69,7 +69,7 @@ class ByteRange(NamedTuple):
         """
         if self.start >= size_bytes:
             raise SpanError(
-                f"the range starts at byte {self.start}, the object has {size_bytes} bytes", span=tuple(self)
+                f"the range starts at byte {self.start}, but the object has {size_bytes} bytes", span=tuple(self)
             )
         return ByteRange(self.start, min(self.end, size_bytes))
 

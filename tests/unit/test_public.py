@@ -84,7 +84,7 @@ def test_a_url_that_lacks_a_slash(url: str) -> None:
 def test_other_systems_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux the package can be imported, and using it is an error that says so."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ps.ConfigError, match=r"runs on Linux, and this is darwin\. Hint: "):
+    with pytest.raises(ps.ConfigError, match=r"runs only on Linux, and this is darwin\. Hint: "):
         ps.connect("memory://anything")
 
 

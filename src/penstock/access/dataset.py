@@ -146,14 +146,14 @@ class PipelineDataset(Dataset):
 
     def _opened(self) -> SampleReader:
         if self._closed:
-            raise ClosedError(f"{self!r} is used after close()", hint="open it again")
+            raise ClosedError(f"{self!r} was used after close()", hint="open it again")
         return self._reader
 
     def _number(self, index: Any) -> int:
         if isinstance(index, str):
             number = self.find(index)
             if number is None:
-                raise KeyError(f"no sample of {len(self)} has the key {index!r}")
+                raise KeyError(f"none of {len(self)} samples has the key {index!r}")
             return number
         if isinstance(index, bool):
             raise ConfigError(f"{index!r} is not the number of a sample", hint="to use a mask: np.flatnonzero(mask)")

@@ -1,4 +1,4 @@
-"""Claims: each missing block is fetched once, whoever wants it, in this process and in others.
+"""Claims: each missing block is fetched once, however many readers in this process and in others want it.
 
 A claim is a lease (``shared_files``) and the reads of this process that wait for what it covers. They get the bytes from memory
 as soon as these arrive. If another process has the lease, a thread checks now and then whether it was released, because the
@@ -37,7 +37,7 @@ class Waiter(Protocol):
     cancelled: bool
 
     def resume(self, indices: tuple[int, ...], *, expired: bool) -> None:
-        """Look for blocks again: they have arrived, or nobody is fetching them any more.
+        """Look for blocks again: they have arrived, or are no longer being fetched.
 
         Args:
             indices: Numbers of the blocks.

@@ -22,7 +22,7 @@ class CacheConfig:
         path: The directory. If it does not exist it is created, private to the user. It should be on a fast local disk; a
             network file system works if it supports locks.
         bytes_max: Largest disk space of all entries together, including headers and rounding to 4 KiB.
-        free_ratio_min: Part of the file system, in [0, 1), that must remain free, whoever fills the rest.
+        free_ratio_min: Share of the file system, in [0, 1), that must remain free, whatever fills the rest.
         block_bytes: Size of a block. Objects up to this size are kept whole, larger ones in several blocks. A miss fetches
             whole blocks, so a small read of a large object costs one block. Storing a block takes about 7 system calls, and
             reading it takes 4.

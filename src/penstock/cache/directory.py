@@ -67,7 +67,7 @@ TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A cache of penstock: ever
 
 
 class NewEntry(NamedTuple):
-    """An entry that is to be stored.
+    """An entry to store.
 
     Attributes:
         name: Name of the entry.
@@ -84,7 +84,7 @@ class NewEntry(NamedTuple):
 
 
 class BlockRead(NamedTuple):
-    """A block of an object, or a part of one, that is to be read.
+    """A block of an object, or a part of a block, to read.
 
     Attributes:
         name: Name of the entry.
@@ -292,7 +292,7 @@ class CacheDirectory:
             identity: Identity that the entry must have; None accepts any.
 
         Returns:
-            The header and the data, or None if there is no such entry.
+            The header and the data, or None if the entry does not exist.
 
         Cost: as for a block.
         """

@@ -74,7 +74,7 @@ class Evictor:
             sizes_bytes: Bytes that the entries take in each folder.
 
         Returns:
-            False if there is no room and none can be made.
+            False if there is no room, and nothing can be evicted.
 
         Raises:
             OSError: The directory cannot be read.

@@ -104,7 +104,7 @@ def open_directory(path: str | os.PathLike[str]) -> CacheDirectory:
         ours = False
     if not ours:
         raise ConfigError(
-            f"{config.path} is not a penstock cache", hint=f"the directory of cache=PATH:SIZE has a {TAG_NAME}"
+            f"{config.path} is not a penstock cache", hint=f"the directory of a cache contains a file {TAG_NAME}"
         )
     directory = CacheDirectory(config, Counts())
     directory.prepare()
@@ -119,7 +119,7 @@ def survey(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
         progress: Called with the number of entries and bytes read since the previous call.
 
     Raises:
-        ConfigError: There is no cache at `path`.
+        ConfigError: `path` is not a cache.
 
     Cost: four system calls for each entry, about 20 µs.
     """
@@ -174,7 +174,7 @@ def verify(path: str | os.PathLike[str], *, progress: Callable[[int, int], None]
         The number of entries read, and the number of entries removed.
 
     Raises:
-        ConfigError: There is no cache at `path`.
+        ConfigError: `path` is not a cache.
 
     Cost: one read of everything.
     """
@@ -198,7 +198,7 @@ def trim(path: str | os.PathLike[str], bytes_max: int) -> tuple[int, int]:
         The number of entries removed, and the disk space that they took in bytes.
 
     Raises:
-        ConfigError: There is no cache at `path`.
+        ConfigError: `path` is not a cache.
 
     Cost: one scan.
     """
@@ -223,7 +223,7 @@ def clear(path: str | os.PathLike[str]) -> int:
         The disk space that the entries took in bytes.
 
     Raises:
-        ConfigError: There is no cache at `path`.
+        ConfigError: `path` is not a cache.
     """
     directory = open_directory(path)
     removed_bytes = 0

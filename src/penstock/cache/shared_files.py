@@ -6,7 +6,7 @@ way, so a killed process leaves nothing behind. Two names may have the same offs
 for the other.
 
 The names of a process's temporary files contain its *token*. The process holds the lock on its token's byte as long as it
-lives, so others know which temporary files nobody writes any more. Process ids would not do, as containers do not share them.
+lives, so others know which temporary files are no longer written. Process ids would not do, as containers do not share them.
 
 The file ``usage`` holds an int64 for each of the 256 folders: the bytes that its entries take. A process adds to these
 numbers before it stores entries, unless the sum would pass the limit, and subtracts after it removed some. Both happen under

@@ -45,7 +45,7 @@ class CacheStatistics:
         evicted_count: Entries that this process removed to stay within the limits.
         evicted_bytes: Disk space that these entries took.
         metadata_hit_count: Listings, stats and misses answered without a request.
-        used_bytes: Disk space that all entries take now, as far as it has been counted.
+        used_bytes: Disk space that all entries counted so far take now.
         bytes_max: The limit.
         troubles: Number of failures of the disk by operation and error, e.g. ``{"write ENOSPC": 3}``; normally empty.
         inner: Statistics of the store inside.
@@ -155,7 +155,7 @@ class DiskFailures:
 
 
 _CONSEQUENCES = {
-    "write": "what is read is not kept, and the job goes on",
+    "write": "what is read is not kept, and the job continues",
     "read": "the block is fetched from the store",
     "lock": "several processes may fetch the same block",
     "record": "reads are not recorded",

@@ -132,9 +132,7 @@ def warm(
     if done.refused_count:
         print_message(f"penstock: {done.refused_count} blocks were not kept, because the limit or the disk is full")
     if done.evicted_bytes:
-        gone = (
-            f"{format_bytes(done.evicted_bytes)} of it is gone again: the cache or its disk is too small for all of it"
-        )
+        gone = f"{format_bytes(done.evicted_bytes)} of it was evicted again: the cache or its disk is too small for all of it"
         print_message(f"penstock: {gone}")
     if done.refused_count or done.evicted_bytes:
         raise typer.Exit(1)

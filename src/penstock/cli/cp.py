@@ -66,7 +66,7 @@ def cp(
     older. Other objects of the same name are replaced. Nothing is deleted. Within one store, the store itself copies.
 
     SRC may be a pattern with the rules of penstock.shards; quote it, so that the shell does not expand it. A key is copied
-    if it matches an --include (or there is none) and no --exclude. It is an error if there is nothing to copy.
+    if it matches an --include (or there is none) and no --exclude. The command fails if there is nothing to copy.
 
     Sizes are compared, and checksums are verified if the store has them. Files appear completely or not at all, also after
     Ctrl-C. If an object fails, the others are still copied, and the exit code is 1. Keys that are not safe file names
@@ -258,7 +258,7 @@ class TargetListing:
         self._next = next(listing, None)
 
     def has(self, item: TransferItem) -> bool:
-        """Return whether the target has `item`, as far as size and time show; items must come in key order."""
+        """Return whether the target has `item`, judging by size and time; items must come in key order."""
         while self._next is not None and self._next.key < item.key:
             self._pass_over()
         found = self._next
@@ -323,7 +323,7 @@ class CopyReport(ProgressReport):
         self._print("failed", item, error)
 
     def progressed(self, size_bytes: int) -> None:
-        """This many more bytes arrived."""
+        """Count bytes that arrived."""
         self._arrived_bytes += size_bytes
         if self.has_bar:
             rate = self._arrived_bytes / max(1e-9, self.seconds)

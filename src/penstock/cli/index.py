@@ -89,11 +89,11 @@ class IndexReport(ProgressReport):
         return [BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeElapsedColumn()]
 
     def planned(self, shards_count: int, size_bytes: int) -> None:
-        """This much is to be read."""
+        """Set the number of shards and bytes to read."""
         self.update(description=f"{shards_count} shards", total=size_bytes)
 
     def progressed(self, size_bytes: int) -> None:
-        """This many more bytes were read."""
+        """Count bytes that were read."""
         self._read_bytes += size_bytes
         self.update(advance=size_bytes)
 

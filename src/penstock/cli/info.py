@@ -132,7 +132,7 @@ def _largest(location: StoreLocation) -> ObjectInfo:
             break
     if largest is None:
         raise ObjectMissingError(
-            "there is no object to measure",
+            "no object to measure",
             operation="LIST",
             url=location.url,
             hint="name an object, or a prefix that has one",

@@ -77,4 +77,4 @@ def _infos(location: StoreLocation) -> Iterator[ObjectInfo]:
         count += 1
         yield info._replace(key=key)
     if not count:
-        raise ObjectMissingError("there is nothing below this URL", operation="LIST", url=location.url)
+        raise ObjectMissingError("no object lies below this URL", operation="LIST", url=location.url)

@@ -206,7 +206,7 @@ def pack(
     execution_options = execution.options(verify=writing.verify)
     folder, named = split_destination(destination)
     if named is not None and name is not None:
-        raise ConfigError(f"DST has the names {named!r}, which --name {name!r} contradicts")
+        raise ConfigError(f"DST names the shards {named!r}, but --name says {name!r}")
     options = PackOptions(
         format=format,
         name=named or name,
@@ -276,7 +276,7 @@ def function_of(text: str) -> Callable[[dict[str, Any]], Any]:
     try:
         function: Callable[[dict[str, Any]], Any] = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--transform {text!r} names no function ({error})", hint="MODULE:FUNCTION") from error
+        raise ConfigError(f"--transform {text!r} does not name a function ({error})", hint="MODULE:FUNCTION") from error
     return function
 
 

@@ -144,7 +144,7 @@ class Selection:
                 return
         if next(location.store.list(self.prefix), None) is None:
             raise ObjectMissingError(
-                "there is no such object, and no object below it",
+                "neither this object nor an object below it exists",
                 operation="HEAD",
                 url=location.url,
                 hint="check the key: penstock ls lists its prefix",

@@ -1,6 +1,6 @@
 """Where the bodies of requests land, and the bytes that are reserved for them.
 
-A part of its own has a place of its own. The parts of an object that is delivered whole share one buffer.
+A part that is delivered separately has its own buffer. The parts of an object that is delivered whole share one buffer.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LandingAllocator:
         return True
 
     def join_first(self, read: ObjectRead) -> None:
-        """Copy the first part, which landed by itself, to the start of its object's one buffer, if both are there."""
+        """Copy the first part, which landed in its own buffer, to the start of its object's buffer, if both exist."""
         first = read.parts[0]
         completion = first.completion
         if read.buffer is None or completion is None:

@@ -66,7 +66,7 @@ class ReadAhead:
             ordered: True takes the next one of the plan, False any.
 
         Raises:
-            ClosedError: The read-ahead was closed meanwhile, or this is a forked child.
+            ClosedError: The read-ahead was closed during the call, or this is a forked child.
         """
         forks.check(self._generation, "this iterator")
         while not self._taken:
@@ -85,7 +85,7 @@ class ReadAhead:
         The part is None if the read failed.
 
         Raises:
-            ClosedError: The read-ahead was closed meanwhile, or this is a forked child.
+            ClosedError: The read-ahead was closed during the call, or this is a forked child.
         """
         forks.check(self._generation, "this iterator")
         while True:

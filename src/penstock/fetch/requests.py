@@ -116,7 +116,8 @@ class ObjectRead:
             return
         if not same_version(info, known):
             raise ObjectChangedError(
-                f"parts of two versions: {known.etag} of {known.size_bytes} and {info.etag} of {info.size_bytes} bytes"
+                f"the object changed between two parts, from {known.etag} ({known.size_bytes} bytes) "
+                f"to {info.etag} ({info.size_bytes} bytes)"
             )
         if info.checksums and not known.checksums:
             self.info = info
@@ -131,11 +132,11 @@ class PartRequest:
         start: Offset of its first byte in the object.
         length_bytes: Number of bytes requested; None for a whole object of unknown size.
         reserved_bytes: Bytes reserved in the budget for it, to be released when it is delivered. A ``PartBuffer`` is
-            charged by itself and not counted here.
+            charged separately and not counted here.
         grown_bytes: For a body of unknown length that was dropped because the budget had no more bytes: how many bytes
             to reserve before it is requested again.
         landing: Where its body goes; None while that is unknown.
-        buffer: Buffer of its own; None if it has none.
+        buffer: The request's own buffer; None if it has none.
         completion: How it ended; None until then.
         transfer: The transfer under way; None before and afterwards.
     """

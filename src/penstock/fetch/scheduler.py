@@ -1,7 +1,7 @@
 """Keeps requests in flight: sent while window, budget and consumer allow, and recorded on their reads as they end.
 
 Bytes are reserved before a request is sent. A consumer that waits for an item for which nothing is in flight gets it even
-beyond the budget, so there is no deadlock, whoever else holds the bytes.
+beyond the budget, so there is no deadlock, whatever else holds the bytes.
 
 Objects of unknown size are requested whole: most are small, and only an answer without a range carries the object's
 checksum. If the head of the answer says that the object is large, its first part lands, the connection is dropped, and the
@@ -62,7 +62,7 @@ _HEADS_MAX = 4
 _PLANNED_MIN = 64
 """Items of the plan to have ready, however small the window is."""
 _LINGER_S = 0.002
-"""A consumer that waits looks by itself after this long, whether it was woken or not."""
+"""Seconds after which a waiting consumer looks again, even if nothing has woken it."""
 WAKE_BYTES = 4 * MIB
 """A waiting consumer is woken for this many bytes: waking it for each of 10 000 small objects a second had both threads
 fight for the GIL, two context switches and 60 µs per object."""
@@ -197,7 +197,7 @@ class RequestScheduler:
         """Append finished reads to `taken`, several small ones at a time; it stays empty if there are none.
 
         Args:
-            taken: Where they go; whoever closes the scheduler hands the rest of them to ``close``.
+            taken: The list to append to; when the scheduler is closed, the rest of it is passed to ``close``.
             ordered: True takes them in the order of the plan, False as they finished.
         """
         taken_bytes = 0
@@ -236,7 +236,7 @@ class RequestScheduler:
         """Block until ``take_finished`` would take something.
 
         Raises:
-            ClosedError: The scheduler was closed meanwhile.
+            ClosedError: The scheduler was closed during the call.
         """
         self._wait(lambda: self._finished(ordered=ordered) is not None)
 
@@ -244,7 +244,7 @@ class RequestScheduler:
         """Block until ``take_part`` would take something.
 
         Raises:
-            ClosedError: The scheduler was closed meanwhile.
+            ClosedError: The scheduler was closed during the call.
         """
         self._wait(self._part_ready)
 
@@ -293,7 +293,7 @@ class RequestScheduler:
             try:
                 while not ready():
                     if self.closed:
-                        raise ClosedError("the iterator was closed while it was waited for")
+                        raise ClosedError("the iterator was closed while a thread waited for it")
                     self._changed.wait(_LINGER_S)
             finally:
                 self._waiting = False
@@ -554,7 +554,7 @@ class RequestScheduler:
             self._fail(as_completion_error(error))
 
     def _fail(self, error: PenstockError) -> None:
-        """Fail everything in flight by a defect of this class: nobody knows what was left undone."""
+        """Fail everything in flight after a defect of this class, because what was left undone is unknown."""
         with self._lock:
             for read in self._reads:
                 read.error = read.error or error

@@ -1,4 +1,4 @@
-"""One read of its own, without read-ahead: what ``Store.read`` does for nearly all objects.
+"""A single read without read-ahead: what ``Store.read`` does for nearly all objects.
 
 A read that fits one request needs no plan, no window and no queue, so it costs half as much without a scheduler. If the
 answer says that an object is large, a ``RequestScheduler`` takes the read over while its first part is on the way.
@@ -68,7 +68,7 @@ class SingleRead:
         return is_one_request(span, config.part_bytes) and span.length_bytes <= budget.bytes_max // 2
 
     def wait_read(self) -> ObjectRead:
-        """Send the request and wait for its end; Ctrl-C goes on up, and ``close`` then cancels the request."""
+        """Send the request and wait for its end; Ctrl-C propagates, and ``close`` then cancels the request."""
         read, part = self._read, self._part
         self._landings.prepare(part, SMALL_BYTES, force=True)
         try:

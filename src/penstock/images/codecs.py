@@ -156,7 +156,7 @@ class _Other(Picture):
             try:
                 self._file: Any = Pillow.open(io.BytesIO(data))
             except UnidentifiedImageError:  # its text is an address in memory
-                raise ValueError("not a picture in a format that Pillow knows") from None
+                raise ValueError("Pillow does not recognise the format of the picture") from None
             bits = _bits_per_channel(self._file, data)
         if bits > 8:
             raise ValueError(f"a picture with {bits} bits per channel: more than 8 bits are not supported")

@@ -65,7 +65,9 @@ def write_mask(data: memoryview, size: Size, box: Box, out: NDArray[np.uint8], *
 
     pixels = mask_pixels(data)
     if Size(*pixels.shape) != size:
-        raise ValueError(f"a mask of {pixels.shape[0]}x{pixels.shape[1]} pixels for a picture of {size[0]}x{size[1]}")
+        raise ValueError(
+            f"the mask has {pixels.shape[0]}x{pixels.shape[1]} pixels, but its picture has {size[0]}x{size[1]}"
+        )
     region = _cut(pixels, box, 1)
     if region.shape != out.shape:
         region = cv2.resize(region, out.shape[::-1], interpolation=cv2.INTER_NEAREST_EXACT)  # type: ignore[assignment]

@@ -86,7 +86,7 @@ def decode(data: Buffer, name: str) -> DatasetIndex:
         version = head["penstock_index"]
         if version != VERSION:
             raise DataError(
-                f"it has version {version}, this penstock reads version {VERSION}",
+                f"it has version {version}, but this penstock reads version {VERSION}",
                 hint="run penstock index",
                 shard=name,
             )

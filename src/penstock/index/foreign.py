@@ -69,7 +69,7 @@ def parse(data: Buffer, *, format_name: str, size_bytes: int, name: str) -> Boun
     raw = bytes(data)
     reader = _READERS.get(format_name)
     if reader is None:
-        raise DataError(f"no kind of index for shards of format {format_name} is known", shard=name)
+        raise DataError(f"penstock knows no foreign index for shards of format {format_name}", shard=name)
     try:
         bounds = reader(raw, size_bytes)
     except (ValueError, IndexError) as error:

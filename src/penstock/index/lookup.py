@@ -60,7 +60,7 @@ def lookup(
         early: The index beside the shards, if it was requested already.
 
     Raises:
-        ConfigError: There are no shards, or they have no folder in common.
+        ConfigError: `shards` is empty, or they have no folder in common.
         StoreError: A shard whose version the listing did not give is missing, or its store cannot be reached.
 
     Cost: one read beside the shards, and one on this machine if that index is missing or incomplete; one request for each

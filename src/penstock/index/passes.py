@@ -67,7 +67,7 @@ def _read(path: Path) -> list[tuple[ShardRow, ByteRange]]:
         head = json.loads(line)
         if head["penstock_pass"] != VERSION:
             raise DataError(
-                f"it has version {head['penstock_pass']}, this penstock reads version {VERSION}", shard=path.name
+                f"it has version {head['penstock_pass']}, but this penstock reads version {VERSION}", shard=path.name
             )
         table = file.read(head["table_bytes"])
     if f"{crc32c(table):08x}" != head["crc32c"]:

@@ -98,8 +98,8 @@ def base_url(shards: Sequence[ShardLike]) -> str:
     url = common_folder({listed[shard.store] or shard.url for shard in shards})
     if not url or (not urlsplit(url).netloc and not url.startswith("file:")):
         raise ConfigError(
-            "the shards have no folder in common, in which their index could be stored",
-            hint="index each bucket by itself",
+            "the shards have no common folder in which their index could be stored",
+            hint="index each bucket separately",
         )
     return url
 
@@ -264,8 +264,8 @@ class IndexPlace:
             index = shard_index.decode(data, key)
             if index.row != row:
                 raise DataError(
-                    f"the index of the shard describes {index.row}, the data set's index {row}",
-                    hint="run penstock index, which replaces an index that does not agree",
+                    f"the index of the shard describes {index.row}, but the data set's index has {row}",
+                    hint="run penstock index, which replaces an index that disagrees",
                     shard=row.key,
                 )
             yield index
@@ -306,7 +306,7 @@ class IndexPlace:
             except OSError as error:
                 raise ConfigError(
                     f"an index cannot be stored in {self.store.root}: {error.strerror}",
-                    hint="choose another place with index_dir=, --index-dir or XDG_CACHE_HOME, or beside the shards",
+                    hint="store it elsewhere with index_dir=, --index-dir or XDG_CACHE_HOME, or beside the shards",
                 ) from error
 
 
@@ -347,7 +347,9 @@ def beside(shards: Iterable[ShardLike]) -> IndexPlace:
     store = shards[0].store
     root = store.describe("")
     if not base.startswith(root):
-        raise ConfigError(f"the shards' folder {base} is above the listed folder {root}", hint="name the folder itself")
+        raise ConfigError(
+            f"the shards' folder {base} is above the listed folder {root}", hint="name the shards' folder itself"
+        )
     return IndexPlace(store, base[len(root) :] + FOLDER, base=base)
 
 

@@ -109,7 +109,7 @@ class ShardRecorder:
         if self._has_offsets and self._position != self._shard.size_bytes:
             raise ConfigError(
                 f"{self._position} of {self._shard.size_bytes} bytes of {self._shard.key} were recorded",
-                hint="feed a recorder the whole shard, or drop it",
+                hint="feed the whole shard to the recorder, or discard the recorder",
             )
         shard = self._shard
         name = decided or self._format
@@ -202,8 +202,8 @@ class Verifier:
         if self._crc != expected:
             span = (int(self._offsets[self._sample]), int(self._offsets[self._sample + 1]))
             raise ChecksumError(
-                f"sample {self._sample} of the shard has CRC32C {self._crc:08x}, its index says {expected:08x}",
-                hint="the same version has other bytes than when it was indexed; penstock index --again reads it again",
+                f"sample {self._sample} of the shard has CRC32C {self._crc:08x}, but its index says {expected:08x}",
+                hint="the bytes changed since it was indexed, but its ETag did not; penstock index --again reads it again",
                 operation="GET",
                 url=self._url,
                 span=span,

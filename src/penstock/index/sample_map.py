@@ -58,7 +58,7 @@ class SampleMap:
                 raise ConfigError(f"this version of {versioned.shard.url} is not indexed", hint="run penstock index")
             if not row.has_offsets:
                 raise ConfigError(
-                    f"{versioned.shard.url} is {row.format}, which cannot be read from any sample",
+                    f"{versioned.shard.url} is {row.format}, which can be read only from its beginning",
                     hint="decompress it, or read it in order",
                 )
             rows.append(row)

@@ -290,7 +290,9 @@ def _read_head(data: Buffer, name: str) -> _Head:
     _, version, columns_count, head_bytes, samples_count, size_bytes, file_bytes, *lengths, _ = _FIXED.unpack_from(view)
     if version != VERSION:
         raise DataError(
-            f"it has version {version}, this penstock reads version {VERSION}", hint="run penstock index", shard=name
+            f"it has version {version}, but this penstock reads version {VERSION}",
+            hint="run penstock index",
+            shard=name,
         )
     if not _FIXED.size + sum(lengths) + _COLUMN.size * columns_count + 4 <= head_bytes <= len(view):
         raise DataError(f"its header of {head_bytes} bytes is cut off at {len(view)}", shard=name)

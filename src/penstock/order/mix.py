@@ -237,13 +237,13 @@ class MixOrder(LanedOrder):
 
     def _check(self) -> None:
         if not self.sources or not self.history:
-            raise ConfigError("a mix needs at least one source and its weights")
+            raise ConfigError("a mix needs at least one source, and weights")
         for weights in self.history:
             if weights.sources_count != self.sources_count:
                 raise ConfigError(f"{weights.sources_count} weights for {self.sources_count} sources")
         at = [(weights.epoch, weights.position) for weights in self.history]
         if at[0] != (0, 0) or sorted(set(at)) != at:
-            raise ConfigError(f"weights change at (epoch, position) {at}: it must ascend, from (0, 0) on")
+            raise ConfigError(f"weights change at (epoch, position) {at}: it must ascend, starting with (0, 0)")
         if self.stop not in ("all", "repeat", "first"):
             raise ConfigError(f"stop={self.stop!r} must be 'all', 'repeat' or 'first'")
         if self.epoch_samples is not None and self.stop != "repeat":

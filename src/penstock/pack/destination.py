@@ -51,7 +51,7 @@ def split_destination(url: str) -> tuple[str, str | None]:
     """
     if url.startswith(("http://", "https://")):
         raise ConfigError(
-            f"the destination {url} cannot be written: HTTP is read only",
+            f"the destination {url} cannot be written: HTTP is read-only",
             hint="s3://bucket/folder/ with --endpoint-url (endpoint_url=), or a directory",
         )
     if "%" in url.rpartition("/")[2]:
@@ -149,14 +149,14 @@ class Destination(ShardFolder):
         elif self.present and not append:
             first = min(self.present)
             raise ConfigError(
-                f"the destination {self.url} is not empty ({len(self.present)} objects, the first {first!r})"
+                f"the destination {self.url} is not empty ({len(self.present)} objects, the first is {first!r})"
                 + self._what_differs(job, self._plans),
                 hint="--append adds shards, --overwrite replaces those that penstock packed",
             )
         unfinished = sorted(set(self._plans) - self._done - {job_identity(job)})
         if append and unfinished:
             raise ConfigError(
-                f"there is an unfinished packing ({unfinished[0]}) in {self.url}{self._what_differs(job, unfinished)}",
+                f"{self.url} has an unfinished packing ({unfinished[0]}){self._what_differs(job, unfinished)}",
                 hint="finish it with its own command, or start again with --overwrite",
             )
         if not append:
@@ -179,7 +179,7 @@ class Destination(ShardFolder):
         known = sorted((differences(job, other) for other in given if other is not None), key=len)
         if known:
             return f": what was packed here has {', '.join(known[0])}"
-        return ": an earlier version of penstock began it, and did not record its options" if given else ""
+        return ": an earlier version of penstock started it, and did not record its options" if given else ""
 
     def refuse_index_json(self, names: Iterable[str]) -> None:
         """Refuse to replace an ``index.json`` that no packing wrote.
@@ -243,7 +243,7 @@ class Destination(ShardFolder):
         self._plans[plan.identity] = plan
 
     def _drop_uploads(self, notes: list[str]) -> None:
-        """Abort uploads that were not committed, as far as the store knows them and allows it."""
+        """Abort uploads that were not committed, if the store still knows them and allows it."""
         for blob in self.store.read_many(notes):
             name, upload_id = json.loads(bytes(blob.data))
             with suppress(StoreError):
@@ -297,7 +297,7 @@ class Destination(ShardFolder):
             if wrong is not None:
                 raise DataError(
                     f"{self.store.describe(info.key)} {wrong}",
-                    hint="another program writes here; when it has ended, run this again, perhaps with --overwrite",
+                    hint="another program is writing here; when it has ended, run this again, perhaps with --overwrite",
                 )
 
     def _is_named_by(self, plan: PackPlan, key: str) -> bool:

@@ -133,7 +133,7 @@ def entries_of_objects(shards: list[Shard], options: PackOptions, *, relative: b
             members.append(PlanMember(field, roots[id(shard.store)][0], shard.key, shard.size_bytes or 0, shard.etag))
         entries.append(PlanEntry(_checked(group.key), tuple(members), {}))
     if not entries:
-        raise ObjectMissingError(f"there is no file to pack ({passed_over} files were passed over)", operation="LIST")
+        raise ObjectMissingError(f"no files to pack ({passed_over} files were passed over)", operation="LIST")
     return SourceListing([store for _, store in roots.values()], entries, passed_over, None)
 
 
@@ -204,7 +204,7 @@ def _chosen(key: str, members: dict[str, str], specs: tuple[FieldSpec, ...] | No
             raise ConfigError(f"a file cannot be converted: {spec.source}={spec.field}:{spec.type}")
         if spec.source not in members:
             raise DataError(
-                f"there is no file {spec.source!r}, only {sorted(members)}", sample_key=key, field=spec.source
+                f"the sample has no file {spec.source!r}, only {sorted(members)}", sample_key=key, field=spec.source
             )
         chosen[spec.field] = members[spec.source]
     return chosen

@@ -77,7 +77,7 @@ def select_fields(sample: Mapping[str, Any], specs: tuple[FieldSpec, ...], key: 
     for spec in specs:
         if spec.source not in sample:
             raise DataError(
-                f"there is no {spec.source!r}, only {sorted(map(str, sample))}", sample_key=key, field=spec.source
+                f"the sample has no {spec.source!r}, only {sorted(map(str, sample))}", sample_key=key, field=spec.source
             )
         taken[spec.field] = cast_value(sample[spec.source], spec, key)
     return taken

@@ -2,7 +2,7 @@
 
 A digest covers the content of a value, never its ``repr``, which may be shortened or hold an address.
 
-The digest of a transform covers everything that decides what it returns, as far as that can be followed: bytecode with
+The digest of a transform covers everything that can be found to decide what it returns: bytecode with
 constants and names, defaults, closures, the state of objects, classes, and the functions, classes and values that it
 uses by global name. The standard library and installed packages are covered by name and version. File names, line
 numbers, and the order of sets and dicts are not covered. Some things cannot be followed: an attribute found by a
@@ -53,7 +53,7 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def function_digest(function: Callable[..., Any], *, version: str | None) -> str:
-    """Return 32 hexadecimal digits that two transforms share only if they do the same, as far as this can be followed.
+    """Return 32 hexadecimal digits that two transforms share only if they do the same, as far as can be determined.
 
     Args:
         function: A function, a ``functools.partial``, a bound method, a class, or another callable object.
@@ -84,7 +84,7 @@ def value_digest(value: object) -> str | None:
 
 
 def modules_of(function: Callable[..., Any]) -> list[ModuleType]:
-    """Return the user's own modules that `function` uses, as far as they can be followed."""
+    """Return those of the user's own modules that `function` is found to use."""
     walk = _Fingerprinter()
     with suppress(_UnstableError):  # the modules found before the error are returned
         walk.digest(function)

@@ -143,7 +143,7 @@ def _check_counts(shards: list[ShardPlan], rows: list[ShardRow]) -> None:
     for shard, row in zip(shards, rows, strict=True):
         if row.samples_count != len(shard.entries):
             raise DataError(
-                f"it has {row.samples_count} samples, the plan says {len(shard.entries)}",
+                f"it has {row.samples_count} samples, but the plan says {len(shard.entries)}",
                 hint="another program replaced it; --overwrite starts again",
                 shard=row.key,
             )

@@ -44,7 +44,7 @@ class PackOptions:
         format: A key of ``FORMATS_WRITTEN``; None takes the format of `name`'s suffix, or tar.
         name: Pattern of the shards' names, with one number such as ``%06d``, and ``{split}`` if there are splits.
         bytes_max: Size limit of a shard in bytes; a shard ends before the sample that would exceed it.
-        samples_max: Limit of samples in a shard; None if there is none.
+        samples_max: Largest number of samples in a shard; None sets no limit.
         group_by: ``stem`` makes files with the same name up to the first dot one sample; ``file`` makes each file one.
         fields: Fields that are taken, and how: ``"image=png,label=cls:int"``; None takes all unchanged.
         labels: ``"folders"``, or the URL of a table of names and labels; None adds no labels.
@@ -108,7 +108,7 @@ class PackOptions:
             if (_SPLIT in self.name) != bool(self.split):
                 raise ConfigError(
                     f"name={self.name!r} does not fit split={dict(self.split or {})!r}",
-                    hint="a name must contain {split} if there are splits, and only then",
+                    hint="a name must contain {split} if split= is used, and only then",
                 )
 
     def _check_suffix(self, name: str) -> None:

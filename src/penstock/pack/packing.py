@@ -188,7 +188,8 @@ class Packing(PackJob):
                 raise ConfigError(f"{source!r} already describes shards", hint="penstock.pack.convert rewrites shards")
             if source.read is not None or self._source.stages:
                 raise ConfigError(
-                    "a source with read= or with stages cannot be listed", hint="pack an iterable over it"
+                    "a source with read= or with stages cannot be listed",
+                    hint="pack an iterable that yields its samples",
                 )
             urls: tuple[str, ...] = source.urls
         else:
@@ -279,7 +280,7 @@ class Packing(PackJob):
         if given:
             raise ConfigError(
                 f"{given[0]}= needs a source that can be listed, not {type(self._source).__name__}",
-                hint="let the iterable do it",
+                hint="do it in the iterable",
             )
 
     def _check_memory(self, listing: entries.SourceListing, memory_bytes_max: int | None) -> None:

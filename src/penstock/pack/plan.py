@@ -198,7 +198,7 @@ def decode(data: Buffer, name: str) -> PackPlan:
         head = json.loads(lines[0])
         if head["penstock_plan"] != PLAN_VERSION:
             raise DataError(
-                f"it has version {head['penstock_plan']}, this penstock reads version {PLAN_VERSION}", shard=name
+                f"it has version {head['penstock_plan']}, but this penstock reads version {PLAN_VERSION}", shard=name
             )
         shards = [_decode_shard(line) for line in lines[1:]]
         if len(shards) != head["shards_count"]:

@@ -65,7 +65,7 @@ class RayWorkerPool:
         """Write all shards; see ``WorkerPool.write``.
 
         Raises:
-            ConfigError: There is no cluster at the address.
+            ConfigError: No cluster answers at the address.
             PenstockError: The first error of any shard; the others are given up.
             WorkerDiedError: A shard's machine was lost more than ``RETRIES_MAX`` times.
         """
@@ -77,7 +77,7 @@ class RayWorkerPool:
                     address=self._options.address, log_to_driver=False, logging_level="ERROR", include_dashboard=False
                 )
             except (ConnectionError, ValueError) as error:
-                raise ConfigError(f"there is no Ray cluster at {self._options.address!r}: {error}") from error
+                raise ConfigError(f"no Ray cluster answers at {self._options.address!r}: {error}") from error
         try:
             with self._modules_by_value():
                 return self._run(groups)

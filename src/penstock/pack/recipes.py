@@ -153,7 +153,7 @@ class EntriesRecipe:
             if len(blob.data) != member.size_bytes:
                 url = context.stores[member.root].describe(member.key)
                 raise StoreError(
-                    f"it has {len(blob.data)} bytes, the plan says {member.size_bytes}",
+                    f"it has {len(blob.data)} bytes, but the plan says {member.size_bytes}",
                     hint="the source changed since it was listed; --overwrite makes a new plan",
                     url=url,
                 )

@@ -65,7 +65,7 @@ class ShardSequence:
 
         Raises:
             DataError: The format cannot hold the sample, or it is larger than a shard.
-            StoreError: Writing failed; the shard is given up.
+            StoreError: Writing failed; the shard is abandoned.
         """
         key = sample["__key__"]
         sample = prepare(with_key_field(sample, self._key_field), written_format(self._format, self._key_field))
@@ -235,7 +235,7 @@ def writer(
         url: Pattern of the shards' URLs: ``s3://bucket/train-%06d.tar``. Its suffix decides the format.
         format: Name of the format, as in ``pack``; None takes the suffix's.
         bytes_max: Size limit of a shard in bytes; a shard ends before the sample that would exceed it.
-        samples_max: Limit of samples in a shard; None if there is none.
+        samples_max: Largest number of samples in a shard; None sets no limit.
         key_field: Name of a field that takes the samples' keys, as in ``pack``; TFRecord, RecordIO and MDS do not store
             the keys without it.
         append: Whether to continue the numbers of the shards that exist.

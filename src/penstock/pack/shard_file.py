@@ -5,7 +5,7 @@ was committed, so at whatever moment a run is killed, each shard is either finis
 
 Two runs may write to one destination at the same time, for example if a queue starts a job again while the first one is
 still alive, and each would replace the other's shards. So a run stores its name in ``pack/run`` before anything else,
-and reads it again before it commits a shard: the run that started last goes on, the other one stops at its next shard.
+and reads it again before it commits a shard: the run that started last continues, and the other one stops at its next shard.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ShardFolder:
         if self.run is not None and (other := self._stored_run()) not in (None, self.run):
             raise ConfigError(
                 f"another run ({other}) has begun to write to {self.url}, so this one ({self.run}) stops",
-                hint="let one end before the next begins there, or give each a folder of its own",
+                hint="let one run end before the next one starts, or give each its own folder",
             )
 
     def end_run(self) -> None:
@@ -173,7 +173,7 @@ class ShardFile:
 
         Raises:
             DataError: The format cannot hold the sample; nothing of it was written.
-            StoreError: Writing failed; the shard is given up.
+            StoreError: Writing failed; the shard is abandoned.
         """
         key = sample["__key__"]
         prepared = prepare(sample, self._written)

@@ -149,7 +149,7 @@ def _refuse_unchecked(here: _StoredShard, row: ShardRow, stored: ShardIndex) -> 
     head = here.store.read(here.key, ByteRange(0, min(row.size_bytes, checksummed.HEAD_BYTES))).data
     if not checksummed.has_checksums(row.format, head):
         raise UncheckedError(
-            "only the number and lengths of its samples were checked: its index has no checksums",
+            "only the number and lengths of its samples were checked, because its index has no checksums",
             hint="penstock index --again --ignore-idx stores checksums of the present contents, for later verifications",
             shard=here.url,
         )
@@ -273,7 +273,7 @@ def verify_shards(
                 DataError("it is in no index", hint="penstock index", shard=shard.url)
                 if older is None
                 else ObjectChangedError(
-                    f"it has {found.size_bytes} bytes, ETag {found.etag}; its index says {older.size_bytes}, {older.etag}",
+                    f"it has {found.size_bytes} bytes, ETag {found.etag}; but its index says {older.size_bytes}, {older.etag}",
                     hint="it was replaced after it was indexed; if that was intended, run `penstock index` again",
                     url=shard.url,
                 )

@@ -96,7 +96,7 @@ def written_format(format_name: str, key_field: str | None) -> WrittenFormat:
         return written
     if written.writer is not TFRecordWriter:
         raise ConfigError(
-            f"key_field={KEY!r}: {format_name} has no place for a key that is read back", hint="--key-field id"
+            f"key_field={KEY!r}: {format_name} cannot store a key that is read back", hint="--key-field id"
         )
     return written._replace(writer=partial(TFRecordWriter, keeps_key=True), holds_keys=True)
 

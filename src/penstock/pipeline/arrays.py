@@ -74,7 +74,7 @@ class Numpy(Field):
             return _read_npy(data, allow_pickle=self.allow_pickle)
         if data[:4].tobytes() == _ZIP:
             return self._from_npz(data)
-        raise ValueError(f"neither npy nor npz: it begins with {data[:6].tobytes()!r}")
+        raise ValueError(f"neither an npy nor an npz file: it begins with {data[:6].tobytes()!r}")
 
     def _from_npz(self, data: memoryview) -> NDArray[Any]:
         import zipfile
@@ -103,13 +103,15 @@ def _read_npy(data: memoryview, *, allow_pickle: bool) -> NDArray[Any]:
     shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         if not allow_pickle:
-            raise ValueError("an array of objects is a pickle; allow_pickle=True loads it, if you trust its writer")
+            raise ValueError("an array of objects is a pickle; if you trust its writer, load it with allow_pickle=True")
         return np.asarray(npy.read_array(io.BytesIO(data), allow_pickle=True))
     count = 1
     for side in shape:
         count *= side
     if count * dtype.itemsize > len(data) - file.tell():
-        raise ValueError(f"{dtype}{list(shape)} needs {count * dtype.itemsize} bytes, {len(data) - file.tell()} follow")
+        raise ValueError(
+            f"{dtype}{list(shape)} needs {count * dtype.itemsize} bytes, but only {len(data) - file.tell()} follow"
+        )
     array: NDArray[Any] = np.frombuffer(data, dtype, count, file.tell())
     return array.reshape(shape, order="F" if fortran_order else "C")
 
@@ -146,7 +148,7 @@ class Audio(Field):
         if self.dtype not in ("float32", "int16"):
             raise ConfigError(f"dtype={self.dtype!r} must be 'float32' or 'int16'")
         if self.channels == "mono" and self.dtype != "float32":
-            raise ConfigError("channels='mono' averages, which needs dtype='float32'")
+            raise ConfigError("channels='mono' averages the channels, which needs dtype='float32'")
 
     @property
     def specs(self) -> tuple[Spec | None, ...]:
@@ -162,7 +164,9 @@ class Audio(Field):
 
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if self.rate_hz is not None and file.samplerate != self.rate_hz:
-                raise ValueError(f"{file.samplerate} Hz, not {self.rate_hz}; recordings are not resampled")
+                raise ValueError(
+                    f"the recording has {file.samplerate} Hz, not {self.rate_hz}; recordings are not resampled"
+                )
             sound: NDArray[Any] = file.read(frames=self.frames or -1, dtype=self.dtype)
         if self.channels == "mono" and sound.ndim == 2:
             sound = sound.mean(axis=1, dtype=sound.dtype)

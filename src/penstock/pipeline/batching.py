@@ -35,7 +35,7 @@ class Batch:
     def __post_init__(self) -> None:
         if (self.size is None) == (self.global_size is None):
             raise ConfigError(
-                f".batch(n={self.size!r}, global_size={self.global_size!r}): give one of them",
+                f".batch(n={self.size!r}, global_size={self.global_size!r}): give exactly one of them",
                 hint=".batch(128) is per rank, .batch(global_size=1024) is for all ranks together",
             )
         for count in (self.size, self.global_size):

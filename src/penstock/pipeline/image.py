@@ -178,7 +178,7 @@ class Image(Field):
         from penstock.images import Box, Size, centre_box, random_box
 
         if self.takes_rng and rng is None:
-            raise ConfigError(f"{self!r} has random geometry and was given no rng", hint="decode_into(data, out, rng)")
+            raise ConfigError(f"{self!r} has random geometry, and needs an rng", hint="decode_into(data, out, rng)")
         box = Box(0, 0, *size)
         if self.crop is not None:
             target = Size(self.height or size.height, self.width or size.width)

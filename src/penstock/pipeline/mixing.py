@@ -40,7 +40,7 @@ class Mix:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.parts) <= PARTS_MAX:
-            raise ConfigError(f"mix() of {len(self.parts)} sources must have between 1 and {PARTS_MAX}")
+            raise ConfigError(f"mix() has {len(self.parts)} sources, but must have between 1 and {PARTS_MAX}")
         for weights in (self.weights, *(weights for _, weights in self.schedule)):
             _check_weights(weights, len(self.parts))
         positions = [position for position, _ in self.schedule]

@@ -355,7 +355,7 @@ class Pipeline:
         if self.stage(Batch) is not None or self.stage(BatchBySize) is not None:
             raise ConfigError(f"{self!r}: .{name}() must come before .batch(), the last stage")
         if once and self.stage(type(stage)) is not None:
-            raise ConfigError(f"{self!r} already has a .{name}(), and takes one only")
+            raise ConfigError(f"{self!r} already has a .{name}(), and may have only one")
         return Pipeline(self.source, (*self.stages, stage))
 
     def __repr__(self) -> str:

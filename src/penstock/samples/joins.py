@@ -106,7 +106,7 @@ def _read(join: Join, pipeline: Pipeline) -> bytes:
         if size_bytes is not None and size_bytes > join.bytes_max:
             raise ConfigError(
                 f"{join!r}: the table has {size_bytes} bytes, more than bytes_max={join.bytes_max}",
-                hint="raise the bound, or put the fields into the shards",
+                hint="raise bytes_max=, or store the fields in the shards",
             )
         return bytes(store.read(key).data)
 

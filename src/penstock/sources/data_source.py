@@ -45,7 +45,7 @@ class DataSource:
 
     @property
     def samples_count(self) -> int:
-        """Number of samples, as far as they are known."""
+        """Number of samples that are known so far."""
         return len(self.objects) if self.objects is not None else sum(row.samples_count for row in self.rows)
 
     @property

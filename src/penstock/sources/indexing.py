@@ -41,7 +41,7 @@ def build_index(
         listener: Receives the progress; see ``penstock.index.BuildListener``.
 
     Raises:
-        ObjectMissingError: There are no shards.
+        ObjectMissingError: The source has no shards.
         ConfigError: `source` is not one set of shards, or the shards have no folder in common.
         StoreError: The shards cannot be listed, or the index cannot be read or written. Shards that cannot be read are
             listed in ``failed`` of the result.
@@ -54,7 +54,7 @@ def build_index(
     check_path("index_dir", index_dir)
     pipeline = source if isinstance(source, Pipeline) else shards(source)
     if not isinstance(pipeline.source, Shards):
-        raise ConfigError(f"{pipeline.source!r} is not one set of shards", hint="index its sources one by one")
+        raise ConfigError(f"{pipeline.source!r} is not a single set of shards", hint="index its sources one by one")
     finder = ShardFinder(pipeline.source, fetch=None)
     try:
         all_shards = finder.find()

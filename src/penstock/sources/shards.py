@@ -86,7 +86,7 @@ class Shard:
 
     @property
     def version(self) -> ShardVersion:
-        """Version that this job reads, as far as it is known."""
+        """Version that this job reads; None if it is not known yet."""
         return self.versions.learned(self) or ShardVersion(self.listed_etag, self.listed_size_bytes)
 
     @property

@@ -57,5 +57,5 @@ def checkpoint_writer(
     """
     root, key = compose.split(url)
     if not key:
-        raise ConfigError(f"{os.fspath(url)!r} names no object", hint="s3://bucket/checkpoints/0001.pt")
+        raise ConfigError(f"{os.fspath(url)!r} does not name an object", hint="s3://bucket/checkpoints/0001.pt")
     return CheckpointWriter(compose.connect(root, **options), key, part_bytes=part_bytes, if_absent=if_absent)

@@ -87,7 +87,7 @@ class Connector:
         return now_s - connection.requested_s
 
     def _look_up(self, origin: HttpOrigin, connection: HttpConnection) -> None:
-        """Look up a name on a thread of its own, because that has no deadline."""
+        """Look up a name on a separate thread, because the lookup has no deadline."""
         waiting = origin.waiting = [connection]
 
         def resolve() -> None:

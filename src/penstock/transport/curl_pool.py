@@ -115,7 +115,7 @@ class CurlPool:
             self._drop(curl)
 
     def finish(self, curl: Any, code: int, reason: str) -> None:
-        """End an exchange that libcurl has ended, or that is given up, which closes its connection."""
+        """End an exchange that libcurl has ended, or that is abandoned, which closes its connection."""
         transfer = self._active.pop(curl)
         self._multi.remove_handle(curl)
         try:

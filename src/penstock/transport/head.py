@@ -18,7 +18,7 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[bytes, bytes]]:
     1xx answers, and redirects that libcurl followed, come first and are dropped.
 
     Raises:
-        ValueError: A line cannot be part of a head; libcurl refuses such an answer by itself.
+        ValueError: A line cannot be part of a head; libcurl refuses such an answer as well.
     """
     status = 0
     headers: dict[bytes, bytes] = {}

@@ -162,7 +162,7 @@ class EventLoop:
         closes would stay alive and registered with the parent's epoll, and the parent's loop would spin on it.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-        self._sleeping = False  # so that nobody wakes the parent's loop
+        self._sleeping = False  # so that the parent's loop is not woken
         for fd, inode in self._sockets.items():
             with contextlib.suppress(OSError):
                 if os.fstat(fd).st_ino == inode:
@@ -349,7 +349,7 @@ class EventLoop:
             if not transfer.ended:  # the defect was in its connection or handle
                 self._call_safely(self._end, transfer, *self._why)
         self._pending.clear()
-        self._ended = True  # from now on, whoever submits ends it himself
+        self._ended = True  # from now on, a submitting thread ends its own exchange
         self._drain_closed()
         self._plain.close()
         self._curl.close()
@@ -382,7 +382,9 @@ class EventLoop:
         timers, self._timers = self._timers, []
         for _, _, timer in timers:
             if not timer.cancelled:
-                self._call_safely(timer.call)  # whoever waits must hear of the end, which ``Engine.closings`` tells
+                self._call_safely(
+                    timer.call
+                )  # the waiting callers must learn of the end, which ``Engine.closings`` shows
         self._drainer = 0
         if self._incoming:
             self._drain_closed()

@@ -38,7 +38,7 @@ _SCRATCH_BYTES = 16 * KIB
 _HEAD_BYTES_MAX = 256 * KIB
 _IDLE_S_MAX = 110.0
 """Seconds after which an idle connection is not used again: servers close them after a minute or two, and a request on one
-that dies meanwhile costs a round trip."""
+that has died by then costs a round trip."""
 _IN, _OUT, _HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _WEIRD, _TOO_LARGE = 8, 100  # codes of libcurl that pycurl 7.49 does not name
 
@@ -113,7 +113,7 @@ class PlainPool:
             self._send(connection)
 
     def drop(self, connection: HttpConnection) -> None:
-        """Close a connection whose exchange is given up, because the rest of the answer is still on the way."""
+        """Close a connection whose exchange is abandoned, because the rest of the answer is still on the way."""
         connection.transfer = None
         self._close(connection)
 

@@ -55,7 +55,7 @@ def test_warming_more_than_fits(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (tmp_path / f"data/{name}").write_bytes(bytes(4_000_000))
     command = ["cache", "warm", f"{tmp_path}/data/", "--cache", f"{tmp_path}/cache:9MB"]
     assert run(command) == 1
-    assert "gone again: the cache or its disk is too small" in capsys.readouterr().err
+    assert "evicted again: the cache or its disk is too small" in capsys.readouterr().err
 
 
 def test_warming_by_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,7 +241,7 @@ def test_cp_refuses_nonsense(memory: MemoryStore, capsys: pytest.CaptureFixture[
     for arguments, message in (
         ([url(memory, "other"), url(memory, "other")], "the same object"),
         ([url(memory, "d/"), url(memory, "d/e/")], "lies inside"),
-        ([url(memory, "nothing"), url(memory, "x")], "no object below it"),
+        ([url(memory, "nothing"), url(memory, "x")], "nor an object below it exists"),
         ([url(memory, "other"), ""], "neither a URL nor a path"),
     ):
         assert run(["cp", *arguments]) == 1

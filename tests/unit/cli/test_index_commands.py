@@ -174,7 +174,7 @@ def test_manifest_of_nothing_leaves_nothing(
     """An empty folder, and a folder as the target, are errors, and no file appears."""
     target = tmp_path / "m.jsonl"
     assert run(["manifest", f"memory://{memory.name}/", "-o", str(target)]) == 1
-    assert "nothing below" in capsys.readouterr().err
+    assert "no object lies below" in capsys.readouterr().err
     assert not target.exists()
     memory.write("x", b"")
     assert run(["manifest", f"memory://{memory.name}/", "-o", f"{tmp_path}/"]) == 1

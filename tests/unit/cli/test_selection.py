@@ -113,7 +113,7 @@ def test_filters_of_cp_and_ls(memory: MemoryStore, tmp_path: Path, capsys: pytes
     ("arguments", "says"),
     [
         (["{root}/nothing/"], "there is nothing below this"),
-        (["{root}/nothing"], "no such object, and no object below it"),
+        (["{root}/nothing"], "neither this object nor an object below it exists"),
         (["{root}/train/*.zip"], "no key matches this"),
         (["{root}/train/", "--include", "*.zip"], "leave nothing of 6 objects"),
         (["{root}/train/a-0000{{0..2}}.tar"], "train/a-00002.tar"),

@@ -165,7 +165,7 @@ def test_rm_removes_what_was_named(memory: MemoryStore, arguments: list[str], le
         (["d/"], "--recursive"),
         (["d"], "--recursive"),
         (["-r", ""], "--whole-bucket"),
-        (["nothing"], "no such object"),
+        (["nothing"], "neither this object"),
         (["-r", "nothing/"], "nothing below this"),
         (["*.zip"], "no key matches"),
     ],

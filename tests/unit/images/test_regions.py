@@ -90,6 +90,6 @@ def test_masks_keep_values_and_place() -> None:
 
 def test_a_mask_of_another_size_is_refused() -> None:
     """Geometry is shared, so sizes must be equal; the error gives both."""
-    with pytest.raises(ValueError, match="10x10 pixels for a picture of 200x240"):
+    with pytest.raises(ValueError, match="10x10 pixels, but its picture has 200x240"):
         write_mask(stored(np.zeros((10, 10), np.uint8), "PNG"), open_picture(stored(RAMP, "PNG")).size,
                    Box(0, 0, 5, 5), np.empty((5, 5), np.uint8))  # fmt: skip

@@ -150,5 +150,5 @@ def test_what_cannot_be_mapped_is_refused(memory: MemoryStore, listed: Callable[
     memory.write("1.tar.gz", SHARDS["tar.gz"])
     found = listed(memory)
     build(found, beside(found))
-    with pytest.raises(ConfigError, match=r"tar\.gz, which cannot be read from any sample"):
+    with pytest.raises(ConfigError, match=r"tar\.gz, which can be read only from its beginning"):
         SampleMap(lookup(found))

@@ -37,7 +37,7 @@ def test_the_base_is_the_folder_that_was_listed_or_the_one_in_common() -> None:
 
 def test_two_buckets_have_no_base() -> None:
     """Shards without a common folder are refused with a hint."""
-    with pytest.raises(ConfigError, match="index each bucket by itself"):
+    with pytest.raises(ConfigError, match="index each bucket separately"):
         base_url(named("s3://b/", "1.tar") + named("s3://c/", "1.tar"))
     with pytest.raises(ConfigError, match="above"):
         beside(named("s3://b/t/", "1.tar") + named("s3://b/v/", "1.tar"))

@@ -182,10 +182,10 @@ def test_lanes_follow_shuffling():
     ("wrong", "message"),
     [
         ({"sources": ()}, "at least one source"),
-        ({"history": ()}, "at least one source and its weights"),
+        ({"history": ()}, "at least one source, and weights"),
         ({"history": (MixWeights((1, 1, 1)),)}, "3 weights for 2 sources"),
-        ({"history": (MixWeights((1, 1), 0, 4),)}, "must ascend, from"),
-        ({"history": (MixWeights((1, 1)), MixWeights((1, 2)))}, "must ascend, from"),
+        ({"history": (MixWeights((1, 1), 0, 4),)}, "must ascend, starting"),
+        ({"history": (MixWeights((1, 1)), MixWeights((1, 2)))}, "must ascend, starting"),
         ({"stop": "never"}, "stop='never' must be"),
         ({"epoch_samples": 10}, "needs stop='repeat', not 'all'"),
         ({"epoch_samples": 0, "stop": "repeat"}, "epoch_samples 0 must be in"),

@@ -13,6 +13,6 @@ from penstock.pack.destination import split_destination
 )
 def test_a_destination_over_http_is_refused_as_such(url: str) -> None:
     """An HTTP URL is refused with any query, because nothing can be written there."""
-    with pytest.raises(ps.ConfigError, match="HTTP is read only") as raised:
+    with pytest.raises(ps.ConfigError, match="HTTP is read-only") as raised:
         split_destination(url)
     assert "b%2Fc" not in str(raised.value)

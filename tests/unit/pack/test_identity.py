@@ -247,7 +247,7 @@ def test_a_plan_of_an_earlier_version_goes_on(source: Path, tmp_path: Path) -> N
     (tmp_path / "out/shard-000003.tar").unlink()
     again = pack(source, tmp_path / "out", samples_max=2)
     assert (again.shards_written, again.samples_count) == (1, packed.samples_count)
-    with pytest.raises(ConfigError, match="an earlier version of penstock began it"):
+    with pytest.raises(ConfigError, match="an earlier version of penstock started it"):
         pack(source, tmp_path / "out", samples_max=3)
 
 

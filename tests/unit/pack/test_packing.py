@@ -376,7 +376,7 @@ def test_an_empty_source(tmp_path: Path) -> None:
     with pytest.raises(ObjectMissingError, match="no objects here"):
         pack(tmp_path / "empty", tmp_path / "out")
     (tmp_path / "empty/.hidden").write_text("x")
-    with pytest.raises(ObjectMissingError, match="no file to pack"):
+    with pytest.raises(ObjectMissingError, match="no files to pack"):
         pack(tmp_path / "empty", tmp_path / "out")
     with pytest.raises(DataError, match="is empty"):
         pack(iter([]), tmp_path / "out2")
@@ -395,7 +395,7 @@ def test_a_destination_that_is_not_empty(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not empty \(1 objects, the first 'notes.txt'\)"):
+    with pytest.raises(ConfigError, match=r"not empty \(1 objects, the first is 'notes.txt'\)"):
         pack(source, out)
     pack(source, out, append=True, samples_max=10)
     with pytest.raises(ConfigError, match="not empty"):

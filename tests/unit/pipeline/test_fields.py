@@ -132,7 +132,7 @@ def test_random_geometry_depends_on_the_rng_alone() -> None:
     for row in range(0, 8, 2):
         np.testing.assert_array_equal(out[row], out[row + 1])
     assert len({out[row].tobytes() for row in range(0, 8, 2)}) == 4
-    with pytest.raises(ConfigError, match="no rng"):
+    with pytest.raises(ConfigError, match="needs an rng"):
         image.decode(data)
     assert not ps.Image("x", height=32, width=32, crop="center").takes_rng
 

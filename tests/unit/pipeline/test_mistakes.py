@@ -200,5 +200,5 @@ def test_a_table_without_the_key_says_what_it_has(folder: Path, row: str | None,
 def test_text_is_no_picture(folder: Path) -> None:
     """The error speaks of the bytes, and not of an object in memory."""
     said = _said(lambda: _read(ps.shards(f"{folder}/data/").decode(ps.Image("txt", height=4, width=4))), DecodeError)
-    assert "not a picture in a format" in said
+    assert "does not recognise the format" in said
     assert "0x" not in said

@@ -60,5 +60,5 @@ def test_absent_is_kept(tmp_path: Path, state: dict[str, Any]) -> None:
 
 def test_a_url_without_a_name_is_refused(tmp_path: Path) -> None:
     """A bucket or a folder is no object."""
-    with pytest.raises(ConfigError, match="names no object"):
+    with pytest.raises(ConfigError, match="does not name an object"):
         ps.torch.checkpoint_writer(f"{tmp_path}/")
