@@ -32,7 +32,7 @@ def near_groups(
         length_bytes_max: The longest range that a group may span; None: no limit.
 
     Returns:
-        The index of the first range of each group, and the index behind its last.
+        The index of the first range of each group, and the index after its last.
     """
     groups: list[tuple[int, int]] = []
     longest_bytes = math.inf if length_bytes_max is None else length_bytes_max

@@ -102,7 +102,7 @@ class RangedReader(Protocol):
             first: Index in the unit of the first sample to yield.
 
         Raises:
-            CorruptShardError: The unit is damaged. The samples in front of the damage have been yielded.
+            CorruptShardError: The unit is damaged. The samples before the damage have been yielded.
         """
 
 

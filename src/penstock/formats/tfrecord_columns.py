@@ -158,12 +158,12 @@ def _values(view: memoryview, frames: Frames, features: list[FeatureHead]) -> li
 
 def _expect(data: NDArray[np.uint8], at: NDArray[np.int64], what: bytes, end: NDArray[np.int64]) -> NDArray[np.int64]:
     """Advance past `what`, which every record must have at its position."""
-    behind = at + len(what)
-    if (behind > end).any():
+    after = at + len(what)
+    if (after > end).any():
         raise _NotAlikeError
     if (data[at[:, None] + np.arange(len(what))] != np.frombuffer(what, np.uint8)).any():
         raise _NotAlikeError
-    return behind
+    return after
 
 
 def _length(

@@ -301,7 +301,7 @@ def _bunzip2(member: Member, data: memoryview) -> bytes:
 
 
 def _unlzma(member: Member, data: memoryview) -> bytes:
-    """Decompress LZMA as stored in zip: liblzma needs its properties and the length in front of the stream."""
+    """Decompress LZMA as stored in zip: liblzma needs its properties and the length before the stream."""
     import lzma
 
     if len(data) < _LZMA_HEAD_BYTES or data[2] != 5:

@@ -3,7 +3,7 @@
 If a faster decoder rejects a picture, Pillow tries it again, and Pillow's error is the one that is raised. A slightly
 damaged JPEG (bytes between markers) therefore decodes as it does in other programs, and a truncated one does not. OpenCV
 treats damaged and animated pictures in its own way, so it only gets still pictures, and Pillow first opens every PNG with
-chunks other than header, palette and pixels: Pillow verifies the chunks in front of the pixels, which triples the time for
+chunks other than header, palette and pixels: Pillow verifies the chunks before the pixels, which triples the time for
 a small picture.
 
 No pixel is decoded before the size in the header has been compared with ``PIXELS_MAX``.

@@ -59,8 +59,8 @@ class Members(NamedTuple):
         chosen = [at for at, name in enumerate(self.names) if name in wanted]
         blocks = self.head_bytes + _padded(self.sizes[: len(ends)])
         # Bytes from the start of each member to the end of its sample.
-        behind = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
-        starts = ends[:, None] - behind
+        after = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
+        starts = ends[:, None] - after
         return np.stack([starts[:, chosen], (starts + blocks)[:, chosen]], axis=-1)
 
     def cut(self, number: int, extent: memoryview, *, offset_bytes: int) -> Sample | None:

@@ -38,8 +38,8 @@ class Loader:
 
     Args:
         pipeline: A pipeline that ends with ``.batch(n)``.
-        lanes: Number of shards that the whole job reads side by side; a multiple of the world size. Default: 64 if the
-            pipeline shuffles, otherwise the world size, so that one rank sees the stored order.
+        lanes: Number of lanes, the sequences of samples that the whole job reads side by side; a multiple of the world size.
+            Default: 64 if the pipeline shuffles, otherwise the world size, so that one rank sees the stored order.
         threads: Number of decode threads, in all worker processes together. Default: one for each core that this process may
             use.
         processes: Number of worker processes; 0 fetches, parses and decodes in threads of this process. The workers write to
