@@ -340,17 +340,12 @@ class CompressedParser(ShardParser):
                 hint="repack it uncompressed, with the values compressed, to start anywhere",
             )
         super().__init__(shard, on_corrupt=on_corrupt)
-        self._inner = inner(shard, on_corrupt=on_corrupt)
+        self.inner = inner(shard, on_corrupt=on_corrupt)
         self._decompressor = decompressor()
         self._waiting: deque[memoryview] = deque()
         self._pieces: Iterator[bytes] | None = None
         self._chunk_bytes = 0  # size of the last chunk
         self._taken_bytes = 0  # size of the chunks since the one in which the last sample was completed
-
-    @property
-    def inner(self) -> Parser:
-        """The parser of the decompressed bytes."""
-        return self._inner
 
     @property
     def pending(self) -> bool:
@@ -375,15 +370,15 @@ class CompressedParser(ShardParser):
         except UnsupportedFormatError as error:
             raise self._unsupported(error.what, self._offset_bytes, hint="decompress the shard") from None
         except ValueError as error:
-            raise self._corrupt(f"{error}, after {self._inner.offset_bytes} decompressed bytes", None) from None
+            raise self._corrupt(f"{error}, after {self.inner.offset_bytes} decompressed bytes", None) from None
         if piece is None:
             self._pieces = None
             return 0
         count = len(samples)
-        self._hand_on(self._inner.feed, piece, samples)
+        self._hand_on(self.inner.feed, piece, samples)
         if len(samples) > count:
             self._taken_bytes = self._chunk_bytes
-        held_bytes = self._inner.held_bytes
+        held_bytes = self.inner.held_bytes
         if held_bytes > max(HELD_BYTES_MAX, HELD_GROWTH_MAX * self._taken_bytes):
             raise self._unsupported(
                 f"a sample takes more than {held_bytes} bytes decompressed, from {self._taken_bytes} bytes of the shard: the "
@@ -399,8 +394,8 @@ class CompressedParser(ShardParser):
         try:
             self._decompressor.end()
         except ValueError as error:
-            raise self._corrupt(f"{error}, after {self._inner.offset_bytes} decompressed bytes", None) from None
-        self._hand_on(lambda _: self._inner.finish(), b"", samples)
+            raise self._corrupt(f"{error}, after {self.inner.offset_bytes} decompressed bytes", None) from None
+        self._hand_on(lambda _: self.inner.finish(), b"", samples)
 
     def _hand_on(self, call: Callable[[bytes], list[Sample]], piece: bytes, samples: list[Sample]) -> None:
         try:
@@ -409,7 +404,7 @@ class CompressedParser(ShardParser):
             error.what += " (offset in the decompressed bytes)"
             raise
         finally:
-            inner = self._inner
+            inner = self.inner
             self.skipped_samples, self.skipped_bytes = inner.skipped_samples, inner.skipped_bytes
             self.skipped_error = inner.skipped_error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,18 @@ class SampleRandom:
             "uinteger": 0,
         }
         return self._generator
+
+
+class ThreadRandom(threading.local):
+    """The random numbers of each thread, as the attribute ``random``.
+
+    Args:
+        seed: Seed of the pipeline, in [0, 2**64).
+        epoch: Epoch number, from 0.
+    """
+
+    def __init__(self, *, seed: int, epoch: int) -> None:
+        self.random = SampleRandom(seed=seed, epoch=epoch)
 
 
 class SampleContext:

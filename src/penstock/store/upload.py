@@ -209,7 +209,7 @@ class Upload:
         self._checksum = getattr(core, "keeps_checksums", False) and core not in _wrong
         self._hasher = checksums.hasher("crc32c") if self._checksum else None
         self._in_flight: InFlight[int] = InFlight(core)
-        self._upload_id: str | None = None
+        self.upload_id: str | None = None  # the store's name of the upload; None before the first part
         self.started = False
         self._pending_bytes = 0
         self._memory: dict[int, memoryview] = {}  # memory of the parts in flight, to be used again
@@ -219,11 +219,6 @@ class Upload:
         self._ending = False
         self._committed_or_dropped = False
         self._made_in = forks.generation()
-
-    @property
-    def upload_id(self) -> str | None:
-        """The store's name of the upload; None before the first part."""
-        return self._upload_id
 
     def take_memory(self, part_bytes: int) -> memoryview:
         """Return uint8[part_bytes] to fill: memory of a part that was sent, or new memory, which costs more than filling it."""
@@ -247,7 +242,7 @@ class Upload:
         """
         if len(self._lengths) >= PARTS_MAX:
             raise ConfigError(f"{self._key!r} needs more than {PARTS_MAX} parts", hint="begin with a larger part_bytes")
-        if self._upload_id is None:
+        if self.upload_id is None:
             self.started = True
             self._in_flight.submit(CreateMultipart(self._key, self._claim, self._checksum), 0)
             self._collect()
@@ -255,7 +250,7 @@ class Upload:
         length = len(body)
         while self._is_full(length):
             self._collect()
-        assert self._upload_id is not None
+        assert self.upload_id is not None
         self._lengths.append(length)
         if self._hasher is not None:
             self._hasher.update(body)
@@ -263,7 +258,7 @@ class Upload:
         number = len(self._lengths)
         if memory is not None:
             self._memory[number] = memory
-        self._in_flight.submit(PutPart(self._key, self._upload_id, number, body), number)
+        self._in_flight.submit(PutPart(self._key, self.upload_id, number, body), number)
 
     def _is_full(self, length: int) -> bool:
         count = len(self._in_flight)
@@ -285,7 +280,7 @@ class Upload:
             if number:
                 self._parts[number] = completion.value
             else:
-                self._upload_id = completion.value
+                self.upload_id = completion.value
 
     def commit(self) -> ObjectInfo:
         """Wait for the parts, then make the object visible.
@@ -299,9 +294,9 @@ class Upload:
         while self._in_flight:
             self._spare.clear()
             self._collect()
-        assert self._upload_id is not None
+        assert self.upload_id is not None
         parts = tuple(self._parts[number] for number in sorted(self._parts))
-        operation = CompleteMultipart(self._key, self._upload_id, parts, self._if_absent, self._checksum)
+        operation = CompleteMultipart(self._key, self.upload_id, parts, self._if_absent, self._checksum)
         info = complete(self._core, operation, sum(self._lengths), claim=self._claim)
         self._ending = self._committed_or_dropped = True
         if self._hasher is not None:
@@ -356,8 +351,8 @@ class Upload:
         while self._in_flight:
             number, completion = self._in_flight.wait(max(0.0, until_s - time.monotonic()))
             self._note(number, completion)
-        if self._upload_id is not None:
-            self._in_flight.submit(AbortMultipart(self._key, self._upload_id), 0)
+        if self.upload_id is not None:
+            self._in_flight.submit(AbortMultipart(self._key, self.upload_id), 0)
             self._in_flight.wait(max(0.0, until_s - time.monotonic()))
 
 

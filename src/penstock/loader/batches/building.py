@@ -7,7 +7,6 @@ time.
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +19,7 @@ from penstock.errors import DecodeError
 from penstock.formats import LOST, Samples
 from penstock.loader.batches.run import OpenBatch
 from penstock.samples.columns import Layout
-from penstock.samples.context import SampleRandom
+from penstock.samples.context import ThreadRandom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,10 +183,9 @@ class RowBatchBuilder:
     def __init__(self, run: EpochRun, feed: Feed, *, epoch: int) -> None:
         self._run = run
         self._feed = feed
-        self._epoch = epoch
         self._layout = declared_layout(run.plan)
         self._size = 0  # rows of the batch that is open
-        self._random = threading.local()
+        self._random = ThreadRandom(seed=run.plan.seed, epoch=epoch)
         self._task_rows_max = min(TASK_ROWS_MAX, max(1, run.plan.batch_size // (2 * run.plan.threads_count)))
         self._sample_bytes = BLOCK_BYTES_MAX // 8  # size of a sample of the last block: it bounds the next block
 
@@ -255,14 +253,8 @@ class RowBatchBuilder:
             row,
             shard=segment.url,
             position=position,
-            random=self._thread_random(),
+            random=self._random.random,
         )
-
-    def _thread_random(self) -> SampleRandom:
-        random: SampleRandom | None = getattr(self._random, "random", None)
-        if random is None:
-            random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)
-        return random
 
     def _fix_layout(self, block: SampleBlock, batch: OpenBatch | None) -> dict[int, Mapping[str, Any] | None]:
         """Take dtypes and shapes from the first sample that is kept. Returns the values that were decoded for it, by row."""
@@ -270,7 +262,7 @@ class RowBatchBuilder:
         row = batch.rows if batch is not None else 0
         for sample, segment, position in zip(block.samples, block.segments, block.positions.tolist(), strict=True):
             values: Mapping[str, Any] | None = self._run.plan.transforms[segment.source](
-                sample, shard=segment.url, position=position, random=self._thread_random()
+                sample, shard=segment.url, position=position, random=self._random.random
             )
             known[row] = values
             row += 1

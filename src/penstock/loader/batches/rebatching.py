@@ -7,7 +7,6 @@ A state therefore consists of a position of the feed and the number of outputs b
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
@@ -21,7 +20,7 @@ from penstock.loader.batches.run import OpenBatch
 from penstock.loader.position import RebatchedPosition
 from penstock.pipeline import BatchBySize
 from penstock.samples.columns import Layout
-from penstock.samples.context import SampleRandom
+from penstock.samples.context import ThreadRandom
 from penstock.tracebacks import failed
 
 if TYPE_CHECKING:
@@ -154,15 +153,11 @@ class LocalRebatcher(Rebatcher):
     def __init__(self, run: EpochRun, feed: Feed, *, epoch: int, skip_count: int) -> None:
         super().__init__(run, skip_count=skip_count)
         self._feed = feed
-        self._epoch = epoch
-        self._random = threading.local()
+        self._random = ThreadRandom(seed=run.plan.seed, epoch=epoch)
 
     def _decode(self, task: _Task) -> None:
         """Decode the samples of one task, in a decode thread."""
-        random = getattr(self._random, "random", None)
-        if random is None:
-            random = self._random.random = SampleRandom(seed=self._run.plan.seed, epoch=self._epoch)
-        block = task.block
+        block, random = task.block, self._random.random
         try:
             for index, (sample, segment, position) in enumerate(
                 zip(block.samples, block.segments, block.positions.tolist(), strict=True)

@@ -5,6 +5,7 @@ All of them have one interface, ``BatchSource``; ``opening.py`` chooses. For ``i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.loader.position import IndexPosition
@@ -31,27 +32,6 @@ class NumberedBatch(NamedTuple):
     number: int
 
 
-class BatchSource(Protocol):
-    """Gives the batches of the rest of an epoch.
-
-    Attributes:
-        agrees_each_batch: Whether the ranks reach a consensus before each batch.
-    """
-
-    agrees_each_batch: bool
-
-    def next(self) -> NumberedBatch | None:
-        """The next batch; None at the end of the epoch. Blocks.
-
-        Raises:
-            StoreError, DataError: The next batch in order could not be made; raised again at each further call.
-            ClosedError: The source was closed, or this process inherited it through ``fork``.
-        """
-
-    def close(self) -> None:
-        """End the threads or worker processes; idempotent."""
-
-
 class BatchRun(Protocol):
     """What makes the batches: ``EpochRun`` in threads, ``ProcessRun`` in worker processes."""
 
@@ -65,8 +45,12 @@ class BatchRun(Protocol):
         """End the threads or worker processes; idempotent."""
 
 
-class BatchSourceBase:
-    """A source of the batches of one run."""
+class BatchSource(ABC):
+    """Gives the batches of the rest of an epoch: those of one run.
+
+    Attributes:
+        agrees_each_batch: Whether the ranks reach a consensus before each batch.
+    """
 
     agrees_each_batch = False
 
@@ -74,12 +58,21 @@ class BatchSourceBase:
         self._run = run
         self._finisher = finisher
 
+    @abstractmethod
+    def next(self) -> NumberedBatch | None:
+        """The next batch; None at the end of the epoch. Blocks.
+
+        Raises:
+            StoreError, DataError: The next batch in order could not be made; raised again at each further call.
+            ClosedError: The source was closed, or this process inherited it through ``fork``.
+        """
+
     def close(self) -> None:
         """End the threads or worker processes; idempotent."""
         self._run.close()
 
 
-class CountedBatches(BatchSourceBase):
+class CountedBatches(BatchSource):
     """Batches whose number and sizes follow from an index by arithmetic. All ranks have equally many.
 
     Args:
@@ -112,7 +105,7 @@ class CountedBatches(BatchSourceBase):
         return None
 
 
-class StreamedBatches(BatchSourceBase):
+class StreamedBatches(BatchSource):
     """Batches of which only reading tells how many there are, on a rank that need not be in step with others.
 
     Args:
@@ -140,7 +133,7 @@ class StreamedBatches(BatchSourceBase):
         return None
 
 
-class RebatchedBatches(BatchSourceBase):
+class RebatchedBatches(BatchSource):
     """Batches of a run whose stages change the number of samples: the run makes all of them, and every n-th one is given.
 
     Args:
@@ -170,7 +163,7 @@ class RebatchedBatches(BatchSourceBase):
         return None
 
 
-class AgreedBatches(BatchSourceBase):
+class AgreedBatches(BatchSource):
     """Batches of ranks that do not know how many the others have: before each batch they agree whether all go on.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.loader.epoch.batch_sources import BatchSourceBase, NumberedBatch, rows_count_of
+from penstock.loader.epoch.batch_sources import BatchSource, NumberedBatch, rows_count_of
 from penstock.loader.position import IndexPosition, OutOfOrderPosition, StreamPosition
 from penstock.order import DeliveredBatches
 
@@ -84,7 +84,7 @@ class OutOfOrderTracker:
         return OutOfOrderPosition(base, tuple(each - last - 1 for each in handed), self._global_size)
 
 
-class CountedOutOfOrder(BatchSourceBase):
+class CountedOutOfOrder(BatchSource):
     """Batches in the order in which they are complete, where an index tells how many there are.
 
     Args:
@@ -121,7 +121,7 @@ class CountedOutOfOrder(BatchSourceBase):
         return None
 
 
-class StreamedOutOfOrder(BatchSourceBase):
+class StreamedOutOfOrder(BatchSource):
     """Batches in the order in which they are complete, where only reading tells how many there are.
 
     Args:

@@ -101,10 +101,12 @@ class Strides:
 
     Attributes:
         indexes: Indexes in `batches` of those of the worker.
+        stop: A position behind all samples.
     """
 
     def __init__(self, batches: Batches, *, first: int, stride: tuple[int, int]) -> None:
         self._batches = batches
+        self.stop = batches.stop
         self._which, self._every = stride
         skipped = (self._which - first) % self._every
         self._first = first
@@ -118,13 +120,8 @@ class Strides:
     def has(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each of some positions of the rank, not before the first batch, is in a batch of the worker; bool[n]."""
         numbers = self._first + (positions - self._batches.origin) // self._batches.global_size
-        has: NDArray[np.bool_] = (numbers % self._every == self._which) & (positions < self._batches.stop)
+        has: NDArray[np.bool_] = (numbers % self._every == self._which) & (positions < self.stop)
         return has
-
-    @property
-    def stop(self) -> int:
-        """A position behind all samples."""
-        return self._batches.stop
 
     def __len__(self) -> int:
         if not self.indexes:

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock.loader.workers.messages import EndJob, JobEnded, MessageChannel, pickled_by_value
+from penstock.loader.workers.messages import JobEnded, MessageChannel, pickled_by_value
 from penstock.loader.workers.shared_memory import map_memory
 
 if TYPE_CHECKING:
@@ -88,17 +89,13 @@ class WorkerProcess:
 
     def send(self, message: Any, *, descriptor: int | None = None) -> None:
         """Send a message. If the process is gone, whoever receives from it will notice."""
-        try:
+        with suppress(OSError):
             self.channel.send(message, descriptor=descriptor)
-        except OSError:
-            return
 
     def send_raw(self, data: bytes) -> None:
         """Send a message that has been pickled. If the process is gone, whoever receives from it will notice."""
-        try:
+        with suppress(OSError):
             self.channel.send_raw(data)
-        except OSError:
-            return
 
     def add_heap(self, slot: int, descriptor: int, size_bytes: int) -> None:
         """Read the values of variable length of this slot's batches from this memory, from now on."""
@@ -114,7 +111,7 @@ class WorkerProcess:
         self._start()
 
     def wait_ended(self) -> bool:
-        """Wait at most ``EXIT_S_MAX`` seconds for the process to end its job, after ``send_end``. Returns whether it did."""
+        """Wait at most ``EXIT_S_MAX`` seconds for the process to end its job after an ``EndJob``. Returns whether it did."""
         poll = select.poll()
         poll.register(self.channel.fileno(), select.POLLIN)
         try:
@@ -124,10 +121,6 @@ class WorkerProcess:
         except (EOFError, OSError):
             return False
         return False
-
-    def send_end(self) -> None:
-        """Tell the process that there are no more rows to fill."""
-        self.send(EndJob())
 
     def is_alive(self) -> bool:
         """Whether the process has not ended. ``poll`` alone gives None also while another thread waits for the process."""

@@ -26,6 +26,7 @@ from penstock.loader.batches.building import declared_layout
 from penstock.loader.batches.run import Delivery
 from penstock.loader.workers.messages import (
     AddSlot,
+    EndJob,
     FillRows,
     FindSamples,
     FirstSample,
@@ -210,7 +211,7 @@ class ProcessRun:
             workers, self._workers = self._workers, []
             done = [worker for worker in workers if self._has_done_job(worker)]
             for worker in done:
-                worker.send_end()
+                worker.send(EndJob())
             for worker in workers:
                 if worker in done and worker.wait_ended():
                     self._pool.give_back(worker)
@@ -305,7 +306,7 @@ class ProcessRun:
         assert self._slots is not None
         if slot not in worker.slots:
             worker.slots.add(slot)
-            worker.send(AddSlot(slot, self._slots.size_bytes), descriptor=self._slots.descriptor(slot))
+            worker.send(AddSlot(slot, self._slots.layout.size_bytes), descriptor=self._slots.descriptor(slot))
 
     # ── messages of workers ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -421,8 +422,8 @@ class ProcessRun:
         if pending.slot is not None:
             assert self._slots is not None
             memory = self._slots.lease(pending.slot)
-            arrays = self._slots.arrays(memory)
-        others = self._slots.others if self._slots is not None else ()
+            arrays = self._slots.layout.arrays(memory)
+        others = self._slots.layout.others if self._slots is not None else ()
         arrays.update(gather(pending, self._workers, size=size, lists=[*others, "__key__", "__shard__"]))
         self._anchors.keep(arrays.values())
         order = [*(self._layout.columns if self._layout is not None else ()), "__key__", "__shard__", "__position__"]

@@ -44,6 +44,10 @@ ANCHOR_BYTES_MIN = 1024
 class SlotLayout:
     """Where each column of arrays lies in a slot.
 
+    Attributes:
+        size_bytes: Size of a slot in bytes.
+        others: Names of the columns that are lists, and travel beside the slot.
+
     Args:
         layout: Layout of the batches.
         rows_count: Number of rows of a full batch.
@@ -52,11 +56,11 @@ class SlotLayout:
     def __init__(self, layout: Layout, rows_count: int) -> None:
         self.rows_count = rows_count
         self._arrays: list[tuple[str, Any, tuple[int, ...], int, int]] = []
-        self._others: list[str] = []
+        self.others: list[str] = []
         at = 0
         for name, column in layout.allocate(1).items():
             if not isinstance(column, np.ndarray) or column.dtype.hasobject:
-                self._others.append(name)
+                self.others.append(name)
                 continue
             shape = (rows_count, *column.shape[1:])
             count = int(np.prod(shape, dtype=np.int64))
@@ -70,11 +74,6 @@ class SlotLayout:
         for name, dtype, shape, count, at in self._arrays:
             found[name] = np.frombuffer(buffer, dtype=dtype, count=count, offset=at).reshape(shape)
         return found
-
-    @property
-    def others(self) -> list[str]:
-        """Names of the columns that are lists, and travel beside the slot."""
-        return self._others
 
 
 def create_memory(size_bytes: int) -> tuple[int, mmap.mmap]:
@@ -103,6 +102,9 @@ def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
 class Slots:
     """The slots of an epoch. One thread at a time takes slots; they may come back in any thread.
 
+    Attributes:
+        layout: Where the columns lie in each slot.
+
     Args:
         layout: Layout of the batches.
         rows_count: Number of rows of a full batch.
@@ -110,21 +112,11 @@ class Slots:
     """
 
     def __init__(self, layout: Layout, rows_count: int, *, prefetch_count: int) -> None:
-        self._plan = SlotLayout(layout, rows_count)
+        self.layout = SlotLayout(layout, rows_count)
         # one that is being filled, one that the training loop holds, and one more that it holds while it takes the next
         self._enough_count = prefetch_count + 3
         self._slots: list[tuple[int, mmap.mmap]] = []
         self._free: deque[int] = deque()  # leases that end append to it, in any thread, so there is no lock
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of each slot in bytes."""
-        return self._plan.size_bytes
-
-    @property
-    def others(self) -> list[str]:
-        """Names of the columns that are lists, and travel beside the slot."""
-        return self._plan.others
 
     @property
     def count(self) -> int:
@@ -136,13 +128,13 @@ class Slots:
         try:
             return self._free.popleft()
         except IndexError:
-            self._slots.append(create_memory(self.size_bytes))
+            self._slots.append(create_memory(self.layout.size_bytes))
         if len(self._slots) == self._enough_count + 1:
             _log.warning(
                 "the training loop holds on to batches: more than %d slots are in use, and each takes %d bytes of shared "
                 "memory",
                 self._enough_count,
-                self.size_bytes,
+                self.layout.size_bytes,
             )
         return len(self._slots) - 1
 
@@ -153,10 +145,6 @@ class Slots:
     def lease(self, slot: int) -> memoryview:
         """The memory of a slot. The slot is free again when the last reference to this memory is gone."""
         return lease(self._slots[slot][1], partial(_give_back, self._free, slot))
-
-    def arrays(self, memory: memoryview) -> dict[str, Any]:
-        """The columns of arrays of the slot in `memory`."""
-        return self._plan.arrays(memory)
 
     def close(self) -> None:
         """Close the descriptors; idempotent. Memory that is leased stays until its last reference is gone."""

@@ -82,12 +82,12 @@ def test_a_slot_comes_back_when_all_arrays_are_dropped() -> None:
     """Any view keeps it; after the last one it is used again."""
     slots = Slots(layout(), 4, prefetch_count=1)
     first = slots.take()
-    view = slots.arrays(slots.lease(first))["picture"][1:2]
+    view = slots.layout.arrays(slots.lease(first))["picture"][1:2]
     assert slots.take() != first
     del view
     gc.collect()
     assert slots.take() == first
-    assert slots.others == ["text"]
+    assert slots.layout.others == ["text"]
     slots.close()
 
 
@@ -109,7 +109,7 @@ def test_closing_leaves_what_is_leased() -> None:
     """Descriptors are closed; arrays of batches stay valid, also when dropped later."""
     before = len(os.listdir("/proc/self/fd"))
     slots = Slots(layout(), 4, prefetch_count=1)
-    arrays = slots.arrays(slots.lease(slots.take()))
+    arrays = slots.layout.arrays(slots.lease(slots.take()))
     arrays["n"][:] = 5
     slots.close()
     slots.close()
@@ -126,6 +126,6 @@ def test_columns_do_not_share_cache_lines() -> None:
     memory = slots.lease(slots.take())
     begin = np.frombuffer(memory, np.uint8).ctypes.data
     assert begin % mmap.PAGESIZE == 0
-    assert [(column.ctypes.data - begin) % 64 for column in slots.arrays(memory).values()] == [0, 0]
+    assert [(column.ctypes.data - begin) % 64 for column in slots.layout.arrays(memory).values()] == [0, 0]
     del memory
     slots.close()
