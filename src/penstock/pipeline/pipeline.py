@@ -100,7 +100,7 @@ class Pipeline:
         Raises:
             ConfigError: `fn` is not a function or requires more than two arguments; `fields` or the bound is not valid.
         """
-        return self._then(Map(fn, specs_of(fields), max_errors))
+        return self._then(Map(fn, specs_of(fields), max_errors=max_errors))
 
     def filter(self, fn: Callable[..., object], *, refill: bool = False, max_errors: int = 0) -> Pipeline:
         """Leave out the samples for which ``fn(sample)`` or ``fn(sample, rng)`` is false.
@@ -115,7 +115,7 @@ class Pipeline:
         Raises:
             ConfigError: `fn` is not a function or requires more than two arguments; the bound is not valid.
         """
-        return self._then(Filter(fn, refill, max_errors))
+        return self._then(Filter(fn, refill, max_errors=max_errors))
 
     def flat_map(self, fn: Callable[..., Iterable[Sample]], *, max_errors: int = 0) -> Pipeline:
         """Make any number of samples from one: ``fn(sample)`` or ``fn(sample, rng)`` returns or yields them.
@@ -128,7 +128,7 @@ class Pipeline:
         Raises:
             ConfigError: `fn` is not a function or requires more than two arguments; the bound is not valid.
         """
-        return self._then(FlatMap(fn, max_errors))
+        return self._then(FlatMap(fn, max_errors=max_errors))
 
     def select(self, fields: str | Iterable[str]) -> Pipeline:
         """Keep the named fields only. Before ``decode`` it keeps members; with an index, the others need not be read.

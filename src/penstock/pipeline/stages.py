@@ -6,7 +6,7 @@ The stages that form batches are in ``batching.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from penstock.config import SEED_MAX, check_whole
@@ -90,13 +90,16 @@ class Call:
 
     Attributes:
         fn: The function.
+        max_errors: Number of samples per epoch that may be dropped because the function fails.
     """
 
     METHOD: ClassVar[str] = "map"
     fn: Callable[..., Any]
+    max_errors: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         check_function(self.fn, self.METHOD)
+        _check_max_errors(self.max_errors)
 
     @property
     def takes_rng(self) -> bool:
@@ -120,11 +123,6 @@ class Map(Call):
     """
 
     fields: tuple[tuple[str, Spec], ...] | None = None
-    max_errors: int = 0
-
-    def __post_init__(self) -> None:
-        Call.__post_init__(self)
-        _check_max_errors(self.max_errors)
 
     def __repr__(self) -> str:
         shown = ""
@@ -146,11 +144,6 @@ class Filter(Call):
 
     METHOD: ClassVar[str] = "filter"
     refill: bool = False
-    max_errors: int = 0
-
-    def __post_init__(self) -> None:
-        Call.__post_init__(self)
-        _check_max_errors(self.max_errors)
 
     def __repr__(self) -> str:
         return f".filter({self.name}{', refill=True' if self.refill else ''}{_errors_shown(self.max_errors)})"
@@ -166,11 +159,6 @@ class FlatMap(Call):
     """
 
     METHOD: ClassVar[str] = "flat_map"
-    max_errors: int = 0
-
-    def __post_init__(self) -> None:
-        Call.__post_init__(self)
-        _check_max_errors(self.max_errors)
 
     def __repr__(self) -> str:
         return f".flat_map({self.name}{_errors_shown(self.max_errors)})"

@@ -17,7 +17,7 @@ from penstock.loader.plan.source_finder import SourceFinder
 from penstock.loader.plan.stages import may_drop
 from penstock.torch.batches import as_tensors
 from penstock.torch.epochs import EpochTable, Worker, worker_here
-from penstock.torch.once import Once
+from penstock.torch.shared import Once
 from penstock.tracebacks import boundary
 
 if TYPE_CHECKING:

@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import weakref
 from contextlib import contextmanager
-from multiprocessing.context import get_spawning_popen
-from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
 
 from penstock.locks import process_lock
+from penstock.torch.shared import MemoryFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,16 +34,11 @@ class Worker(NamedTuple):
     seed: int
 
 
-class EpochTable:
-    """The next epoch's number, shared with worker processes that receive this object when they start.
+class EpochTable(MemoryFile):
+    """The next epoch's number, shared with worker processes.
 
     If it is pickled for another purpose, the copy is a new table that begins with epoch 0.
-
-    Cost: one file descriptor for memory.
     """
-
-    def __init__(self) -> None:
-        self._attach(os.memfd_create("penstock-epochs"))
 
     def take(self, worker: Worker | None) -> int:
         """Return the epoch of an iteration that begins in `worker`, or in this process if `worker` is None."""
@@ -80,19 +73,6 @@ class EpochTable:
         with self._opened() as table:
             return bool(table["in_workers"].get(str(os.getpid()), False))
 
-    def close(self) -> None:
-        """Close the descriptor; idempotent."""
-        self._finalizer()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is None:
-            return EpochTable, ()
-        return _attached, (DupFd(self._descriptor),)
-
-    def _attach(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._finalizer = weakref.finalize(self, os.close, descriptor)
-
     @contextmanager
     def _opened(self) -> Iterator[dict[str, Any]]:
         """Yield the table, locked against other processes, and store changes to it."""
@@ -115,9 +95,3 @@ def _owner(worker: Worker | None) -> int:
     """Return the process that iterates, so that ranks that were forked with one dataset count separately."""
     parent = multiprocessing.parent_process() if worker is not None else None
     return os.getpid() if parent is None or parent.pid is None else parent.pid
-
-
-def _attached(duplicate: Any) -> EpochTable:
-    table = EpochTable.__new__(EpochTable)
-    table._attach(duplicate.detach())
-    return table
