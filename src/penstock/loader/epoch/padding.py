@@ -1,7 +1,7 @@
 """The last step of a batch: it is cut to its samples, or padded to the length that all ranks give it, and collated.
 
-A rank alone gives the samples that it has (``Trimmer``). Ranks that train in step must give batches of the same length, as
-often as each other; so the last sample is repeated where a rank has none, and ``__valid__`` says which rows count
+A single rank hands out the samples that it has (``Trimmer``). Ranks that train in step must hand out equally many batches
+of the same length; so the last sample is repeated where a rank has none, and ``__valid__`` says which rows count
 (``Padder``).
 """
 
@@ -53,7 +53,7 @@ class Trimmer:
         return delivery is None or delivery.is_empty
 
     def finish(self, delivery: Delivery | None, rows_count: int) -> Any:
-        """The samples that were kept; `rows_count` plays no part."""
+        """The samples that were kept; `rows_count` is ignored."""
         del rows_count
         assert delivery is not None
         return _finished(delivery.layout, self._trimmed(delivery))
@@ -72,7 +72,7 @@ class Padder:
     Args:
         find_any: Finds a delivery with at least one sample, from anywhere in the epoch; None if there is none. It is called if
             this rank must pad before it has had a sample.
-        is_variable: Whether each batch is as long as it is delivered (``batch_by_size``), whatever the other ranks give.
+        is_variable: Whether each batch is as long as it is delivered (``batch_by_size``), whatever its length on other ranks.
     """
 
     def __init__(self, find_any: Callable[[], Delivery | None], *, is_variable: bool) -> None:
@@ -82,7 +82,7 @@ class Padder:
         self._row: dict[str, Any] | None = None  # the last sample, in columns of one row
 
     def skips(self, delivery: Delivery | None) -> bool:
-        """No batch is left out, because the other ranks give theirs."""
+        """No batch is left out, because the other ranks hand out theirs."""
         del delivery
         return False
 

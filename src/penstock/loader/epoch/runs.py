@@ -1,4 +1,4 @@
-"""What makes the batches of an epoch: threads or worker processes, over the samples from a position on."""
+"""Runs, which make the batches of an epoch from a position on, in threads or in worker processes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRequest:
-    """What an epoch is opened with.
+    """The arguments with which an epoch is opened.
 
     Attributes:
         plan: What to read.
         run_plan: How to make batches of it.
         epoch: Epoch number, from 0.
         position: Position to begin at; None is the beginning of the epoch.
-        first_number: Number, in the epoch, of the batch at `position`, from 0. With ``in_order=False``, as many batches were
-            handed out before, and the next one gets this number.
-        stride: ``(j, n)``: only batches whose number mod n is j are given.
+        first_number: Number, in the epoch, of the batch at `position`, from 0. With ``in_order=False``, it is the number of
+            batches that were handed out before, and the next batch gets it.
+        stride: ``(j, n)``: only batches whose number mod n is j are handed out.
         meter: Counts samples, bytes and seconds.
     """
 
@@ -60,7 +60,7 @@ class WorkerOptions(NamedTuple):
     """Worker processes that make the batches.
 
     Attributes:
-        pool: Gives the processes.
+        pool: The pool that starts the processes.
         processes_count: Number of processes; fewer are used if the rank has fewer lanes.
         restarts: Whether a process that dies is replaced.
     """
@@ -75,7 +75,7 @@ class OpenedRun(NamedTuple):
 
     Attributes:
         run: Makes batches.
-        batches: Positions of all batches from the beginning of the run on; None if only reading tells how many there are.
+        batches: Positions of all batches from the beginning of the run on; None if their number is known only after reading.
         position: Position at which the run begins.
     """
 
@@ -91,7 +91,7 @@ def run_in_processes(request: EpochRequest, workers: WorkerOptions) -> OpenedRun
 
 
 def rebatch_in_processes(request: EpochRequest, workers: WorkerOptions) -> OpenedRun:
-    """A run in which worker processes decode, and a thread makes batches of what the stages give."""
+    """A run in which worker processes decode, and a thread makes batches of the stages' outputs."""
     from penstock.loader.workers.remote_rebatching import Blocks, block_plan, rebatching_run
 
     plan, skipped_count = request.plan, skip_count(request.position)
@@ -141,7 +141,7 @@ def run_in_threads(request: EpochRequest) -> OpenedRun:
 
 
 def rebatch_in_threads(request: EpochRequest) -> OpenedRun:
-    """A run whose threads make batches of what the stages give; of a stride it makes all batches."""
+    """A run whose threads make batches of the stages' outputs. It makes all batches, even for a stride."""
     plan, skipped_count = request.plan, skip_count(request.position)
     feed = plan.read_plan.begin(request.epoch, feed_position(request.position), batching=plan.read_batching).feed
     position = RebatchedPosition(feed.position(), skipped_count)
@@ -161,7 +161,7 @@ def thread_run(
     Args:
         request: How to make batches.
         feed: Samples of the batches; it is closed with the run.
-        is_counted: Whether an index tells how many batches there are; `feed` then ends where the last of them does.
+        is_counted: Whether an index determines the number of batches; `feed` then ends where the last of them does.
         in_order: Whether batches are handed out in order; otherwise whichever is complete first.
         skipped_count: Number of outputs of the stages at the beginning that were handed out before.
     """

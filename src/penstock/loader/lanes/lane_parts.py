@@ -1,4 +1,4 @@
-"""Where a lane goes on from a position of an indexed order, and what of the shards it reads from there.
+"""Where a lane continues from a position of an indexed order, and which parts of the shards it reads from there.
 
 An index describes a data set: which shards it has, how many samples they hold and, for each shard, where its samples lie.
 The last is loaded only for shards that a lane does not read from end to end.
@@ -175,7 +175,7 @@ def segment_of(
     fields: frozenset[str] | None,
     source: int,
 ) -> ShardSegment:
-    """What to read of a shard for some of its samples: a range of bytes if the index says it, else from the shard's head.
+    """What to read of a shard for some of its samples: a range of bytes if the index knows it, else the shard from its head.
 
     Args:
         stored: The samples.

@@ -1,6 +1,6 @@
-"""Samples that are objects, or that a user's function reads: in the order in which they leave, so that nothing waits.
+"""Samples that are objects, or that a user's function reads. They are read in the order in which they are handed out.
 
-Each sample can be read by itself, so the whole permutation of an epoch costs nothing and no window is held. Requests run
+Each sample can be read separately, so the whole permutation of an epoch costs nothing and no window is held. Requests run
 ahead of the consumer, across batches.
 """
 
@@ -31,14 +31,14 @@ LOCATED_COUNT = 4096
 
 
 class SampleOrigin(NamedTuple):
-    """Where a sample that was read by itself came from; a ``SampleSource``."""
+    """Where a separately read sample came from; a ``SampleSource``."""
 
     url: str
     source: int
 
 
 class PositionSequence(Protocol):
-    """The positions of the samples that a feed gives, ascending."""
+    """The positions of the samples of a feed, ascending."""
 
     @property
     def stop(self) -> int:

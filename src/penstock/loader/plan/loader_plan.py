@@ -1,4 +1,4 @@
-"""The plan of a loader: what there is to read, which part of it this rank reads, and in which order. It never changes."""
+"""The immutable plan of a loader: what there is to read, which part of it this rank reads, and in which order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ReadPlan(Protocol):
 
     @property
     def memory(self) -> MemoryPlan | None:
-        """Memory that the rank holds at most; None if it is known only from the first samples; reading then checks it."""
+        """Memory that the rank holds at most; None if it depends on the first samples, and is checked while reading."""
 
     def begin(self, epoch: int, position: FeedPosition | None, *, batching: Batching) -> OpenedFeed:
         """The samples of an epoch from a position on; None is the beginning of the epoch.
@@ -73,7 +73,7 @@ class ReadPlan(Protocol):
         """The batches of a whole epoch; None without an index."""
 
     def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
-        """The requests of the rank's first epoch; None if only reading tells.
+        """The requests of the rank's first epoch; None if they are known only after reading.
 
         Raises:
             StoreError, DataError: An index or a table of contents cannot be read.
@@ -97,8 +97,8 @@ class LoaderPlan:
         rank: Rank of this process.
         world_size: Number of data-parallel ranks.
         is_masked: Whether batches always have all their rows, and ``__valid__`` says which rows hold a sample.
-        ends_with_last: Whether a rank without further samples goes on with padding until all ranks have none; otherwise all
-            ranks stop when the first one has none.
+        ends_with_last: Whether a rank that has run out of samples pads its batches until all ranks have run out; otherwise all
+            ranks stop when the first one runs out.
         is_plain: Whether batches are lists of members, as they are stored.
         is_rebatched: Whether stages change the number of samples, so that batches cannot be counted before they are made.
         summary: One line about what is read, for people.
@@ -128,7 +128,7 @@ class LoaderPlan:
         return self.batching._replace(drop_last=self.batching.drop_last and not self.is_rebatched)
 
     def batches(self, epoch: int) -> Batches | None:
-        """The batches of a whole epoch; None if only reading tells."""
+        """The batches of a whole epoch; None if they are known only after reading."""
         return None if self.is_rebatched else self.read_plan.batches(epoch, batching=self.batching)
 
     def with_weights(
@@ -145,7 +145,7 @@ class LoaderPlan:
         return replace(self, read_plan=replace(self.read_plan, order=order), facts=facts)
 
     def estimate_requests(self) -> RequestEstimate | None:
-        """The requests of this rank's first epoch; None if only reading tells.
+        """The requests of this rank's first epoch; None if they are known only after reading.
 
         Raises:
             StoreError, DataError, ConfigError: See ``ReadPlan.estimate_requests``.
@@ -183,7 +183,7 @@ def make_plan(
 
 
 class OrderOptions(NamedTuple):
-    """What every order is made with."""
+    """The options that all kinds of order share."""
 
     seed: int
     window: int
@@ -356,7 +356,7 @@ class _Planner:
         )
 
     def _recorder(self, shards: Sequence[Shard]) -> IndexRecorder | None:
-        """What makes an index while an epoch is streamed; None if there is no place for the index."""
+        """The recorder that makes an index while an epoch is streamed; None if the index cannot be stored anywhere."""
         try:
             return IndexRecorder(in_directory(shards, self._options.index_dir))
         except ConfigError:  # the shards lie in several buckets

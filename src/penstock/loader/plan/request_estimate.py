@@ -39,11 +39,11 @@ class RequestEstimate(NamedTuple):
         return RequestEstimate(*(one + two for one, two in zip(self, other, strict=True)))
 
     def none_certain(self) -> RequestEstimate:
-        """The same requests, if it is not certain that any is made."""
+        """The same requests, where none is certain to be made."""
         return RequestEstimate(0, self.requests_max, 0, self.bytes_max)
 
     def first_certain(self) -> RequestEstimate:
-        """The same requests, if only the first is certain, and not how many bytes of it arrive."""
+        """The same requests, where only the first is certain to be made, but not how many of its bytes arrive."""
         return RequestEstimate(min(1, self.requests_min), self.requests_max, 0, self.bytes_max)
 
 
@@ -51,14 +51,14 @@ NOTHING = RequestEstimate(0, 0, 0, 0)
 
 
 class UnknownRequestsError(Exception):
-    """Only reading tells: a size was not listed, or there are too many tables of contents."""
+    """The requests are known only after reading: a size was not listed, or there are too many tables of contents."""
 
 
 class RequestEstimator:
     """Adds up the requests of a rank.
 
     Args:
-        reading: OPTIONS_OF of its lanes.
+        reading: Options of its lanes.
     """
 
     def __init__(self, reading: ReadOptions) -> None:
@@ -82,7 +82,7 @@ class RequestEstimator:
             ends_inside: Whether the last of these samples is not the last of its shard.
 
         Raises:
-            UnknownRequestsError: Only reading tells.
+            UnknownRequestsError: The requests are known only after reading.
             ConfigError: A unit of a shard does not fit the memory budget.
         """
         for number, segment in enumerate(segments):
@@ -107,7 +107,7 @@ class RequestEstimator:
             needed_count: Number of these samples that the epoch takes; None takes all.
 
         Raises:
-            UnknownRequestsError: The listing does not say a size.
+            UnknownRequestsError: The listing does not state a size.
         """
         if objects.store is None:  # a function of the user reads
             return

@@ -1,9 +1,9 @@
 """Every n-th batch of a rank, for a worker of a DataLoader, read by the ranges of its own samples.
 
-If each of n workers reads everything, all bytes are read n times. An index says where the samples of a worker lie, so it
-requests only these, run by run in the order in which they are needed; those that lie closer than
-``FetchConfig.gap_bytes_max`` are one request. If that saves little, because samples are small and scattered by the shuffle,
-whole parts are read (``SelectedBatchesFeed``).
+If each of n workers reads everything, all bytes are read n times. An index says where a worker's samples lie, so the worker
+requests only these, run by run in the order in which they are needed; samples that lie closer together than
+``FetchConfig.gap_bytes_max`` share one request. If that saves little, because samples are small and scattered by the
+shuffle, whole parts are read (``SelectedBatchesFeed``).
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class StridedFeed:
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Shards, samples and positions of the worker's samples that leave a lane in rows `first` to `last`.
 
-        If the order is shuffled, whole runs are given, and what an earlier call gave is left out.
+        If the order is shuffled, whole runs are yielded, without the samples that an earlier call yielded.
         """
         order, row = self._order, max(first, self._requested_rows.get(lane, 0))
         while row <= last:
@@ -260,8 +260,8 @@ def begin_strided(
 
     Args:
         plan: What the rank reads.
-        epoch: Number of the epoch, from 0.
-        position: Where the epoch goes on; None: at its beginning.
+        epoch: Epoch number, from 0.
+        position: Position from which the epoch continues; None is its beginning.
         batching: Size of the batches.
         first_batch: Number of the batch at `position`.
         stride: ``(j, n)``: the worker has the batches k with k mod n = j.
@@ -292,7 +292,7 @@ def begin_strided(
 
 
 def can_stride(source: DataSource) -> bool:
-    """Whether each sample can be read by itself, from one store."""
+    """Whether each sample can be read separately, from one store."""
     enterable = all(is_enterable(row.format) and row.has_offsets for row in source.rows)
     return source.place is not None and enterable and len({id(shard.store) for shard in source.shards}) == 1
 
