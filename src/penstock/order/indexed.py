@@ -2,9 +2,9 @@
 
 **Lanes.** The shards of the epoch are permuted and laid end to end: a line of N samples. Position p lies in lane p mod L.
 The lanes cut the line into L pieces: lane l has floor(N/L) samples, and one more if l < N mod L, so that the positions
-0 .. N-1 are exactly the samples of the lanes, row by row. Without shuffling, the pieces lie in the order of the lanes:
+0 .. N-1 are exactly the samples of the lanes, round by round. Without shuffling, the pieces lie in the order of the lanes:
 lane l starts at l * floor(N/L) + min(l, N mod L). With shuffling, the pieces are also assigned to the lanes at random
-(docs/decisions/0008): otherwise each row of L positions would sweep the line from its start to its end, and a data set
+(docs/decisions/0008): otherwise each round of L positions would sweep the line from its start to its end, and a data set
 with fewer samples than lanes would come in stored order. A lane starts and ends wherever the cut falls inside a shard.
 
 **Runs.** Within a lane, runs of max(1, floor(window / L)) consecutive samples are permuted. The first run of lane l is
@@ -238,15 +238,15 @@ class IndexedOrder(LanedOrder):
         """Number of sources: 1."""
         return 1
 
-    def sources_of(self, lane: int, row: int, count: int) -> Integers:
+    def sources_of(self, lane: int, round_index: int, count: int) -> Integers:
         """Return the source of each sample, as ``MixOrder.sources_of`` does: zeros."""
         check_lane(lane, self.lanes_count)
-        return np.zeros(max(0, min(count, self.lane_length(lane) - row)), np.int64)
+        return np.zeros(max(0, min(count, self.lane_length(lane) - round_index)), np.int64)
 
-    def taken(self, lane: int, row: int) -> tuple[int, ...]:
-        """Return the number of samples of each source before `row`, as ``MixOrder.taken`` does: `row` itself."""
+    def taken(self, lane: int, round_index: int) -> tuple[int, ...]:
+        """Return the number of samples of each source before a round, as ``MixOrder.taken`` does: `round_index` itself."""
         check_lane(lane, self.lanes_count)
-        return (row,)
+        return (round_index,)
 
     def source_at(self, source: int, lane: int, taken: int) -> SourcePosition:
         """Return where a source continues, as ``MixOrder.source_at`` does: in this order and lane."""

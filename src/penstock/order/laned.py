@@ -8,7 +8,7 @@ from penstock.order.bounds import check_lane
 
 
 class LanedOrder:
-    """Position p is row p // L of lane p mod L; rank r of W owns the lanes l with l mod W = r."""
+    """Position p is round p // L of lane p mod L; rank r of W owns the lanes l with l mod W = r."""
 
     __slots__ = ()
 

@@ -1,14 +1,14 @@
 """The order of samples of several sources that are mixed by weights, in closed form.
 
-Every source is an ``IndexedOrder`` over the same L lanes, and mixing happens within a lane. The j-th sample (*row* j) of
+Every source is an ``IndexedOrder`` over the same L lanes, and mixing happens within a lane. The j-th sample (round j) of
 lane l comes from the source that ``circle.py`` determines. It is the next sample of that source's own lane, so its index
-there is the number of earlier rows that the source got, which has a closed form too. No lane reads the samples of
+there is the number of earlier rounds that the source got, which has a closed form too. No lane reads the samples of
 another lane. A change of weights moves the arcs but not the counts: it neither loses nor repeats a sample.
 
 **The end of a source** (docs/decisions/0008). ``stop`` determines what follows:
 
 - ``"all"``: the source is over, and the others share its place. The epoch has every sample of every source once,
-  whatever the weights. A lane drops a source when that source's lane is empty: all lanes do so within a few rows.
+  whatever the weights. A lane drops a source when that source's lane is empty: all lanes do so within a few rounds.
 - ``"repeat"``: the source starts again, with its shards and runs permuted anew. Each lane continues where its own part of
   the source ends, so each pass has every sample once. The epoch ends at the first multiple of L at which all sources
   with a weight above 0 have been read completely, or after ``epoch_samples``.
@@ -65,10 +65,10 @@ class MixedSource:
 
 
 class _PlanStep(NamedTuple):
-    """Rows of a lane, from `row` on, in which the arcs (each source's share of the circle of ``circle.py``) do not change."""
+    """Rounds of a lane, from `round_index` on, in which the arcs (shares of the circle of ``circle.py``) stay the same."""
 
-    row: int
-    counts: tuple[int, ...]  # number of samples of each source before `row`
+    round_index: int
+    counts: tuple[int, ...]  # number of samples of each source before `round_index`
     arcs: tuple[int, ...]
 
 
@@ -109,7 +109,7 @@ class MixOrder(LanedOrder):
     _passes: dict[tuple[int, int], IndexedOrder] = field(init=False, repr=False)
     # By how many lanes the lanes of each source are rotated.
     _rotations: tuple[int, ...] = field(init=False, repr=False)
-    _changes: tuple[tuple[int, MixWeights], ...] = field(init=False, repr=False)  # (row, weights), ascending
+    _changes: tuple[tuple[int, MixWeights], ...] = field(init=False, repr=False)  # (round, weights), ascending
     _plans: dict[int, tuple[_PlanStep, ...]] = field(init=False, repr=False)  # by lane, made when first used
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class MixOrder(LanedOrder):
         if self.epoch_samples is not None:
             object.__setattr__(self, "samples_count", self.epoch_samples)
         elif self.stop != "all":
-            object.__setattr__(self, "samples_count", self._rows_of_epoch() * self.lanes_count)
+            object.__setattr__(self, "samples_count", self._rounds_of_epoch() * self.lanes_count)
         if not self.samples_count:
             raise ConfigError(
                 f"a source of the mix has too few samples for {self.lanes_count} lanes: the epoch would be empty",
@@ -165,25 +165,25 @@ class MixOrder(LanedOrder):
         kept = tuple(old for old in self.history if (old.epoch, old.position) < (self.epoch, position))
         return replace(self, history=(*kept, weights))
 
-    # ── the source of each row ─────────────────────────────────────────────────────────────────────────────────────
+    # ── the source of each round ───────────────────────────────────────────────────────────────────────────────────
 
-    def sources_of(self, lane: int, row: int, count: int) -> Integers:
-        """Return the source of each of `count` samples that leave `lane` from `row` on; int64[n], fewer at the lane's end."""
-        stop = min(row + count, self.lane_length(lane))
+    def sources_of(self, lane: int, round_index: int, count: int) -> Integers:
+        """Return the source of each of `count` samples of `lane` from `round_index` on; int64[n], fewer at the lane's end."""
+        stop = min(round_index + count, self.lane_length(lane))
         plan = self._plan(lane)
         found = [np.empty(0, np.int64)]
-        for index in range(max(0, _step_at(plan, row)), len(plan)):
-            first = max(row, plan[index].row)
-            end = min(stop, plan[index + 1].row) if index + 1 < len(plan) else stop
+        for index in range(max(0, _step_at(plan, round_index)), len(plan)):
+            first = max(round_index, plan[index].round_index)
+            end = min(stop, plan[index + 1].round_index) if index + 1 < len(plan) else stop
             if first >= stop:
                 break
             found.append(self._circle.sources(lane, first, plan[index].arcs, count=end - first))
         return np.concatenate(found)
 
-    def taken(self, lane: int, row: int) -> tuple[int, ...]:
-        """Return how many samples of each source leave `lane` before `row`. Cost: O(log M), about 10 µs per source."""
+    def taken(self, lane: int, round_index: int) -> tuple[int, ...]:
+        """Return how many samples of each source leave `lane` before `round_index`. Cost: O(log M), about 10 µs per source."""
         plan = self._plan(lane)
-        return self._counts(lane, plan[_step_at(plan, row)], row)
+        return self._counts(lane, plan[_step_at(plan, round_index)], round_index)
 
     def source_at(self, source: int, lane: int, taken: int) -> SourcePosition:
         """Return where a source continues when `taken` of its samples have left `lane`.
@@ -202,7 +202,7 @@ class MixOrder(LanedOrder):
 
         Args:
             lane: Number of the lane, in [0, ``lanes_count``).
-            first: Row of the first sample, from 0.
+            first: Round of the first sample, from 0.
             count: Number of samples; None, or more than remain: up to the end of the lane.
 
         Cost: 24 bytes per sample, and O(run) for each run that is touched.
@@ -210,12 +210,12 @@ class MixOrder(LanedOrder):
         sources = self.sources_of(lane, first, self.lane_length(lane) if count is None else count)
         shards, samples = np.empty_like(sources), np.empty_like(sources)
         for source, taken in enumerate(self.taken(lane, first)):
-            rows = np.flatnonzero(sources == source)
+            offsets = np.flatnonzero(sources == source)
             done = 0
-            while done < len(rows):
+            while done < len(offsets):
                 place = self.source_at(source, lane, taken + done)
-                part = place.order.locations(place.lane, place.taken, len(rows) - done)
-                here = rows[done : done + len(part.samples)]
+                part = place.order.locations(place.lane, place.taken, len(offsets) - done)
+                here = offsets[done : done + len(part.samples)]
                 shards[here] = part.shards % len(self.sources[source].samples)
                 samples[here] = part.samples
                 done += len(here)
@@ -230,8 +230,8 @@ class MixOrder(LanedOrder):
         Cost: O(log shards), 10 µs per source, and the permutation of one run.
         """
         check_ranges(("position", position, 0, self.samples_count - 1))
-        row, lane = divmod(position, self.lanes_count)
-        return self.locations(lane, row, 1).location(0)
+        round_index, lane = divmod(position, self.lanes_count)
+        return self.locations(lane, round_index, 1).location(0)
 
     # ── plans ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -285,7 +285,7 @@ class MixOrder(LanedOrder):
         )
 
     def _changes_of_epoch(self) -> tuple[tuple[int, MixWeights], ...]:
-        """Return the weights of this epoch with the first row of each; rows ascend from 0."""
+        """Return the weights of this epoch with the first round of each; rounds ascend from 0."""
         changes: dict[int, MixWeights] = {}
         for weights in self.history:
             if weights.epoch < self.epoch:
@@ -308,19 +308,19 @@ class MixOrder(LanedOrder):
         stops = self.stop == "all"
         step = _PlanStep(0, (0,) * self.sources_count, (0,) * (self.sources_count + 1))
         steps: list[_PlanStep] = []
-        rows = [row for row, _ in self._changes]
+        rounds = [round_index for round_index, _ in self._changes]
         while True:
             active = [not stops or step.counts[source] < length for source, length in enumerate(lengths)]
-            change = bisect_right(rows, step.row)
+            change = bisect_right(rounds, step.round_index)
             if not any(active):
                 return steps or [step]
             arcs = self._circle.arcs(self._changes[change - 1][1].shares(active))
             step = step._replace(arcs=arcs)
             steps.append(step)
-            ends = [rows[change]] if change < len(rows) else []
+            ends = [rounds[change]] if change < len(rounds) else []
             if stops:
                 ends += [
-                    self._circle.row_after(lane, step.row, (start, end), visits=length - taken)
+                    self._circle.round_after(lane, step.round_index, (start, end), visits=length - taken)
                     for (start, end), length, taken in zip(pairwise(arcs), lengths, step.counts, strict=True)
                     if start < end
                 ]
@@ -328,25 +328,35 @@ class MixOrder(LanedOrder):
                 return steps
             step = _PlanStep(min(ends), self._counts(lane, step, min(ends)), step.arcs)
 
-    def _counts(self, lane: int, step: _PlanStep, row: int) -> tuple[int, ...]:
-        rows = range(step.row, row)
+    def _counts(self, lane: int, step: _PlanStep, round_index: int) -> tuple[int, ...]:
+        rounds = range(step.round_index, round_index)
         return tuple(
-            taken + self._circle.visits(lane, rows, start, end)
+            taken + self._circle.visits(lane, rounds, start, end)
             for taken, (start, end) in zip(step.counts, pairwise(step.arcs), strict=True)
         )
 
-    def _rows_of_epoch(self) -> int:
-        """Return the number of rows until every source was read ("repeat"), or until one lacks a sample ("first")."""
+    def _rounds_of_epoch(self) -> int:
+        """Return the number of rounds until every source was read ("repeat"), or until one lacks a sample ("first")."""
         lanes, sources = range(self.lanes_count), range(self.sources_count)
         if self.stop == "repeat":
             return max(
-                (row for source in sources for lane in lanes if (row := self._row(lane, source, 0)) is not None),
+                (
+                    round_index
+                    for source in sources
+                    for lane in lanes
+                    if (round_index := self._round_beyond(lane, source, 0)) is not None
+                ),
                 default=0,
             )
-        return min(row - 1 for source in sources for lane in lanes if (row := self._row(lane, source, 1)) is not None)
+        return min(
+            round_index - 1
+            for source in sources
+            for lane in lanes
+            if (round_index := self._round_beyond(lane, source, 1)) is not None
+        )
 
-    def _row(self, lane: int, source: int, beyond: int) -> int | None:
-        """Return the first row at which the lane has taken `beyond` samples more than its share of the source holds.
+    def _round_beyond(self, lane: int, source: int, beyond: int) -> int | None:
+        """Return the first round at which the lane has taken `beyond` samples more than its share of the source holds.
 
         It is None if the lane never does.
         """
@@ -355,9 +365,9 @@ class MixOrder(LanedOrder):
         step = plan[max(0, sum(step.counts[source] < target for step in plan) - 1)]
         arc = step.arcs[source], step.arcs[source + 1]
         if step is not plan[-1] or arc[0] < arc[1]:
-            return self._circle.row_after(lane, step.row, arc, visits=target - step.counts[source])
+            return self._circle.round_after(lane, step.round_index, arc, visits=target - step.counts[source])
         return None
 
 
-def _step_at(plan: Sequence[_PlanStep], row: int) -> int:
-    return bisect_right(plan, row, key=lambda step: step.row) - 1
+def _step_at(plan: Sequence[_PlanStep], round_index: int) -> int:
+    return bisect_right(plan, round_index, key=lambda step: step.round_index) - 1

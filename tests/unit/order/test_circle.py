@@ -35,24 +35,28 @@ GOLDEN_LATE = "2010020120120100201201001002012010010020"
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 12, 64, 66])
 def test_counts_are_the_closed_form_of_turns(lanes):
-    """How often an arc was visited equals counting, and the row after n visits is the first one that has n behind it."""
+    """How often an arc was visited equals counting, and the round after n visits is the first one that has n before it."""
     circle = Circle(lanes)
     arcs = circle.arcs([Fraction(1), Fraction(0), Fraction(1, 3), Fraction(7)])
-    for lane, row in ((0, 0), (lanes - 1, 5), (lanes // 2, 10**9)):
-        turns = circle.sources(lane, row, arcs, count=300).tolist()
+    for lane, round_index in ((0, 0), (lanes - 1, 5), (lanes // 2, 10**9)):
+        turns = circle.sources(lane, round_index, arcs, count=300).tolist()
         for source in range(4):
             start, end = arcs[source : source + 2]
             for count in (0, 1, 17, 300):
-                assert circle.visits(lane, range(row, row + count), start, end) == turns[:count].count(source)
+                assert circle.visits(lane, range(round_index, round_index + count), start, end) == turns[:count].count(
+                    source
+                )
             seen = [index + 1 for index, turn in enumerate(turns) if turn == source]
             for visits in range(1, len(seen) + 1):
-                assert circle.row_after(lane, row, (start, end), visits=visits) == row + seen[visits - 1]
+                assert (
+                    circle.round_after(lane, round_index, (start, end), visits=visits) == round_index + seen[visits - 1]
+                )
             if start < end:
-                assert circle.row_after(lane, row, (start, end), visits=0) == row
+                assert circle.round_after(lane, round_index, (start, end), visits=0) == round_index
 
 
 def test_long_stretches_are_in_one_piece():
-    """More rows than fit one piece of 64-bit arithmetic continue where the piece ends."""
+    """More rounds than fit one piece of 64-bit arithmetic continue where the piece ends."""
     circle = Circle(2)
     arcs = circle.arcs([Fraction(2), Fraction(1)])
     turns = circle.sources(1, 3, arcs, count=(1 << 20) + 50)
@@ -61,12 +65,12 @@ def test_long_stretches_are_in_one_piece():
 
 
 def test_rows_do_not_drift():
-    """Over thousands of rows a source stays within six samples of its weight, and within six in each lane."""
+    """Over thousands of rounds a source stays within six samples of its weight, and within six in each lane."""
     circle = Circle(64)
     shares = [Fraction(1, 3), Fraction(7, 50), Fraction(79, 150)]
     arcs = circle.arcs(shares)
-    for rows in (1, 10, 999, 4000):
+    for rounds in (1, 10, 999, 4000):
         for source, share in enumerate(shares):
-            taken = [circle.visits(lane, range(rows), *arcs[source : source + 2]) for lane in range(64)]
-            assert abs(sum(taken) - share * 64 * rows) < 6
-            assert max(abs(one - share * rows) for one in taken) < 6
+            taken = [circle.visits(lane, range(rounds), *arcs[source : source + 2]) for lane in range(64)]
+            assert abs(sum(taken) - share * 64 * rounds) < 6
+            assert max(abs(one - share * rounds) for one in taken) < 6

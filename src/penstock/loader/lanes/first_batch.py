@@ -121,18 +121,18 @@ class FirstBatchPrefetch:
         self._positions_count = positions_count
         self._sample_bytes = [source.sample_bytes for source in sources]
 
-    def rows_count(self, order: IndexedOrder | MixOrder) -> int:
+    def rounds_count(self, order: IndexedOrder | MixOrder) -> int:
         """Number of samples that each lane gives to the first batch."""
         return -(-self._positions_count // order.lanes_count)
 
     def choose(
-        self, order: IndexedOrder | MixOrder, rows: Mapping[int, int], parts: Sequence[tuple[int, LanePart]]
+        self, order: IndexedOrder | MixOrder, rounds: Mapping[int, int], parts: Sequence[tuple[int, LanePart]]
     ) -> dict[tuple[int, int], list[SampleAddress]]:
         """The samples to read, by lane and source; none if it does not pay.
 
         Args:
             order: The order of the epoch.
-            rows: By lane, the number of samples that have left it.
+            rounds: By lane, the number of samples that have left it.
             parts: Numbers of lanes, and what they have left of each source.
         """
         sources = self._sources
@@ -140,11 +140,11 @@ class FirstBatchPrefetch:
         index_rows = chain.from_iterable(sources[source].rows for source in {part.source for _, part in parts})
         if not all(is_enterable(name) and has for name, has in {(row.format, row.has_offsets) for row in index_rows}):
             return {}
-        count = self.rows_count(order)
+        count = self.rounds_count(order)
         chosen: dict[tuple[int, int], list[SampleAddress]] = {}
         runs_bytes = chosen_bytes = 0.0
         for number, part in parts:
-            turns = order.sources_of(number, rows[number], count)
+            turns = order.sources_of(number, rounds[number], count)
             addresses = _next_to_leave(part, int(np.count_nonzero(turns == part.source)))
             sample_bytes = self._sample_bytes[part.source]
             runs_bytes += part.run_count * sample_bytes

@@ -292,19 +292,19 @@ class MixedLane:
     Args:
         number: Number of the lane.
         order: Says which source's turn it is.
-        row: Number of samples of this lane that have left before.
+        round_index: Number of samples of this lane that have left before.
         open_lane: Opens the lanes of the sources.
     """
 
-    def __init__(self, number: int, *, order: MixOrder, row: int, open_lane: OpenLane) -> None:
+    def __init__(self, number: int, *, order: MixOrder, round_index: int, open_lane: OpenLane) -> None:
         self.number = number
         self._order = order
-        self._row = row
+        self._round_index = round_index
         self._open_lane = open_lane
         # by source, the number of samples before the next lane to open
-        self._opened_to = list(order.taken(number, row))
+        self._opened_to = list(order.taken(number, round_index))
         self._lanes: list[deque[_SourcePass]] = [deque() for _ in self._opened_to]
-        self._turns: NDArray[np.int64] = np.empty(0, np.int64)  # from `_row` on
+        self._turns: NDArray[np.int64] = np.empty(0, np.int64)  # from `_round_index` on
         try:
             for source in np.unique(self._turns_of(TURNS_COUNT)).tolist():
                 self._open(source)
@@ -328,7 +328,7 @@ class MixedLane:
             samples, taken_from = self._take(source, turns.count(source))
             taken[source] = iter(samples), iter(taken_from)
         self._turns = self._turns[count:]
-        self._row += count
+        self._round_index += count
         return [next(taken[source][0]) for source in turns], [next(taken[source][1]) for source in turns]
 
     @property
@@ -352,7 +352,7 @@ class MixedLane:
     def _turns_of(self, count: int) -> NDArray[np.int64]:
         """The sources whose turns the next `count` are; fewer at the end of the lane."""
         if len(self._turns) < count:
-            self._turns = self._order.sources_of(self.number, self._row, max(count, TURNS_COUNT))
+            self._turns = self._order.sources_of(self.number, self._round_index, max(count, TURNS_COUNT))
         return self._turns[:count]
 
     def _open(self, source: int) -> None:

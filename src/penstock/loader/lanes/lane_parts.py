@@ -53,9 +53,9 @@ class LanePart(NamedTuple):
         return self.start.before_count + self.given_count
 
 
-def parts_of(order: IndexedOrder | MixOrder, number: int, row: int) -> Iterator[LanePart]:
-    """The rest of each source in a lane after its first `row` samples; sources without further samples are left out."""
-    for source, taken in enumerate(order.taken(number, row)):
+def parts_of(order: IndexedOrder | MixOrder, number: int, round_index: int) -> Iterator[LanePart]:
+    """The rest of each source in a lane after its first `round_index` samples; sources without further samples are left out."""
+    for source, taken in enumerate(order.taken(number, round_index)):
         part = part_of(order, number, source, taken)
         if part.remaining_count:
             yield part
@@ -90,8 +90,8 @@ def positions_between(order: IndexedOrder | MixOrder, position: int, stop: int) 
     return range(position + (order.rank - position) % order.world_size, stop, order.world_size)
 
 
-def row_of(lane: int, position: int, order: IndexedOrder | MixOrder) -> int:
-    """Number of samples of a lane that have positions below `position`."""
+def round_of(lane: int, position: int, order: IndexedOrder | MixOrder) -> int:
+    """The first round in which a lane has a position of at least `position`: so many of its samples lie before."""
     return max(0, -((lane - position) // order.lanes_count))
 
 

@@ -150,13 +150,13 @@ def located(order: IndexedOrder, positions: PositionSequence) -> Iterator[int]:
     lanes_count = order.lanes_count
     for begin in range(0, len(positions), LOCATED_COUNT):
         part = positions.chunk(begin, begin + LOCATED_COUNT)
-        rows, lanes = np.divmod(part, lanes_count)
+        rounds, lanes = np.divmod(part, lanes_count)
         numbers = np.empty_like(part)
         for lane in np.unique(lanes).tolist():
             in_lane = np.flatnonzero(lanes == lane)
-            first = int(rows[in_lane[0]])
-            locations = order.locations(lane, first, int(rows[in_lane[-1]]) - first + 1)
-            numbers[in_lane] = locations.shards[rows[in_lane] - first]
+            first = int(rounds[in_lane[0]])
+            locations = order.locations(lane, first, int(rounds[in_lane[-1]]) - first + 1)
+            numbers[in_lane] = locations.shards[rounds[in_lane] - first]
         yield from numbers.tolist()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from penstock.loader.lanes.feed import LanesFeed, OpenedFeed
 from penstock.loader.lanes.first_batch import FirstBatchPrefetch, PrefetchedLane
 from penstock.loader.lanes.lane import Lane, PinnedBytes
-from penstock.loader.lanes.lane_parts import ShardIndexes, part_of, parts_of, passes_of, positions_between, row_of
+from penstock.loader.lanes.lane_parts import ShardIndexes, part_of, parts_of, passes_of, positions_between, round_of
 from penstock.loader.lanes.lane_reader import LaneReader
 from penstock.loader.plan.request_estimate import RequestEstimator, UnknownRequestsError
 from penstock.loader.position import StreamPosition
@@ -140,7 +140,7 @@ class IndexedReadPlan:
         estimator.add_spans(samples.span for samples in prefetch.ranges(chosen))
         opened: list[tuple[LanePart, int]] = []  # and the number of samples that are taken of it
         for number in owned:
-            for index, needed in enumerate(order.taken(number, row_of(number, stop, order))):
+            for index, needed in enumerate(order.taken(number, round_of(number, stop, order))):
                 chosen_count = len(chosen.get((number, index), ()))
                 opened += passes_of(order, number, index, 0 if needed <= chosen_count else needed)
         indexes.load_for((part for part, _ in opened), self.reading.fields)
@@ -165,19 +165,21 @@ class IndexedReadPlan:
         indexes = ShardIndexes(self.sources)
         prefetch = self._prefetch(indexes)
         rounds, first_lane = divmod(position, order.lanes_count)
-        owned = [number for number in order.lanes_owned if order.lane_length(number) > row_of(number, position, order)]
-        rows = {number: row_of(number, position, order) for number in owned}
-        parts = [(number, part) for number in owned for part in parts_of(order, number, rows[number])]
-        prefetched = prefetch.read(prefetch.choose(order, rows, parts))
+        owned = [
+            number for number in order.lanes_owned if order.lane_length(number) > round_of(number, position, order)
+        ]
+        first_rounds = {number: round_of(number, position, order) for number in owned}
+        parts = [(number, part) for number in owned for part in parts_of(order, number, first_rounds[number])]
+        prefetched = prefetch.read(prefetch.choose(order, first_rounds, parts))
         opener = _LaneOpener(self, indexes, prefetched)
         opener.later = [part for number, part in parts if (number, part.source) in prefetched]
         indexes.load_for(
             (part for number, part in parts if (number, part.source) not in prefetched), self.reading.fields
         )
-        prefetched_count = len(owned) * prefetch.rows_count(order) if prefetched else 0
+        prefetched_count = len(owned) * prefetch.rounds_count(order) if prefetched else 0
         lanes: list[SampleLane] = []
         try:
-            lanes.extend(opener.open(order, number, rows[number]) for number in owned)
+            lanes.extend(opener.open(order, number, first_rounds[number]) for number in owned)
         except BaseException:
             for lane in lanes:
                 lane.close()
@@ -235,8 +237,8 @@ class _LaneOpener:
         self._prefetched = prefetched
         self._pins = PinnedBytes(plan.reading.pinned_bytes_max)
 
-    def open(self, order: IndexedOrder | MixOrder, number: int, row: int) -> SampleLane:
-        """A lane behind its first `row` samples."""
+    def open(self, order: IndexedOrder | MixOrder, number: int, round_index: int) -> SampleLane:
+        """A lane behind its first `round_index` samples."""
 
         def open_lane(source: int, taken: int) -> tuple[SampleLane, int]:
             part = part_of(order, number, source, taken)
@@ -249,8 +251,8 @@ class _LaneOpener:
         if isinstance(order, MixOrder):
             from penstock.loader.lanes.lane import MixedLane
 
-            return MixedLane(number, order=order, row=row, open_lane=open_lane)
-        return open_lane(0, row)[0]
+            return MixedLane(number, order=order, round_index=round_index, open_lane=open_lane)
+        return open_lane(0, round_index)[0]
 
     def _source_lane(self, part: LanePart) -> SampleLane:
         plan = self._plan

@@ -164,7 +164,7 @@ class StridedFeed:
         self._arrived: dict[int, tuple[Sample, SampleOrigin]] = {}  # by position
         self._held_bytes = 0
         self._positions: dict[int, int] = {}  # by the number of a sample that was requested
-        self._requested_rows: dict[int, int] = {}  # by lane, the row behind the last that was requested
+        self._requested_rounds: dict[int, int] = {}  # by lane, the round after the last that was requested
         self._stream = self._reader.stream(self._numbers())
 
     def take(self, count: int) -> SampleBlock | None:
@@ -208,10 +208,10 @@ class StridedFeed:
         The reading thread pulls them ahead of the samples that it takes.
         """
         for index in self._strides.indexes:
-            rows, lanes = np.divmod(self._strides.positions(index), self._order.lanes_count)
+            rounds, lanes = np.divmod(self._strides.positions(index), self._order.lanes_count)
             groups: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
             for lane in np.unique(lanes).tolist():
-                own = rows[lanes == lane]
+                own = rounds[lanes == lane]
                 groups += self._groups(lane, int(own[0]), int(own[-1]))
             self._reader.load_indexes({shard for shards, _, _ in groups for shard in shards.tolist()})
             for shards, samples, positions in groups:
@@ -222,22 +222,22 @@ class StridedFeed:
     def _groups(
         self, lane: int, first: int, last: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """Shards, samples and positions of the worker's samples that leave a lane in rows `first` to `last`.
+        """Shards, samples and positions of the worker's samples that leave a lane in rounds `first` to `last`.
 
         If the order is shuffled, whole runs are yielded, without the samples that an earlier call yielded.
         """
-        order, row = self._order, max(first, self._requested_rows.get(lane, 0))
-        while row <= last:
+        order, round_index = self._order, max(first, self._requested_rounds.get(lane, 0))
+        while round_index <= last:
             end = last + 1
             if order.shuffled:
-                run_index, _ = order.run_at(lane, row)
+                run_index, _ = order.run_at(lane, round_index)
                 end = max(end, order.run_start(lane, run_index) + order.run_length(lane, run_index))
-            positions = np.arange(row, end, dtype=np.int64) * order.lanes_count + lane
+            positions = np.arange(round_index, end, dtype=np.int64) * order.lanes_count + lane
             own = self._strides.has(positions)
-            locations = order.locations(lane, row, end - row)
+            locations = order.locations(lane, round_index, end - round_index)
             yield locations.shards[own], locations.samples[own], positions[own]
-            row = end
-        self._requested_rows[lane] = row
+            round_index = end
+        self._requested_rounds[lane] = round_index
 
 
 def _lookup_of(source: DataSource) -> Lookup:
