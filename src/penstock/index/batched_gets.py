@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.store.inflight import InFlight
+from penstock.store.inflight import perform_many
 from penstock.types import Get, Head
 
 if TYPE_CHECKING:
@@ -27,22 +27,14 @@ def get_many(store: Store, requests: Sequence[tuple[Key, ByteRange | None]]) -> 
     Raises:
         StoreError: An object is missing, or cannot be read.
     """
-    in_flight: InFlight[int] = InFlight(store)
+    operations = ((number, Get(*request)) for number, request in enumerate(requests))
+    answers = perform_many(store, operations, requests_max=READS_IN_FLIGHT_MAX)
     arrived: dict[int, Buffer] = {}
-    sent = 0
-    try:
-        for number, (key, _) in enumerate(requests):
-            while number not in arrived:
-                while sent < len(requests) and len(in_flight) < READS_IN_FLIGHT_MAX:
-                    in_flight.submit(Get(*requests[sent]), sent)
-                    sent += 1
-                ended, completion = in_flight.wait()
-                if completion.error is not None:
-                    raise completion.error
-                arrived[ended] = completion.body
-            yield key, arrived.pop(number)
-    finally:
-        in_flight.cancel()
+    for number, (key, _) in enumerate(requests):
+        while number not in arrived:
+            ended, completion = next(answers)
+            arrived[ended] = completion.body
+        yield key, arrived.pop(number)
 
 
 def stat_many(store: Store, keys: list[tuple[int, Key]]) -> Iterator[tuple[int, ObjectInfo]]:
@@ -55,18 +47,7 @@ def stat_many(store: Store, keys: list[tuple[int, Key]]) -> Iterator[tuple[int, 
     Raises:
         StoreError: An object is missing, or the store cannot be reached.
     """
-    in_flight: InFlight[int] = InFlight(store)
-    waiting = iter(keys)
-    try:
-        while True:
-            while len(in_flight) < HEADS_IN_FLIGHT_MAX and (item := next(waiting, None)) is not None:
-                in_flight.submit(Head(item[1]), item[0])
-            if not in_flight:
-                return
-            index, completion = in_flight.wait()
-            if completion.error is not None:
-                raise completion.error
-            assert completion.info is not None
-            yield index, completion.info
-    finally:
-        in_flight.cancel()
+    operations = ((number, Head(key)) for number, key in keys)
+    for number, completion in perform_many(store, operations, requests_max=HEADS_IN_FLIGHT_MAX):
+        assert completion.info is not None
+        yield number, completion.info

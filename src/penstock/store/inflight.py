@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from penstock.types import Put
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from penstock.types import ByteRange, Completion, Core, Landing, ObjectInfo, Operation, Transfer
 
 Tag = TypeVar("Tag")
@@ -89,3 +91,32 @@ class InFlight(Generic[Tag]):
         while self._transfers:
             ended.append(self.wait())
         return ended
+
+
+def perform_many(
+    core: Core, operations: Iterable[tuple[Tag, Operation]], *, requests_max: int
+) -> Iterator[tuple[Tag, Completion]]:
+    """Perform operations, many at a time; yield the tag and the completion of each, in the order in which they end.
+
+    Args:
+        core: The store.
+        operations: Pairs of a tag and an operation; consumed lazily.
+        requests_max: Largest number of operations in flight at once.
+
+    Raises:
+        StoreError: An operation failed. The others in flight are cancelled, as they are when the iterator is dropped.
+    """
+    in_flight: InFlight[Tag] = InFlight(core)
+    waiting = iter(operations)
+    try:
+        while True:
+            while len(in_flight) < requests_max and (item := next(waiting, None)) is not None:
+                in_flight.submit(item[1], item[0])
+            if not in_flight:
+                return
+            tag, completion = in_flight.wait()
+            if completion.error is not None:
+                raise completion.error
+            yield tag, completion
+    finally:
+        in_flight.cancel()

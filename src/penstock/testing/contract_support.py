@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.store.inflight import InFlight
+from penstock.store.inflight import perform_many
 from penstock.types import Put
 
 if TYPE_CHECKING:
@@ -93,13 +93,8 @@ class Capabilities:
 
 def put_all(core: Core, objects: Mapping[Key, bytes]) -> None:
     """Write many small objects, 32 at a time."""
-    in_flight: InFlight[str] = InFlight(core)
-    for key, data in objects.items():
-        if len(in_flight) >= 32:
-            raise_error(in_flight.wait()[1])
-        in_flight.submit(Put(key, data), key)
-    for _, completion in in_flight.drain():
-        raise_error(completion)
+    for _ in perform_many(core, ((key, Put(key, data)) for key, data in objects.items()), requests_max=32):
+        pass
 
 
 def raise_error(completion: Completion) -> None:

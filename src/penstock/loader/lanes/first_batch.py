@@ -19,7 +19,7 @@ from penstock.errors import ClosedError, DataError
 from penstock.formats import FORMATS, joined, narrowed, parser_of
 from penstock.loader.lanes.segments import ShardSegment
 from penstock.ranges import REQUEST_COST_BYTES, near_groups
-from penstock.store.inflight import InFlight
+from penstock.store.inflight import perform_many
 from penstock.types import ByteRange, Get
 
 if TYPE_CHECKING:
@@ -218,20 +218,10 @@ def _bytes_of(ranges: Iterable[SampleRange]) -> Iterator[tuple[SampleRange, Buff
     for store, group in groupby(ranges, key=attrgetter("shard.store")):
         from penstock.index import Verifier  # imported here, because most epochs prefetch nothing
 
-        in_flight: InFlight[SampleRange] = InFlight(store)
-        try:
-            while True:
-                while len(in_flight) < REQUESTS_MAX and (samples := next(group, None)) is not None:
-                    in_flight.submit(Get(samples.shard.key, samples.span, samples.shard.etag), samples)
-                if not in_flight:
-                    break
-                samples, completion = in_flight.wait()
-                if completion.error is not None:
-                    raise completion.error
-                Verifier(samples.known, first_sample=samples.first, url=samples.shard.url).feed(completion.body)
-                yield samples, completion.body
-        finally:
-            in_flight.cancel()
+        operations = ((each, Get(each.shard.key, each.span, each.shard.etag)) for each in group)
+        for samples, completion in perform_many(store, operations, requests_max=REQUESTS_MAX):
+            Verifier(samples.known, first_sample=samples.first, url=samples.shard.url).feed(completion.body)
+            yield samples, completion.body
 
 
 def _parsed(samples: SampleRange, data: Buffer) -> dict[SampleAddress, tuple[Sample, SampleSource]]:

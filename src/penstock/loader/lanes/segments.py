@@ -99,11 +99,9 @@ class ShardSegment:
         index: int,
         *,
         offset_bytes: int = 0,
-        end_bytes: int | None = None,
         first_sample: int = 0,
         skip_count: int = 0,
         count: int | None = None,
-        spans: Sequence[ByteRange] | None = None,
         bounds: Callable[[], Any] | None = None,
         format_name: str | None = None,
         source: int = 0,
@@ -112,11 +110,11 @@ class ShardSegment:
         self.source = source
         self.index = index
         self.offset_bytes = offset_bytes
-        self.end_bytes = end_bytes
+        self.end_bytes: int | None = None
         self.first_sample = first_sample
         self.skip_count = skip_count
         self.count = count
-        self.spans = spans
+        self.spans: Sequence[ByteRange] | None = None
         self.bounds = bounds
         self.format = narrowed(shard.format, format_name)
         self.url = shard.url
