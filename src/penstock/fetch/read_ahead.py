@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock import forks
+from penstock.fetch.landings import LandingAllocator
 from penstock.fetch.plan import Request, as_item, coalesce
 from penstock.fetch.scheduler import RequestScheduler
 
@@ -50,7 +51,8 @@ class ReadAhead:
         self._requests: Iterator[Request] | None = iter(requests)
         self._config = config
         self._whole = whole
-        self._scheduler = RequestScheduler(core, config=config, budget=budget, whole=whole)
+        self._landings = LandingAllocator(core, budget, whole=whole)
+        self._scheduler = RequestScheduler(core, self._landings, config=config, budget=budget, whole=whole)
         self._taken: deque[ObjectRead] = deque()  # taken from the scheduler, not yet delivered
         self._pulled_count = 0
         self._generation = forks.generation()
@@ -99,7 +101,7 @@ class ReadAhead:
 
     def release(self, part: PartRequest) -> None:
         """Release what was reserved for a delivered part; a ``PartBuffer`` goes back by itself."""
-        self._scheduler.release(part)
+        self._landings.release(part)
 
     def statistics(self) -> FetchStatistics:
         """What was read so far."""

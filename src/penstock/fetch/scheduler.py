@@ -34,7 +34,6 @@ from penstock.errors import (
     as_completion_error,
 )
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
-from penstock.fetch.landings import LandingAllocator
 from penstock.fetch.plan import cut, is_one_request, parts
 from penstock.fetch.requests import HeadRequest, ObjectRead, PartRequest
 from penstock.fetch.window import Window
@@ -43,6 +42,7 @@ from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLa
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.fetch.landings import LandingAllocator
     from penstock.fetch.plan import PlanItem
     from penstock.types import Landing, ObjectInfo
 
@@ -98,6 +98,7 @@ class RequestScheduler:
 
     Args:
         core: The store.
+        landings: Gives requests their memory; the caller releases the parts that it took.
         config: Sizes of parts and bounds of requests; see ``FetchConfig``.
         budget: The budget that bodies are charged to.
         whole: True delivers each item as one piece of memory, False part by part.
@@ -106,12 +107,14 @@ class RequestScheduler:
         closed: Whether nothing is sent any more, and what ends is dropped.
     """
 
-    def __init__(self, core: Core, *, config: FetchConfig, budget: Budget, whole: bool) -> None:
+    def __init__(
+        self, core: Core, landings: LandingAllocator, *, config: FetchConfig, budget: Budget, whole: bool
+    ) -> None:
         self._core = core
         self._config = config
         self._whole = whole
         self._budget = budget
-        self._landings = LandingAllocator(core, budget, whole=whole)
+        self._landings = landings
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # notified when what the consumer waits for may be here
         self._planned: deque[PlanItem] = deque()  # to be requested, in order
@@ -247,10 +250,6 @@ class RequestScheduler:
             ClosedError: The scheduler was closed during the call.
         """
         self._wait(self._part_ready)
-
-    def release(self, part: PartRequest) -> None:
-        """Release what was reserved for a part that was taken; see ``LandingAllocator.release``."""
-        self._landings.release(part)
 
     def statistics(self) -> FetchStatistics:
         """What was done so far."""

@@ -128,7 +128,7 @@ class SingleRead:
 
     def _hand_over(self, part: PartRequest, info: ObjectInfo, span: ByteRange) -> Landing | None:
         """Let a scheduler read the rest of a large object, in parts, while the first part is on its way."""
-        scheduler = RequestScheduler(self._core, config=self._config, budget=self.budget, whole=True)
+        scheduler = RequestScheduler(self._core, self._landings, config=self._config, budget=self.budget, whole=True)
         with self._lock:
             if self._closed:
                 raise CancelledOperationError("cancelled")

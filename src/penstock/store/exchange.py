@@ -142,7 +142,8 @@ class Exchange(Resent, ABC, Generic[S]):
             completion.error = self._explained(error if isinstance(error, StoreError) else unforeseen(error), answer)
         self.transfers.clear()
         try:
-            throttled = is_throttled(answer.status, completion.error.code if completion.error is not None else None)
+            failure = completion.error
+            throttled = failure is not None and is_throttled(answer.status, failure.code)
             offset = self.span.start if self.span is not None else 0
             completion.attempts = (attempt_record(answer, offset, throttled=throttled),)
         finally:
