@@ -1,8 +1,8 @@
 """``FirstBatchPrefetch``: the samples of the first batch, read by themselves, so that it does not wait for complete runs.
 
-An index says which samples of a run leave first, and where they lie. They are all requested at once, before the runs that
-they belong to, which are filled behind them. The order is the same and the first batch is there after a round trip; its
-bytes are read twice. An epoch that is resumed within its runs begins in the same way.
+An index says which samples of a run are handed out first, and where they lie. They are all requested at once, before the
+rest of their runs. The order is the same and the first batch is there after a round trip; its bytes are read twice. An epoch
+that is resumed within its runs begins in the same way.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SampleRange(NamedTuple):
 
 
 class PrefetchedSamples(NamedTuple):
-    """The samples that leave a lane first, in this order, and where they came from."""
+    """The samples that a lane hands out first, in this order, and where they came from."""
 
     samples: list[Sample]
     origins: list[SampleSource]
@@ -132,8 +132,8 @@ class FirstBatchPrefetch:
 
         Args:
             order: The order of the epoch.
-            rounds: By lane, the number of samples that have left it.
-            parts: Numbers of lanes, and what they have left of each source.
+            rounds: By lane, the number of samples that it has handed out before.
+            parts: Numbers of lanes, and the rest of each source in them.
         """
         sources = self._sources
         parts = [(number, part) for number, part in parts if sources[part.source].objects is None]
@@ -248,7 +248,7 @@ class PrefetchedLane:
 
     Args:
         number: Number of the lane.
-        prefetched: The samples that leave it first.
+        prefetched: The samples that it hands out first.
         open_rest: Opens the lane behind them.
     """
 
@@ -276,7 +276,7 @@ class PrefetchedLane:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no sample behind those that are here can leave before more bytes have arrived."""
+        """Whether no sample after those that are here can be taken before more bytes have arrived."""
         return self._rest().is_waiting
 
     def read_more(self) -> None:

@@ -292,7 +292,7 @@ class MixedLane:
     Args:
         number: Number of the lane.
         order: Says which source's turn it is.
-        round_index: Number of samples of this lane that have left before.
+        round_index: Round at which the lane begins, from 0: as many of its samples were handed out before.
         open_lane: Opens the lanes of the sources.
     """
 

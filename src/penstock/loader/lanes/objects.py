@@ -168,7 +168,7 @@ class ObjectLane:
         source: Number of the source in the mix.
         order: The order of the source's current pass.
         lane: Number of the lane in that order.
-        taken: Number of samples that left the lane before.
+        taken: Number of samples that were taken from the lane before.
         meter: Counts bytes and seconds.
         threads_count: Number of threads that call a user's function.
     """

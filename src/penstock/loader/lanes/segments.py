@@ -243,7 +243,7 @@ def lane_read_ahead_sizes(
     Args:
         lanes_count: Number of lanes of all sources.
         fetch: Bounds for reading; None: the defaults.
-        room_bytes: What the budget has left beside the window and the batches; None: as much as is needed.
+        room_bytes: Bytes of the budget that the window and the batches do not need; None is as many as are needed.
     """
     fetch = fetch or FetchConfig()
     bytes_max = min(READ_AHEAD_BYTES_MAX, (fetch.budget_bytes_max or default_budget_bytes()) // 4)

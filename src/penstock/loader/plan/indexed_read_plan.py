@@ -297,7 +297,7 @@ class _IndexedRuns:
         self._order = order
 
     def permute_run(self, lane: int, run_index: int, count: int) -> list[int]:
-        """The order in which the samples of a run leave; `count` is the length of the run."""
+        """The order in which the samples of a run are handed out; `count` is the length of the run."""
         del count
         order: list[int] = self._order.permute_run(lane, run_index).tolist()
         return order

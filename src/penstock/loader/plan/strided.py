@@ -222,7 +222,7 @@ class StridedFeed:
     def _groups(
         self, lane: int, first: int, last: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """Shards, samples and positions of the worker's samples that leave a lane in rounds `first` to `last`.
+        """Shards, samples and positions of the worker's samples that a lane hands out in rounds `first` to `last`.
 
         If the order is shuffled, whole runs are yielded, without the samples that an earlier call yielded.
         """

@@ -154,7 +154,7 @@ class RemoteLane:
     Args:
         number: Number of the lane.
         worker: Number of the worker that reads it.
-        taken_count: Number of its samples, from the beginning of the epoch, that have left it.
+        taken_count: Number of its samples, from the beginning of the epoch, that were assigned to a row.
 
     Attributes:
         wanted_count: Number of samples that the worker was last asked to find.
