@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 class DeliveredBatches:
@@ -57,10 +57,6 @@ class DeliveredBatches:
             raise ValueError(f"batch {batch_index} was already delivered")
         self._higher.add(batch_index)
         self._advance_lowest()
-
-    def left(self, batches_count: int) -> Iterator[int]:
-        """Iterate over the indices of the batches of an epoch that were not delivered, ascending."""
-        return (batch for batch in range(self.lowest, batches_count) if batch not in self._higher)
 
     def _advance_lowest(self) -> None:
         while self.lowest in self._higher:
