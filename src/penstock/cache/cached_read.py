@@ -1,7 +1,7 @@
 """One ``Get`` through the cache: find the version, read the blocks that are on disk, and fetch the others.
 
 A ``CachedRead`` runs on threads of the pool. It reads blocks that are on disk directly into the buffer that the sink wants
-them in. It claims missing blocks (``claims``), and requests those that nobody else is fetching from the store inside:
+them in. It claims missing blocks (``claims``), and requests those that no other reader is fetching from the store inside:
 neighbours become one request, pinned to the version, which lands in the sink's buffer if it lies completely inside what was
 requested (``BlockFetch``). When the bytes have arrived, their blocks are stored, other reads that waited for them get a
 copy, and the operation ends. Blocks are stored *before* the reader is notified, since the reader may then change the memory.
@@ -231,7 +231,7 @@ class CachedRead:
         return begin - block.start, self.view[begin - wanted.start : end - wanted.start]
 
     def _fetch(self, missing: list[int]) -> None:
-        """Claim missing blocks, and request those that nobody else is fetching, neighbours together."""
+        """Claim missing blocks, and request those that no other reader is fetching, neighbours together."""
         mine: list[tuple[int, Claim]] = []
         elsewhere: list[int] = []
         with self._lock:

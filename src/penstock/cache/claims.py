@@ -124,7 +124,7 @@ class Claims:
             For each block its claim; or True if another read of this process is fetching it and will notify `waiter`; or
             False if another process is fetching it, see ``watch``.
 
-        Cost: one system call for each run of neighbouring blocks that nobody is fetching.
+        Cost: one system call for each run of neighbouring blocks that are not being fetched.
         """
         found: list[Claim | bool] = []
         with self._lock:

@@ -94,7 +94,7 @@ class CpuSlots:
 
 
 def _read_all(fd: int, view: memoryview, offset: int) -> int:
-    """Fill `view` as far as the file goes, and return the number of bytes. Cost: normally one system call."""
+    """Fill `view` up to the end of the file, and return the number of bytes. Cost: normally one system call."""
     done = os.preadv(fd, [view], offset)
     while 0 < done < len(view):
         count = os.preadv(fd, [view[done:]], offset + done)

@@ -86,7 +86,7 @@ class Evictor:
             return True
         with self._lock:
             self._directory.count_unknown()  # in case the file with the numbers was lost
-            # Another thread may have made room meanwhile.
+            # Another thread may have made room in the meantime.
             if not self._directory.is_full and self._counted(sizes_bytes):
                 return True
             alone = self._directory.leases.try_take(_LEASE)
@@ -122,7 +122,7 @@ class Evictor:
         return freed_bytes
 
     def _victims(self, wanted_bytes: int) -> list[tuple[EntryName, int]]:
-        """Take candidates that together take `wanted_bytes`, except those that were used or removed meanwhile."""
+        """Take candidates that together take `wanted_bytes`, except those that were used or removed in the meantime."""
         found: list[tuple[EntryName, int]] = []
         while wanted_bytes > 0 and self._candidates:
             used_s, size_bytes, name = self._candidates.pop()

@@ -108,7 +108,7 @@ class LandingAllocator:
         return span.length_bytes if self._whole and span is not None else 0
 
     def refuse_oversize(self, read: ObjectRead, span: ByteRange | None) -> None:
-        """Refuse a read that could fill more than half of the budget by itself.
+        """Refuse a read that could fill more than half of the budget on its own.
 
         Raises:
             ConfigError: `span` is too long to be delivered whole.
@@ -145,7 +145,7 @@ class LandingAllocator:
         return True
 
     def release(self, part: PartRequest) -> None:
-        """Release what was reserved for a part; a ``PartBuffer`` goes back by itself. Nothing happens in a forked child."""
+        """Release what was reserved for a part; a ``PartBuffer`` returns itself. Nothing happens in a forked child."""
         if part.reserved_bytes and self._generation == forks.generation():
             self._budget.release(part.reserved_bytes)
             part.reserved_bytes = 0

@@ -313,7 +313,7 @@ class _Reading:
 
 
 def _given_format(shard: VersionedShard) -> str | None:
-    """Return the format that the job gave; None if it gave none."""
+    """Return the format that the job names; None if it names none."""
     given: str | None = getattr(shard.shard, "format", None)
     return given
 

@@ -87,7 +87,7 @@ class Explanation:
     listing_requests: int
     """Number of requests that list the data, at least; none for shards that are given by name."""
     epoch_requests: int | None
-    """Number of GETs of this rank in its first epoch, at most, without retries and hedges; None if only reading tells."""
+    """Number of GETs of this rank in its first epoch, at most, without retries and hedges; None if not known before reading."""
     epoch_requests_min: int | None
     """The same, at least. It is less if the epoch ends before the last byte of a shard (``take``, ``drop_last``, a mix), by at
     most the rest of that shard for each lane; and if lanes may read a table of contents once each."""

@@ -35,7 +35,7 @@ class RunStart(NamedTuple):
         sample: Number of that sample in its shard.
         before_count: Number of samples of this lane that are handed out before the run.
         format: Format of that shard, a name in ``formats``.
-        etag: ETag of that shard; None if the store gave none.
+        etag: ETag of that shard; None if the store did not return one.
     """
 
     run_index: int

@@ -49,7 +49,7 @@ class _Call:
         self.done = threading.Event()
 
     def cancel(self) -> None:
-        """Cancel the call: it is not made unless it has started, and nobody waits for it."""
+        """Cancel the call: it is not made unless it has already started, and its result is discarded."""
         self.is_cancelled = True
         self.done.set()
 

@@ -71,7 +71,7 @@ class InFlight(Generic[Tag]):
         """
         while True:
             sink, completion = self._queue.get(timeout=wait_s_max)
-            if sink in self._transfers:  # otherwise `submit` raised, and nobody waits for it
+            if sink in self._transfers:  # otherwise `submit` raised, and nothing waits for it
                 del self._transfers[sink]
                 return sink.tag, completion
 

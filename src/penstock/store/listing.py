@@ -109,7 +109,7 @@ class _Split:
         self.keys_count = 0
 
     def pays(self) -> bool:
-        """Whether its sub-prefixes are worth a request each, as far as is known yet."""
+        """Whether its sub-prefixes are worth a request each, judging by what is known so far."""
         return self.children_count < CHILDREN_MIN or self.keys_count >= KEYS_PER_PREFIX_MIN * self.children_count
 
 
@@ -247,7 +247,7 @@ class _ParallelListing:
         heappush(self._wanted, (segment.position(), next(self._numbers), segment))
 
     def _launch(self, *, must: bool = False) -> None:
-        """Request what is wanted, as far as the bounds allow; with `must`, at least one page is then in flight."""
+        """Request what is wanted, within the bounds; with `must`, at least one page is then in flight."""
         while self._wanted and len(self._in_flight) < self._requests_max:
             full = self._held_count + len(self._in_flight) >= PAGES_MAX
             if full and (self._in_flight or not must):

@@ -220,7 +220,7 @@ def _bytes_of(
     except ChecksumError:
         if not again:
             raise
-    del data, buffer  # nobody can tell which part is damaged, so all of them are read again, into the same memory
+    del data, buffer  # which part is damaged is unknown, so all of them are read again, into the same memory
     wanted = finished.item._replace(etag=info.etag, size_bytes=info.size_bytes)
     blob = _read_one(store, wanted, again=False)
     return blob.data, blob.verified

@@ -94,7 +94,7 @@ class S3Endpoint:
 
     @property
     def domain(self) -> str:
-        """Domain of whoever runs the endpoint; a redirect out of it is not followed."""
+        """Domain of the endpoint's operator; a redirect out of it is not followed."""
         if self.endpoint_url is not None:
             return urlsplit(self.endpoint_url).hostname or ""
         return "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"

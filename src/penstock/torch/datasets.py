@@ -32,7 +32,7 @@ STATE_VERSION = 1
 
 @boundary
 class IterableDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """Iterates complete batches of tensors, by itself or in ``DataLoader(dataset, batch_size=None)``.
+    """Iterates complete batches of tensors, directly or in ``DataLoader(dataset, batch_size=None)``.
 
     Each iteration is one whole epoch in the ``Loader``'s order; the next iteration is the next epoch, even after ``break``. The
     dataset decodes in its own threads and needs no workers; prefer ``processes=`` to workers. With ``num_workers=n``, worker j

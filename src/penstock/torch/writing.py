@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointWriter(Writer):
-    """A ``Writer`` that warns if it is dropped without being closed, so that nobody overlooks a checkpoint that was not stored.
+    """A ``Writer`` that warns if it is dropped without being closed, so that a checkpoint that was not stored is noticed.
 
     ``torch.save`` does not close its file, so ``torch.save(model, checkpoint_writer(url))`` alone stores nothing.
     """

@@ -113,7 +113,7 @@ class Engine:
                 # Perhaps one that a finaliser started.
                 living = [other for other in self._loops.get(key, ()) if other.alive]
                 self._loops[key] = [*living, loop]  # replaced whole, because others read it without the lock
-            except BaseException:  # such as Ctrl-C; nobody else knows the loop
+            except BaseException:  # such as Ctrl-C; nothing else refers to the loop
                 loop.close()
                 raise
 

@@ -35,7 +35,7 @@ class HttpRequest:
         sink: Hears how the exchange goes.
         config: Deadlines and connections.
         landing: Where a successful body goes; None lets ``sink.on_head`` decide.
-        redirects_max: The most redirects that libcurl follows by itself; 0 for signed requests.
+        redirects_max: Largest number of redirects that libcurl follows; 0 for signed requests.
     """
 
     __slots__ = ("body", "config", "headers", "landing", "method", "redirects_max", "signing", "sink", "url")

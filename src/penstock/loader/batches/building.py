@@ -1,6 +1,6 @@
 """Builders of batches in which each sample is one row.
 
-Members that nobody decodes are put into columns a block at a time, in the reader thread: a call per sample, or passing each
+Members that are not decoded are put into columns a block at a time, in the reader thread: a call per sample, or passing each
 batch to another thread, would cost more than the work itself. All other samples go to the decode threads, a few rows at a
 time.
 """
@@ -279,7 +279,7 @@ class RowBatchBuilder:
         return self._run.plan.batch_size
 
     def _allocated(self, size: int) -> dict[str, Any]:
-        """Memory for the columns of a new batch, as far as they are known."""
+        """Memory for those columns of a new batch that are already known."""
         return self._layout.allocate(size) if self._layout is not None else {}
 
     def _open(self) -> OpenBatch:

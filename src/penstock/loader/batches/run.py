@@ -295,7 +295,7 @@ class EpochRun:
                 self.changed.wait()
             batch.number = self._appended_count
             self._appended_count += 1
-            if not self.stopping:  # after close() nobody would discharge it
+            if not self.stopping:  # after close() nothing would discharge it
                 batch.charge()
                 self._batches.append(batch)
             self._count_reader()

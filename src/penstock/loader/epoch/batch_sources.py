@@ -106,7 +106,7 @@ class CountedBatches(BatchSource):
 
 
 class StreamedBatches(BatchSource):
-    """Batches of which only reading tells how many there are, on a rank that need not be in step with others.
+    """Batches whose number is known only after reading, on a rank that need not be in step with others.
 
     Args:
         run: Makes the batches whose numbers are `next_number`, `next_number` + `step`, and so on.

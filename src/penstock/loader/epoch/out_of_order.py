@@ -122,7 +122,7 @@ class CountedOutOfOrder(BatchSource):
 
 
 class StreamedOutOfOrder(BatchSource):
-    """Batches in the order in which they are complete, where only reading tells how many there are.
+    """Batches in the order in which they are complete, where their number is known only after reading.
 
     Args:
         run: Makes the batches that are left.

@@ -2,7 +2,7 @@
 
 Only the number of samples and their offsets are recorded, a few lists for each shard; keys and checksums are left to
 ``penstock index``. Once the process has read its share of an epoch, a thread of its own writes the index to
-``index_dir``. The running job goes on in its order, also if it is resumed.
+``index_dir``. The running job keeps its order, even if it is resumed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ShardPass:
             self._has_places = False
 
     def index(self, key: str, *, size_bytes: int, etag: str) -> ShardIndex:
-        """The index of the shard, as far as it was read.
+        """The index of the part of the shard that was read.
 
         Args:
             key: Key of the shard in the index.

@@ -38,7 +38,7 @@ class IndexedReadPlan:
     Attributes:
         sources: The source, or the sources of a mix in its order.
         order: Order of epoch 0.
-        reading: OPTIONS_OF of the lanes.
+        reading: Options of the lanes.
         threads_count: Number of threads that call a user's read function.
         prefetched_count: Number of positions, of all ranks, whose samples need not wait for their runs: those of a batch.
         memory: Memory that the rank holds at most.
@@ -110,7 +110,7 @@ class IndexedReadPlan:
         )
 
     def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
-        """The requests of the rank's first epoch; None if only reading tells.
+        """The requests of the rank's first epoch; None if they are known only after reading.
 
         Cost: the same index reads as before the first sample of an epoch: one for each shard that a lane enters or leaves
             inside, or that holds a sample of the first batch. For formats with a table of contents also this table, of at
@@ -222,7 +222,7 @@ class _LaneOpener:
         prefetched: By lane and source, the samples that are here already.
 
     Attributes:
-        later: Parts whose indexes are loaded when the first prefetched lane goes on behind its samples.
+        later: Parts whose indexes are loaded when the first prefetched lane continues behind its samples.
     """
 
     def __init__(

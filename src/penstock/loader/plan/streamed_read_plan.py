@@ -39,7 +39,7 @@ class StreamedReadPlan:
     Attributes:
         source: The data set.
         order: Order of epoch 0.
-        reading: OPTIONS_OF of the lanes.
+        reading: Options of the lanes.
         needs: Memory that reading needs, once the size of a sample is known.
     """
 
@@ -114,7 +114,7 @@ class StreamedReadPlan:
         return sample_bytes, self.needs.plan(sample_bytes, self.reading.sizes)
 
     def estimate_requests(self, *, batching: Batching) -> RequestEstimate | None:
-        """The requests of the rank's first epoch; None if only reading tells."""
+        """The requests of the rank's first epoch; None if they are known only after reading."""
         order, estimator = self.order, RequestEstimator(self.reading)
         may_end_early = order.world_size > 1 and batching.drop_last  # all ranks stop when the first one runs out
         needed = batching.take_count
@@ -132,7 +132,7 @@ class StreamedReadPlan:
         return estimator.total
 
     def batches(self, epoch: int, *, batching: Batching) -> None:
-        """None: only reading tells."""
+        """None, because the batches are known only after reading."""
 
     def _window_bytes(self, lanes: Sequence[Lane]) -> int:
         """Bytes that the window of these lanes holds, estimated from their first samples.

@@ -65,7 +65,7 @@ class FixLayout(NamedTuple):
 
 
 class FindSamples(NamedTuple):
-    """Read until it is known that these lanes have so many samples, or have ended; answered by ``SamplesFound``.
+    """Read until these lanes are known to have the wanted number of samples, or have ended; answered by ``SamplesFound``.
 
     Attributes:
         counts: Number of samples, from the beginning of the epoch, by lane.

@@ -88,12 +88,12 @@ class WorkerProcess:
         self.send_raw(data)
 
     def send(self, message: Any, *, descriptor: int | None = None) -> None:
-        """Send a message. If the process is gone, whoever receives from it will notice."""
+        """Send a message. If the process is gone, its receiver will notice."""
         with suppress(OSError):
             self.channel.send(message, descriptor=descriptor)
 
     def send_raw(self, data: bytes) -> None:
-        """Send a message that has been pickled. If the process is gone, whoever receives from it will notice."""
+        """Send a message that has been pickled. If the process is gone, its receiver will notice."""
         with suppress(OSError):
             self.channel.send_raw(data)
 

@@ -449,7 +449,7 @@ def gather(
     Args:
         pending: A batch that all workers have filled.
         workers: The workers, whose heaps hold values of variable length.
-        size: Number of rows of each column; rows that nobody fills hold None.
+        size: Number of rows of each column; rows that no worker fills hold None.
         lists: Names of the columns that are there in any case.
     """
     columns: dict[str, Any] = {name: [None] * size for name in lists}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.samples.transform import SampleTransform
 
 BLOCK_SAMPLES = 64
-"""Number of samples of a block: a run that resumes inside a block decodes at most so many again."""
+"""Number of samples of a block: a run that resumes inside a block decodes at most this number again."""
 
 BLOCKS_AHEAD = 3
 OUTPUTS = "__outputs__"
@@ -95,7 +95,7 @@ class Blocks:
 
     Args:
         run: Run of the workers.
-        batches: Positions of the samples of each block; None if only reading tells.
+        batches: Positions of the samples of each block; None if they are known only after reading.
         begin: Position in front of the first block.
     """
 

@@ -349,7 +349,7 @@ class Division(NamedTuple):
     Attributes:
         inputs: What each worker reads.
         assigner: Says which worker fills which rows.
-        batches: Positions of the rank's batches; None if only reading tells how many there are.
+        batches: Positions of the rank's batches; None if their number is known only after reading.
         begin: Position of the rank in front of the first batch.
     """
 

@@ -163,7 +163,7 @@ class SharedBatchBuilder(RowBatchBuilder):
         self._send(Delivery(batch.values, batch.rows, sorted(batch.dropped), batch.position, batch.layout))
 
     def _find_samples(self, counts: Mapping[int, int]) -> None:
-        """Read until lanes have so many samples of the epoch, or have ended, and report what was found."""
+        """Read until the lanes have the wanted number of samples of the epoch, or have ended, and report what was found."""
         feed = self._feed
         assert isinstance(feed, LanesFeed)
         lanes = {lane.number: lane for lane in feed.lanes if isinstance(lane, Lane) and lane.number in counts}
