@@ -100,7 +100,7 @@ class ReadAhead:
             self._scheduler.wait_part()
 
     def release(self, part: PartRequest) -> None:
-        """Release what was reserved for a delivered part; a ``PartBuffer`` goes back by itself."""
+        """Release what was reserved for a delivered part; a ``PartBuffer`` returns itself."""
         self._landings.release(part)
 
     def statistics(self) -> FetchStatistics:

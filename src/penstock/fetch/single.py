@@ -84,7 +84,7 @@ class SingleRead:
         return read
 
     def release(self, part: PartRequest) -> None:
-        """Release what was reserved for a delivered part; a ``PartBuffer`` is returned automatically."""
+        """Release what was reserved for a delivered part; a ``PartBuffer`` returns itself."""
         self._landings.release(part)
 
     def close(self) -> None:
