@@ -16,4 +16,4 @@ with ps.Loader(pipeline) as loader:
     for epoch in loader.epochs(2):
         for batch in ps.torch.Tensors(loader):  # {"jpg": uint8[32, 224, 224, 3], "cls": int64[32], "__key__": [...]}
             print(epoch, batch["jpg"].shape, batch["cls"][:4].tolist())
-    print(loader.statistics().bottleneck)  # what limits the speed; "consumer": the training loop, never the data
+    print(loader.statistics().bottleneck)  # what limits the speed; "consumer" means that the data keeps up

@@ -34,7 +34,7 @@ from penstock.store.faulty import Faulty
 from penstock.store.memory import MemoryStore
 from penstock.store.traced import Traced
 from penstock.testing.contract_support import WatchingSink, content, submit
-from penstock.types import ByteRange, Get, Landing
+from penstock.types import ByteRange, Get, Head, Landing, ObjectInfo
 
 BLOCK_BYTES = 4096
 
@@ -116,6 +116,20 @@ def test_bare_keys_are_asked_for_by_a_head(world: World) -> None:
     assert world.asked() == {"Get": 1}
     assert world.cache().read("k").data == content(9000)
     assert world.asked() == {"Head": 1}
+
+
+def test_a_head_of_a_cached_version_is_answered_from_the_disk(world: World) -> None:
+    """A HEAD that names a version whose blocks are on disk sends no request; one that names none, or another, does."""
+    world.memory.write("k", content(9000))
+    etag = world.memory.stat("k").etag
+    world.cache().read("k")
+    store = world.cache()
+    _, sink = submit(store, Head("k", etag, 9000))
+    assert sink.wait().info == ObjectInfo("k", 9000, etag)
+    assert world.asked() == {}
+    for operation in (Head("k"), Head("k", '"other"', 9000)):
+        submit(store, operation)[1].wait()
+    assert world.asked() == {"Head": 2}
 
 
 def test_a_replaced_object_is_read_anew(world: World) -> None:
