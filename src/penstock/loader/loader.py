@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @boundary
 class Loader:
-    """Streams the batches of a pipeline. Their order depends on the seed, the epoch and the shards, and on nothing else.
+    """Streams the batches of a pipeline in an order that threads, processes and timing do not change.
 
     ``for batch in loader`` is one epoch; the next ``for`` is the next epoch. After ``break``, the next ``for`` continues
     where the loop stopped; ``restart()`` begins the epoch again. A batch is a dict: fields are ``dtype[B, ...]`` arrays (or
@@ -65,7 +65,7 @@ class Loader:
             once: ``penstock.torch.share``. It is called when iteration, or ``len()``, first looks at the data: all ranks
             have to do so.
         prefetch_batches: Number of complete or nearly complete batches that may wait for the training loop. Default: 2, and
-            with threads up to 16 as long as they hold less than 4 MiB together.
+            with threads up to 15 as long as they hold less than 4 MiB together.
         index: ``"auto"`` uses an index if there is one that knows all shards, beside them or in `index_dir`; otherwise it
             streams whole shards and leaves an index for the next job. ``"require"`` refuses to stream, ``"stream"`` ignores
             indexes. A log line says which mode is used. A resumed run keeps the mode that it began with.
@@ -82,8 +82,8 @@ class Loader:
             the loader is iterated: what it would hold does not fit its byte budget.
 
     Cost: nothing until it is iterated. Then one listing, one reading thread and the decode threads. It holds the shuffle
-        window, ``prefetch_batches`` + 1 batches (small ones up to 4 MiB), and read-ahead of at most a quarter of the byte
-        budget.
+        window, ``prefetch_batches`` + 1 batches (small ones up to 4 MiB), and read-ahead: the smaller of a quarter of the
+        byte budget and 256 MiB, but at least a part or two for each lane.
     """
 
     def __init__(
