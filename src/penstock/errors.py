@@ -88,8 +88,8 @@ class PenstockError(Exception):
     """Base class of all errors of this package.
 
     Args:
-        what: What happened, with the value and the bound, in one line.
-        hint: What the reader can do about it.
+        what: Description of the error with the value and the bound, in one line.
+        hint: Advice on how to fix it.
         **fields: The fields that the class lists in ``FIELDS``.
 
     Raises:

@@ -27,11 +27,11 @@ class CacheContext:
     Attributes:
         inner: The store inside the cache.
         config: The limits.
-        counts: What happened in this process.
+        counts: Counters of this process.
         directory: The entries on the disk.
         identities: The identities of the store's objects.
-        metadata: What is known about objects without their bytes.
-        claims: What this process is fetching.
+        metadata: Known versions, sizes and listings of objects.
+        claims: Blocks that this process is fetching.
         pool: The threads that read and write the disk.
     """
 

@@ -182,7 +182,7 @@ class CacheDirectory:
 
         Args:
             identity: Identity of the object's version, which the entries must confirm.
-            blocks: What to read; all entries are open at the same time.
+            blocks: Blocks to read; all of their entries are open at the same time.
 
         Returns:
             For each block, whether its view was filled; False if the entry is missing or wrong.

@@ -69,7 +69,7 @@ class Survey:
         counts: Number of entries by kind: block, stat, missing, page; corrupt if the header is wrong.
         oldest_s: Seconds since the last use of the least recently used entry; 0 if there are no entries.
         free_bytes: Free space of the file system for this user.
-        origins: What the cache holds of each bucket, the largest first.
+        origins: Bytes and entries held of each bucket, the largest first.
     """
 
     entries_count: int

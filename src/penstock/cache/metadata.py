@@ -215,7 +215,7 @@ class Metadata:
             operation: The request for the page.
             page: The store's answer.
             sent_s: When the request was sent, on the monotonic clock, in seconds.
-            generation: What ``generation()`` returned before the request was sent.
+            generation: Value of ``generation()`` before the request was sent.
 
         Cost: about 1 ms per 1 000 keys.
         """

@@ -254,7 +254,7 @@ class CacheProgress(ProgressReport):
     """Progress on a terminal; nothing is shown elsewhere, and with --json.
 
     Args:
-        unit: What is counted: ``bytes`` or ``entries``.
+        unit: Unit of the counts: ``bytes`` or ``entries``.
         as_json: Whether the command prints JSON.
     """
 

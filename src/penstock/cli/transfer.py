@@ -41,8 +41,8 @@ class TransferItem:
 
     Attributes:
         info: The object in the source.
-        key: Its key in the target store.
-        path: Its target file; None if the target is not on this machine.
+        key: Key in the target store.
+        path: Target file; None if the target is not on this machine.
     """
 
     info: ObjectInfo

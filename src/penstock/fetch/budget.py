@@ -26,7 +26,7 @@ class PartBuffer:
     """uint8[capacity] for one part, or for one object of several.
 
     Attributes:
-        view: Its memory, writable; the buffer is charged until every reference to it and to slices of it is gone.
+        view: Writable view of the memory; the buffer is charged until every reference to it and to slices of it is gone.
         owner: The mmap that holds the memory.
     """
 

@@ -31,7 +31,7 @@ class ObjectRead:
     Attributes:
         item: The item.
         sequence: Position in the plan, from 0.
-        parts: Its requests, in order of their bytes.
+        parts: Requests of the read, in order of their bytes.
         sent_count: Number of parts that were sent.
         delivered_count: Number of parts that the consumer has taken; stays 0 for items that are delivered whole.
         pending_count: Number of parts that have not ended.

@@ -156,7 +156,7 @@ class RequestScheduler:
 
         Args:
             part: The request, whose answer has begun; ``part.read`` has no other.
-            info: What the answer says of the object.
+            info: Version, size and checksums of the object according to the answer.
             span: The bytes of the object that follow.
 
         Returns:

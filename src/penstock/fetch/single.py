@@ -33,7 +33,7 @@ class SingleRead:
 
     Args:
         core: The store.
-        item: What to read; ``fits`` must be true for it.
+        item: Object or range to read; ``fits`` must be true for it.
         config: Sizes of parts and bounds of requests, for an object that turns out to be large.
         budget: The budget that the body is charged to.
 

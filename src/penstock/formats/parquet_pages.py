@@ -36,7 +36,7 @@ class ColumnChunk(NamedTuple):
 
     Attributes:
         path: Path of the column in the schema, separated by dots.
-        kind: Its physical type, as pyarrow writes it.
+        kind: Physical type, as pyarrow writes it.
         width: Size of a value of type FIXED_LEN_BYTE_ARRAY, in bytes.
         is_repeated: Whether it is inside a list.
         values_count: Number of values, including nulls.

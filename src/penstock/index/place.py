@@ -75,9 +75,9 @@ class VersionedShard(NamedTuple):
 
     Attributes:
         shard: The shard as it was listed.
-        key: Its name in the index: its URL relative to the data set's base URL.
-        size_bytes: Its size in bytes.
-        etag: Its ETag, or the store's own pin; its size and modification time if it has neither.
+        key: Name in the index: the URL relative to the data set's base URL.
+        size_bytes: Size of the shard in bytes.
+        etag: ETag of the shard, or the store's own pin; size and modification time if it has neither.
         if_match: The ETag or pin with which to read it; None if it has neither.
     """
 

@@ -170,7 +170,7 @@ class Loader:
     # ── state ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the training loop: behind the last batch that it received, whatever has been read ahead.
+        """The position of the training loop: after the last batch that it received, whatever has been read ahead.
 
         Returns:
             A dict that can be stored as JSON, in a few hundred bytes. Without an index it has about 150 more for each lane, and
@@ -230,7 +230,7 @@ class Loader:
         Args:
             writer: A ``SummaryWriter``, or anything with ``add_scalar(tag, value, step)``.
             step: Number of the training step.
-            prefix: Text in front of each tag.
+            prefix: Text before each tag.
         """
         write_scalars(self.statistics(), writer, step=step, prefix=prefix)
 

@@ -1,4 +1,4 @@
-"""Positions in an epoch: where reading continues, and which batches behind that place were already handed out.
+"""Positions in an epoch: where reading continues, and which batches after that place were already handed out.
 
 These are plain values. Feeds and lanes make them, worker processes send them, and ``state.py`` writes them as JSON. Those
 that are made for each lane or each sample are tuples, which cost less to make and to pickle than dataclasses.
@@ -81,8 +81,8 @@ class RebatchedPosition(NamedTuple):
     """A place between two samples that stages made, where stages change the number of samples.
 
     Attributes:
-        base: Position of the feed, in front of the samples that were passed to the stages.
-        skip_count: Number of samples that stages made of those behind `base`, and that have been handed out.
+        base: Position of the feed, before the samples that were passed to the stages.
+        skip_count: Number of samples that stages made of those after `base`, and that have been handed out.
     """
 
     base: FeedPosition
@@ -94,8 +94,8 @@ class OutOfOrderPosition:
     """A place in an epoch whose batches are handed out in any order.
 
     Attributes:
-        base: Position in front of the first batch that has not been handed out.
-        handed_out: Numbers of the batches behind `base` that have been handed out, counted from `base`, ascending.
+        base: Position before the first batch that has not been handed out.
+        handed_out: Numbers of the batches after `base` that have been handed out, counted from `base`, ascending.
         global_size: Number of samples in a batch of all ranks.
     """
 
@@ -113,5 +113,5 @@ def feed_position(position: Position | None) -> FeedPosition | None:
 
 
 def skip_count(position: Position | None) -> int:
-    """Number of samples behind ``feed_position(position)`` that stages made and that have been handed out."""
+    """Number of samples after ``feed_position(position)`` that stages made and that have been handed out."""
     return position.skip_count if isinstance(position, RebatchedPosition) else 0

@@ -56,7 +56,7 @@ class Session:
         self._previous_cpu_s = 0.0  # CPU time of its thread until then
         self._first = pipeline  # as given; `on_epoch` may replace it
         self._batches_count = 0  # handed out in this epoch
-        self._position: Position | None = None  # position behind the last of these batches
+        self._position: Position | None = None  # position after the last of these batches
         self._epoch_statistics: Mapping[str, Any] | None = None  # what `on_epoch` was called with for this epoch
         self._pipeline_change: Mapping[str, Any] | None = None  # the call of `on_epoch` that returned this pipeline
         self._agreed_epoch: int | None = None  # the epoch that all ranks know to be open

@@ -132,7 +132,7 @@ class Conversion(PackJob):
     Args:
         source: A source that ``convert`` takes.
         destination: A destination that ``convert`` takes.
-        options: What the new shards are.
+        options: Format, sizes and naming of the new shards.
         connection: Connection options of source and destination.
     """
 

@@ -133,7 +133,7 @@ class Destination(ShardFolder):
         """Return the first number in the shards' names of a new packing, by split. Nothing is written before ``save``.
 
         Args:
-            job: What the packing does, see ``PackOptions.job``.
+            job: Description of the packing, from ``PackOptions.job``.
             patterns: Pattern of the shards' names, by split.
             append: Whether to continue the numbers of the shards that are stored here.
             overwrite: Whether to replace the shards that packings wrote here.

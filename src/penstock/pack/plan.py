@@ -37,8 +37,8 @@ class ShardPlan(NamedTuple):
 
     Attributes:
         name: Key of the shard in the destination.
-        entries: Its samples; in a conversion, its source shards or pieces of them.
-        size_bytes: Its approximate size in bytes; exact for tar without a transform. 0 if it is unknown.
+        entries: Samples of the shard; in a conversion, its source shards or pieces of them.
+        size_bytes: Approximate size of the shard in bytes; exact for tar without a transform. 0 if it is unknown.
     """
 
     name: str
@@ -66,7 +66,7 @@ class PackPlan:
         shards: Shards to be written; empty for a sequence.
         passed_over: Number of files of the source that belong to no sample.
         classes: Labels as words, in the order of their numbers; None if there are none.
-        job: What is done with which source, see ``penstock.pack.identity``; None in a plan of an earlier version.
+        job: Description of the sources and options, from ``penstock.pack.identity``; None in a plan of an earlier version.
     """
 
     identity: str

@@ -48,7 +48,7 @@ class RayWorkerPool:
     """A worker pool on a cluster. A cluster that this process has joined already is used, and stays joined.
 
     Args:
-        setup: What the workers need.
+        setup: Record that each worker is given.
         options: Address of the cluster, number of shards at a time, memory limit, and whether shards are verified.
         listener: Receives progress, a group of shards at a time.
     """

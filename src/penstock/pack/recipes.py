@@ -245,7 +245,7 @@ class ShardsRecipe:
     Attributes:
         format: Name of the format that is written.
         source_format: Name of the sources' format; None if their names and first bytes decide it.
-        on_corrupt: What happens to corrupt samples of the sources.
+        on_corrupt: Policy for corrupt samples of the sources.
         specs: Fields that are taken; None takes all.
         key_field: Name of the field that takes the samples' keys; None if there is none.
         bytes_max: Size limit of a new shard in bytes, and so of a sample; None if each source becomes one shard.

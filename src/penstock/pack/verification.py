@@ -41,7 +41,7 @@ class ShardProblem(NamedTuple):
 
     Attributes:
         url: URL of the shard.
-        error: What is wrong with it.
+        error: Description of the problem.
     """
 
     url: str
@@ -99,7 +99,7 @@ def check_shard(
     Args:
         store: Store of the shard.
         place: Place of its index.
-        row: Its row in the data set's index.
+        row: Row of the shard in the data set's index.
         key: Key of the shard in `store`; None takes the row's key.
         raise_if_stopped: Called at every part; raises if the work must stop.
 
@@ -255,7 +255,7 @@ def verify_shards(
 
     Args:
         shards: Listed shards.
-        known: What ``penstock.index.lookup`` returned for them.
+        known: Result of ``penstock.index.lookup`` for the shards.
         on_shard: Called for each shard with its URL, its row, and its error; see ``verify``.
     """
     problems: list[ShardProblem] = []

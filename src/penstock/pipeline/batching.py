@@ -58,7 +58,7 @@ class BatchBySize:
         padded: Whether the size of a batch is its longest sample times the number of samples, as it is after padding,
             instead of the sum over its samples.
         samples_max: Largest number of samples in a batch; None: as many as fit.
-        oversize: What happens to a sample larger than `size_max`: ``"raise"`` an error, ``"alone"`` in a batch, or
+        oversize: Treatment of a sample larger than `size_max`: ``"raise"`` an error, ``"alone"`` in a batch, or
             ``"drop"`` and count it.
         drop_last: Whether the last batch of an epoch is left out.
         collate: As in ``Batch``.

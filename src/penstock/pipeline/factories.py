@@ -53,7 +53,7 @@ def shards(
             (``s3://bucket/train-{000000..000099}.tar``, ``s3://bucket/*/train-*.tar``), one shard, or a list of URLs. A
             list is taken literally; only its URLs that end with ``/`` are prefixes.
         format: Name of the shards' format, e.g. ``"tar"``; None: their names and first bytes tell.
-        on_corrupt: What to do with damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
+        on_corrupt: Policy for damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
             of the shard; what is skipped is counted.
         manifest: URL of a list of shards, instead of `urls`: then no store is listed.
         **connection: ``endpoint_url``, ``region``, ``profile``, ``credentials``, ``anonymous``, ``addressing``,

@@ -47,7 +47,7 @@ class Pipeline:
 
     Attributes:
         source: Where samples come from.
-        stages: What happens to the samples, from first to last.
+        stages: Stages that the samples go through, from first to last.
     """
 
     source: Shards | Objects | Mix
@@ -170,7 +170,7 @@ class Pipeline:
                 read once per process, when iteration starts, and held in memory.
             on: Column that holds the key; for a pipeline the key is always ``__key__``.
             fields: Columns to add; None: all but the key column.
-            missing: What to do with a sample without a row: ``"raise"`` an error, or ``"drop"`` and count it.
+            missing: Treatment of a sample without a row: ``"raise"`` an error, or ``"drop"`` and count it.
             bytes_max: Largest size of the table as stored, in bytes.
 
         Raises:
@@ -254,7 +254,7 @@ class Pipeline:
             padded: Whether the size of a batch is its longest sample times the number of samples, as it is after padding,
                 instead of the sum over its samples.
             samples_max: Largest number of samples in a batch; None: as many as fit.
-            oversize: What to do with a sample larger than `size_max`: ``"raise"`` an error, deliver it ``"alone"`` in a
+            oversize: Treatment of a sample larger than `size_max`: ``"raise"`` an error, deliver it ``"alone"`` in a
                 batch, or ``"drop"`` and count it.
             drop_last: Whether to leave out the last batch of an epoch.
             collate: As for ``batch``.
@@ -369,7 +369,7 @@ def check_part(part: object, what: str) -> None:
     """Check that `part` can be a part of ``mix`` or ``join``.
 
     Args:
-        part: What the user passed.
+        part: Value that the user passed.
         what: ``"mix"`` or ``"join"``.
 
     Raises:

@@ -68,7 +68,7 @@ class Shards:
         is_list: Whether the URLs were given as a list, which is taken literally.
         connection: Options to connect to the stores.
         format: Name of the shards' format; None: their names and first bytes tell.
-        on_corrupt: What to do with damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
+        on_corrupt: Policy for damaged data: ``"raise"`` an error, ``"skip_sample"``, or ``"skip_shard"`` for the rest
             of the shard; what is skipped is counted.
         manifest: URL of a list of shards that is read instead of listing a store; `urls` is then empty.
     """

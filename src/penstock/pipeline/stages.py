@@ -210,7 +210,7 @@ class Join:
         other: URL of a table in JSON lines, CSV, TSV or Parquet, or a pipeline whose samples are the rows.
         on: Column of the table that holds the key.
         fields: Columns to add; None: all but the key column.
-        missing: What to do with a sample without a row: ``"raise"`` an error, or ``"drop"`` and count it.
+        missing: Treatment of a sample without a row: ``"raise"`` an error, or ``"drop"`` and count it.
         bytes_max: Largest size of the table as stored, in bytes. It is held in memory, once per process.
     """
 

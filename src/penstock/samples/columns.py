@@ -228,7 +228,7 @@ class Layout:
         """Write one sample to its row.
 
         Args:
-            batch: What ``allocate`` returned.
+            batch: Arrays that ``allocate`` returned.
             row: Index of the row, from 0.
             values: The sample's values by field.
             key: Key of the sample, for errors.

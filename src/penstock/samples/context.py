@@ -62,7 +62,7 @@ class SampleContext:
     Attributes:
         sample: The sample as stored.
         shard: URL of its shard or object.
-        position: Its position in the epoch, from 0.
+        position: Position of the sample in the epoch, from 0.
         children_count: Number of samples that a ``flat_map`` has made of it so far.
         joined: Names of joined fields, which ``decode`` keeps although it does not name them.
     """

@@ -21,7 +21,7 @@ class Tolerance:
         """Count a sample as dropped, unless the stage has reached its bound.
 
         Args:
-            error: What is wrong with the sample.
+            error: Error of the sample.
             stage: Name of the stage that failed.
             max_errors: Number of samples that the stage may drop per epoch; 0: none.
             epoch: Epoch number, from 0.

@@ -129,7 +129,7 @@ class SampleTransform:
         Args:
             sample: The sample as stored.
             shard: URL of its shard or object.
-            position: Its position in the epoch, from 0.
+            position: Position of the sample in the epoch, from 0.
             random: The random numbers of the calling thread.
 
         Returns:
@@ -165,7 +165,7 @@ class SampleTransform:
         Args:
             sample: The sample as stored.
             layout: The columns of `batch`.
-            batch: What ``layout.allocate`` returned.
+            batch: Arrays that ``layout.allocate`` returned.
             row: Index of the row to write, from 0; undefined after a call that returns False.
             shard: URL of the sample's shard or object.
             position: Position of the sample in the epoch, from 0.

@@ -30,7 +30,7 @@ class ObjectSampleReader(StoredReader):
 
     Args:
         source: The source as the pipeline describes it.
-        shards: Its objects, as listed.
+        shards: Objects of the source, as listed.
     """
 
     def __init__(self, source: Objects, shards: Sequence[Shard]) -> None:

@@ -23,7 +23,7 @@ def may_pay(shard: Shard, row: ShardRow, fields: frozenset[str] | None) -> bool:
 
     Args:
         shard: The shard.
-        row: What the index of the data set knows of it.
+        row: Row of the shard in the index of the data set.
         fields: Members that the pipeline needs; None: all.
     """
     long_enough = row.size_bytes > gap_bytes_of(shard) * row.samples_count

@@ -60,7 +60,7 @@ class Shard:
 
     Attributes:
         store: The store that it lies in.
-        key: Its key in `store`.
+        key: Key in `store`.
         versions: Table of the ETags and sizes of the shards of its source.
         format: Name of the format that the pipeline gives; None: the name or the first bytes of the shard tell.
         listed_etag: ETag in the listing; None if the listing has none or the shard was not listed.

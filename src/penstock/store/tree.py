@@ -110,8 +110,8 @@ class Tree:
 
         Args:
             path: Path of the directory.
-            base: Its key with a slash; empty for the root.
-            walk: What the listing wants.
+            base: Key of the directory with a slash; empty for the root.
+            walk: Bounds and filters of the listing.
             parents: Device and inode of the directory and of all above it, to notice links that lead back.
         """
         for name, entry in self._candidates(path, base, walk):

@@ -60,7 +60,7 @@ class Writer(io.RawIOBase):
         if_absent: Whether to refuse to replace an object.
 
     Attributes:
-        info: What was stored; None until ``close()`` has returned.
+        info: The stored object; None until ``close()`` has returned.
 
     Cost: Memory for at most 5 parts, one being filled and 4 in flight. Parts of more than 64 MiB, which objects of more than
         16 GiB have, are sent fewer at a time. Objects smaller than one part are one request, at ``close()``.

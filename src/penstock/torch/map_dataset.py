@@ -35,8 +35,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         pipeline: A source and stages that treat samples separately: ``decode``, ``map``, ``select``, ``join``. ``batch`` and
             ``shuffle`` are not allowed, since the DataLoader batches and its sampler orders the samples.
         seed: Seed of the `rng` of ``map`` functions, which depends on (seed, epoch, i).
-        index: What to do if shards have no index: ``"require"`` raises, so run ``penstock index`` before; ``"auto"`` builds it,
-            but every rank and job would build its own.
+        index: Treatment of shards without an index: ``"require"`` raises, so run ``penstock index`` before; ``"auto"`` builds
+            it, but every rank and job would build its own.
         index_dir: Directory that may hold the index of the shards, besides the place of the shards themselves.
         cache: Cache on this node's disk, as for ``connect``.
         fetch: Limits of reading.

@@ -112,8 +112,8 @@ class HttpAnswer:
         received_bytes: Number of bytes of the body that arrived.
         error_body: Body of an answer that is not 2xx.
         curl_error: Code of libcurl, whatever carried the exchange (0: complete), or one of the negative codes below.
-        reason: What went wrong, in words.
-        refused: What ``on_head`` raised; None if it did not.
+        reason: Description of the failure.
+        refused: Exception that ``on_head`` raised, or None.
         resent: Whether the kept connection had died, so that the request was sent again on a new one.
         start_s, queued_s, connect_s, first_byte_s, total_s: Times in seconds, as in ``types.Attempt``.
     """

@@ -2,7 +2,7 @@
 
 The row of a sample is not known before all samples ahead of it have been decoded. So the decode threads return lists of
 values, and the reader thread puts these values into rows, in order. What does not fit into a batch goes into the next one.
-A state therefore consists of a position of the feed and the number of outputs behind it that were handed out already.
+A state therefore consists of a position of the feed and the number of outputs after it that were handed out already.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TransformOutput(NamedTuple):
         key: Key of the stored sample that it was made of.
         url: URL of the shard of that sample.
         position: Position of that sample in the order of the job.
-        after: Position behind this output.
+        after: Position after this output.
     """
 
     values: Mapping[str, Any]

@@ -51,7 +51,7 @@ class OpenBatch:
         dropped: Rows whose sample was dropped.
         error: Error of the first row, in order, that failed.
         error_row: Row of `error`; -1 if no row failed.
-        position: Position of the feed behind this batch.
+        position: Position of the feed after this batch.
         number: Number of the batch in this run, from 0.
         charged_bytes: Bytes of the process's budget that this batch occupies until it is handed out.
     """
@@ -105,7 +105,7 @@ class Delivery(NamedTuple):
         values: Columns by name, each with as many rows as a full batch; from row `rows` on they are undefined.
         rows: Number of rows that were given to samples.
         dropped: Rows whose sample was dropped, ascending.
-        position: Position of the feed behind this batch.
+        position: Position of the feed after this batch.
         layout: Layout that finishes the batch; None if the batch needs no finishing.
         number: Number of the batch in its run, from 0.
     """
@@ -171,7 +171,7 @@ class EpochRun:
 
     Args:
         plan: How to make batches.
-        reads: What the builder reads; it is closed with the run.
+        reads: Feed from which the builder reads; it is closed with the run.
         builder: Makes the builder of this run.
         meter: Counts samples, bytes and seconds.
 

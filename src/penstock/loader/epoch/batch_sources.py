@@ -23,7 +23,7 @@ class NumberedBatch(NamedTuple):
 
     Attributes:
         batch: The batch: a dict of columns, or what the user's collate function gave.
-        position: Position behind this batch, for the state.
+        position: Position after this batch, for the state.
         number: Number of the batch in the epoch, from 0.
     """
 
@@ -172,7 +172,7 @@ class AgreedBatches(BatchSource):
         consensus: Consensus of the ranks.
         rows_count: Number of rows of a full batch.
         first_number: Number, in the epoch, of the first batch that `run` makes.
-        position: Position in front of the first batch.
+        position: Position before the first batch.
         ends_with_last: Whether all ranks go on until the last one runs out, those that have run out with padding; otherwise
             the epoch ends when the first one runs out.
     """
@@ -199,7 +199,7 @@ class AgreedBatches(BatchSource):
         self._goes_on: bool | None = None  # what the ranks agreed on for the next batch; None: they have not yet
 
     def next(self) -> NumberedBatch | None:
-        """The next batch, if all ranks go on. The consensus on the batch behind it is reached here, too."""
+        """The next batch, if all ranks go on. The consensus on the batch after it is reached here, too."""
         if self._goes_on is None:
             self._goes_on = self._agree()
         if not self._goes_on:

@@ -33,7 +33,7 @@ def open_epoch(
     """Start to make the batches of an epoch, or of the rest of one.
 
     Args:
-        request: What to read, from where on, and how to make batches of it.
+        request: The plan, the position to begin at, and how to make batches.
         consensus: Consensus with the other ranks, if there are any. Batches that an index counts do not need it.
         workers: Worker processes that decode; None decodes in threads of this process.
 

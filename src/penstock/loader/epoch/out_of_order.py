@@ -23,7 +23,7 @@ class OutOfOrderTracker:
 
     Args:
         position: Position at which the run begins; None is the beginning of the epoch.
-        feed_position: The same place, as the feed describes it.
+        feed_position: Position of the feed at which the run begins.
         global_size: Number of samples in a batch of all ranks.
 
     Raises:
@@ -42,12 +42,12 @@ class OutOfOrderTracker:
                     hint="resume with the same global batch size",
                 )
         self._handed = DeliveredBatches(0, self._before)
-        # behind each batch, from the last one on behind which reading can go on: those of `_before` are not read again
+        # after each batch, from the last one on after which reading can go on: those of `_before` are not read again
         self._positions: dict[int, FeedPosition] = {-1: feed_position}
 
     @property
     def before_count(self) -> int:
-        """Number of batches behind the beginning of the run that were handed out before it."""
+        """Number of batches after the run's first position that an earlier run handed out."""
         return len(self._before)
 
     def makes(self, number: int) -> bool:
@@ -66,7 +66,7 @@ class OutOfOrderTracker:
 
         Args:
             number: Number of the batch.
-            position: Position of the feed behind this batch.
+            position: Position of the feed after this batch.
 
         Returns:
             The position to go on from.

@@ -30,7 +30,7 @@ class Finisher(Protocol):
         """The batch for the training loop.
 
         Args:
-            delivery: What the run delivered, not skipped; None if this rank has no sample of this batch.
+            delivery: Batch that the run delivered and that is not skipped; None if this rank has no sample of this batch.
             rows_count: Number of rows that the batch has on every rank.
 
         Raises:

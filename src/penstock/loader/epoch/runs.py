@@ -31,7 +31,7 @@ class EpochRequest:
     """The arguments with which an epoch is opened.
 
     Attributes:
-        plan: What to read.
+        plan: Plan of this rank.
         run_plan: How to make batches of it.
         epoch: Epoch number, from 0.
         position: Position to begin at; None is the beginning of the epoch.

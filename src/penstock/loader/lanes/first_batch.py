@@ -249,7 +249,7 @@ class PrefetchedLane:
     Args:
         number: Number of the lane.
         prefetched: The samples that it hands out first.
-        open_rest: Opens the lane behind them.
+        open_rest: Opens the lane after them.
     """
 
     def __init__(self, number: int, prefetched: PrefetchedSamples, open_rest: Callable[[], Lane]) -> None:
@@ -280,7 +280,7 @@ class PrefetchedLane:
         return self._rest().is_waiting
 
     def read_more(self) -> None:
-        """Take in one more part behind the samples that are here."""
+        """Take in one more part after the samples that are here."""
         self._rest().read_more()
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ class ResumableLane(SampleLane, Protocol):
     """A lane whose position does not follow from the number of samples that were taken from it."""
 
     def position(self) -> LanePosition:
-        """The position behind the samples that were taken."""
+        """The position after the samples that were taken."""
 
 
 class Lane:
@@ -165,7 +165,7 @@ class Lane:
         return items
 
     def position(self) -> LanePosition:
-        """The position behind the samples that were taken."""
+        """The position after the samples that were taken."""
         for run in self._ready_runs:
             if self.taken_count < run.end_count:
                 return run.start, self.taken_count - run.start.before_count
@@ -220,7 +220,7 @@ class Lane:
             joined(self._ready[self._ready_at :], run),
             self._ready_from[self._ready_at :] + run_from,
         )
-        self._ready_at = min(self._given_count, len(self._ready_from))  # 0 except behind a saved position
+        self._ready_at = min(self._given_count, len(self._ready_from))  # 0 except after a saved position
         self._given_count -= self._ready_at
         self.taken_count += self._ready_at
         return True
@@ -282,7 +282,7 @@ TURNS_COUNT = 512
 """Number of turns that are taken from the order at once: a call costs as much as a few hundred turns."""
 
 OpenLane: TypeAlias = "Callable[[int, int], tuple[SampleLane, int]]"
-"""``open_lane(source, taken)`` returns a lane of a source behind its first `taken` samples, and the number of samples from
+"""``open_lane(source, taken)`` returns a lane of a source after its first `taken` samples, and the number of samples from
 there to the end of that pass over the source."""
 
 

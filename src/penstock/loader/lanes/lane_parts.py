@@ -124,7 +124,7 @@ class ShardIndexes:
         """Load the indexes of shards that `parts` do not read whole: only some of their samples, or only some fields.
 
         Args:
-            parts: What lanes are going to read.
+            parts: Parts that lanes are going to read.
             fields: Fields to read, by source; None: all.
         """
         needed: dict[int, set[int]] = {}
@@ -144,7 +144,7 @@ class ShardIndexes:
         """What to read of shards for a part, by the indexes that were loaded.
 
         Args:
-            part: What a lane is going to read.
+            part: Part that a lane is going to read.
             fields: Fields to read; None: all.
         """
         return [self._segment(part.source, stored, number, fields) for number, stored in enumerate(part.stored)]
@@ -183,7 +183,7 @@ def segment_of(
         shard: The shard that holds them.
         row: The row of the shard in the index.
         place: Where the index of the shard lies.
-        known: That index, if it was loaded.
+        known: Index of the shard, if it was loaded.
         fields: Fields to read; None: all.
         source: Number of the source.
     """

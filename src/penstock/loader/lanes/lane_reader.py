@@ -87,7 +87,7 @@ class LaneReader:
             each.close()
 
     def _open_next(self) -> None:
-        """Request the first bytes of what comes next, and the tables of contents of the shards behind it."""
+        """Request the first bytes of what comes next, and the tables of contents of the shards after it."""
         while self._remaining and not self._closed:
             if not is_ranged(self._remaining[0]):
                 if not self._open:
@@ -132,7 +132,7 @@ class StreamedSegments:
 
     Attributes:
         segment: The segment that is being read.
-        unread: After ``read`` has returned None: a segment that turned out to be one to read by ranges, and all behind it.
+        unread: After ``read`` has returned None: a segment that turned out to be one to read by ranges, and all after it.
     """
 
     def __init__(self, segments: list[ShardSegment], *, reading: ReadOptions) -> None:
@@ -159,7 +159,7 @@ class StreamedSegments:
         self._chunks = segments[0].shard.store.read_parts(
             self._items, part_bytes=reading.sizes.part_bytes, requests_max=reading.sizes.requests_max
         )
-        # by segment: for those that begin behind what their parser has to know of the shard's beginning
+        # by segment: for those that begin after what their parser has to know of the shard's beginning
         self._probes: dict[int, MetadataProbe[Any]] = {}
         for index, segment in enumerate(segments):
             form = FORMATS.get(segment.format or "") if segment.offset_bytes else None

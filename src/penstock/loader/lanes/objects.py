@@ -42,7 +42,7 @@ class PositionSequence(Protocol):
 
     @property
     def stop(self) -> int:
-        """A position behind all of them."""
+        """A position after all of them."""
 
     def __len__(self) -> int:
         """Number of positions."""
@@ -136,7 +136,7 @@ class ObjectsFeed:
         return SampleBlock(samples, origins, self._positions.chunk(first, self._given_count))
 
     def position(self) -> IndexPosition:
-        """The position behind the samples that were taken."""
+        """The position after the samples that were taken."""
         next_position = self._positions.chunk(self._given_count, self._given_count + 1)
         return IndexPosition(int(next_position[0]) if len(next_position) else self._positions.stop)
 

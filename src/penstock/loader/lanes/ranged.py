@@ -46,7 +46,7 @@ class RangedShard:
     """The samples of a segment of a shard that is read by ranges, in stored order. The table of contents is requested at once.
 
     Args:
-        segment: What to read.
+        segment: Segment of a shard to read.
         reading: How lanes read.
 
     Attributes:
@@ -69,7 +69,7 @@ class RangedShard:
         self._views: deque[memoryview] = deque()  # the spans of the next units
         self._pieces: Iterator[DecodedPiece] | None = None  # of the unit that is being decoded
         self._unit_at = 0  # index in that unit of the next sample
-        self._unit = self._stop = 0  # indexes of the next unit, and behind the last
+        self._unit = self._stop = 0  # indexes of the next unit, and after the last
         start = segment.first_sample + segment.skip_count
         self._wanted = range(start, _MANY if segment.count is None else start + segment.count)
         self._sample = 0  # number of the next unit's first sample

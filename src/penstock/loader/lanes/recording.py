@@ -74,7 +74,7 @@ class ShardPass:
             etag: ETag of the shard.
 
         Raises:
-            DataError: The samples do not lie one behind the other.
+            DataError: The samples do not lie one after the other.
         """
         row = ShardRow(key, size_bytes, etag, self.count, self.format, self._has_places)
         first = self._first if self._has_head and self._first is not None else 0
@@ -141,11 +141,11 @@ class IndexRecorder:
         return ShardPass(segment.format)
 
     def end_shard(self, segment: ShardSegment, shard_pass: ShardPass | None) -> None:
-        """Note that a segment was read to its end. Behind the last one, write the index.
+        """Note that a segment was read to its end. After the last one, write the index.
 
         Args:
             segment: The segment.
-            shard_pass: What was recorded; None if nothing was, or samples were skipped.
+            shard_pass: Recorded offsets and checksums; None if nothing was, or samples were skipped.
         """
         key, shard = self._key(segment), segment.shard
         with self._lock:

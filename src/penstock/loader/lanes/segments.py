@@ -69,7 +69,7 @@ class ShardSegment:
         offset_bytes: Offset in the shard at which reading begins: 0, or where a sample or block begins.
         end_bytes: Offset at which reading ends; None: at the end of the shard.
         first_sample: Number in the shard of the first sample that is read.
-        skip_count: Number of samples to read and pass over in front of the first that is wanted.
+        skip_count: Number of samples to read and pass over before the first that is wanted.
         count: Number of samples that are wanted; None: all to the end.
         spans: The ranges between offset and end that hold the wanted fields; None: everything.
         bounds: Looks up where the samples of the shard begin and end, int64[samples + 1]; None: no index says it.
@@ -157,7 +157,7 @@ def missing_samples_error(segment: ShardSegment, found_count: int) -> CorruptSha
     """The error for a shard that has fewer samples than its index says.
 
     Args:
-        segment: What was to be read.
+        segment: Segment that was to be read.
         found_count: Number of samples that the shard has.
     """
     indexed_count = segment.first_sample + segment.skip_count + (segment.count or 0)

@@ -159,7 +159,7 @@ class IndexedReadPlan:
     def _feed(self, order: IndexedOrder | MixOrder, position: int, stop: int) -> LanesFeed[SampleLane]:
         """The rank's samples of an epoch with positions in [position, stop).
 
-        Cost: a small read for each shard that holds samples of the first batch, and these samples; before the samples behind
+        Cost: a small read for each shard that holds samples of the first batch, and these samples; before the samples after
         them, or if nothing is prefetched, a small read for each shard that a lane enters or leaves inside, all at once.
         """
         indexes = ShardIndexes(self.sources)
@@ -217,12 +217,12 @@ class _LaneOpener:
     """Opens the lanes of one feed.
 
     Args:
-        plan: What the rank reads.
+        plan: Read plan of the rank.
         indexes: Says where samples lie.
         prefetched: By lane and source, the samples that are here already.
 
     Attributes:
-        later: Parts whose indexes are loaded when the first prefetched lane continues behind its samples.
+        later: Parts whose indexes are loaded when the first prefetched lane continues after its samples.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class _LaneOpener:
         self._pins = PinnedBytes(plan.reading.pinned_bytes_max)
 
     def open(self, order: IndexedOrder | MixOrder, number: int, round_index: int) -> SampleLane:
-        """A lane behind its first `round_index` samples."""
+        """A lane after its first `round_index` samples."""
 
         def open_lane(source: int, taken: int) -> tuple[SampleLane, int]:
             part = part_of(order, number, source, taken)

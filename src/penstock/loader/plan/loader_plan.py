@@ -90,7 +90,7 @@ class LoaderPlan:
 
     Attributes:
         pipeline: The pipeline.
-        read_plan: What this rank reads.
+        read_plan: Read plan of this rank.
         batching: Size of the batches.
         facts: The facts that the order depends on, for the state.
         digest: Identity of the data set.

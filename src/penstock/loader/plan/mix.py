@@ -24,7 +24,7 @@ def mixed_order(
     Args:
         pipeline: The pipeline that mixes.
         counts: Number of samples in each shard, by source.
-        options: What every order is made with.
+        options: Options that every order takes.
         saved: Facts of a saved state. It remembers all changes of the weights; without one they are those of the pipeline.
     """
     flat = pipeline.flat()

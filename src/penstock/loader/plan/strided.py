@@ -101,7 +101,7 @@ class Strides:
 
     Attributes:
         indexes: Indexes in `batches` of those of the worker.
-        stop: A position behind all samples.
+        stop: A position after all samples.
     """
 
     def __init__(self, batches: Batches, *, first: int, stride: tuple[int, int]) -> None:
@@ -187,7 +187,7 @@ class StridedFeed:
         return SampleBlock(samples, origins, positions)
 
     def position(self) -> IndexPosition:
-        """The position behind the samples that were taken."""
+        """The position after the samples that were taken."""
         return IndexPosition(self._next_position)
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ def begin_strided(
     """Begin an epoch, or the rest of one, in which only the batches of a worker are read.
 
     Args:
-        plan: What the rank reads.
+        plan: Read plan of the rank.
         epoch: Epoch number, from 0.
         position: Position from which the epoch continues; None is its beginning.
         batching: Size of the batches.

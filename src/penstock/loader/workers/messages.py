@@ -136,11 +136,11 @@ class RowsDone(NamedTuple):
         batch_index: Number of the batch in the run, from 0.
         labels: ``__key__`` and ``__shard__`` of every row, including dropped ones.
         names: Names of the columns that travel beside the slot.
-        columns: What describes the values of each of these columns.
+        columns: Descriptions of the values of each of these columns.
         inline: The values themselves, if they are few; None if they are in the worker's heap of this slot.
         dropped: Rows, among those of the worker, whose sample was dropped.
-        position: Position of the worker's lanes behind its rows; None if an index tells.
-        sums: What the worker has counted since its job began, by name.
+        position: Position of the worker's lanes after its rows; None if an index tells.
+        sums: Counters of the worker since its job began, by name.
         dropped_samples: Samples dropped since the last of these messages.
         heap_bytes: Size of a new heap for this slot, whose descriptor comes with the message; None if there is no new one.
     """
@@ -174,7 +174,7 @@ class RemoteError(NamedTuple):
         error: The error, or if it does not pickle, a ``PenstockError`` with its type and text.
         notes: Notes of the error, which pickling may lose.
         trace: Traceback as text, if the environment asks for whole tracebacks; otherwise "".
-        cause: Its ``__cause__``.
+        cause: The ``__cause__`` of the error.
     """
 
     error: BaseException

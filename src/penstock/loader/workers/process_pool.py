@@ -29,18 +29,18 @@ class WorkerProcess:
     """One worker process, as its loader sees it.
 
     Args:
-        job: What to do first.
+        job: First job of the process.
 
     Attributes:
         number: Number of the worker, from 0.
         channel: Connection to the process.
         done_count: Number of batches of the run whose rows it has written, itself or a process that it replaced.
-        position: Position of its lanes behind these batches, if it has reported one.
+        position: Position of its lanes after these batches, if it has reported one.
         failure: Error that ended it.
         deaths_count: Number of processes that have died in its place since a batch was done.
-        sums: What it has counted, by name.
+        sums: Counters of the process, by name.
         slots: Slots that it has map_memory.
-        heaps: Its values of variable length, by slot.
+        heaps: Values of variable length that it wrote, by slot.
     """
 
     def __init__(self, job: WorkerJob) -> None:

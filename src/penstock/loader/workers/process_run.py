@@ -146,7 +146,7 @@ class ProcessRun:
         self._pending: dict[int, PendingBatch] = {}
         self._assigned_count = 0
         self._given_count = 0
-        self._failure: BaseException | None = None  # raised behind all batches that have been assigned
+        self._failure: BaseException | None = None  # raised after all batches that have been assigned
         self._anchors = Anchors()
         self._closed = False
         self._workers: list[WorkerProcess] = []

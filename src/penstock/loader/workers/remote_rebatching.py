@@ -3,7 +3,7 @@
 How many outputs the samples of a lane become is known only after they have gone through the stages. So workers are assigned
 blocks of the rank's samples, and return for each sample the list of its outputs; the loader's reader thread takes these
 lists in the order of the samples and makes batches of them, as it does without processes. The state is the same: a position
-in the rank's samples, and the number of outputs behind it that were handed out.
+in the rank's samples, and the number of outputs after it that were handed out.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class ListTransform:
 
 
 class Blocks:
-    """The blocks of an epoch in order, each with the position in front of it.
+    """The blocks of an epoch in order, each with the position before it.
 
     Args:
         run: Run of the workers.
         batches: Positions of the samples of each block; None if they are known only after reading.
-        begin: Position in front of the first block.
+        begin: Position before the first block.
     """
 
     def __init__(self, run: ProcessRun, *, batches: Batches | None, begin: FeedPosition) -> None:
@@ -107,7 +107,7 @@ class Blocks:
         self._closing = threading.Lock()  # the reader thread closes the run as it ends, and so does Loader.close()
 
     def next(self) -> tuple[FeedPosition, Mapping[str, Any], int] | None:
-        """The position in front of a block, its columns, and the number of its rows; None at the end. Blocks.
+        """The position before a block, its columns, and the number of its rows; None at the end. Blocks.
 
         Raises:
             PenstockError: For the same reasons as ``ProcessRun.next_batch``.

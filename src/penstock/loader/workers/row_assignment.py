@@ -1,7 +1,7 @@
 """How the work of a rank is divided among its worker processes: who reads which lanes, and who fills which rows of a batch.
 
 With an index both are arithmetic. Without one, the number of samples of a lane is not known before its end has been read,
-and all rows behind that end depend on it. So the workers report how many samples they have found in their lanes, and the
+and all rows after that end depend on it. So the workers report how many samples they have found in their lanes, and the
 rows of a batch are assigned as soon as all its samples have been found. ``StreamLanesFeed`` gives the lanes their turns
 here, too; its lanes are ``RemoteLane``, which give no samples, only the number of the worker that has them.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.order import Batches, StreamOrder
 
 BATCHES_AHEAD = 2
-"""Number of batches, behind those that are assigned, whose samples workers are asked to find."""
+"""Number of batches, after those that are assigned, whose samples workers are asked to find."""
 
 _log = logging.getLogger("penstock.loader")
 
@@ -47,7 +47,7 @@ class Assignment(NamedTuple):
         positions: Positions of the rows in the order of the job, those of rows that only pad included; int64[B].
         rows_count: Number of rows that hold a sample.
         rows: For each worker the rows that it fills, in the order of its samples; int64[n].
-        position: Position of the rank's feed behind the batch, but without those of the lanes, which only the workers know;
+        position: Position of the rank's feed after the batch, but without those of the lanes, which only the workers know;
             None if the number of the batch tells.
     """
 
@@ -109,11 +109,11 @@ class RowAssigner(ABC):
     def position_of(
         self, position: FeedPosition | None, reported: Mapping[int, FeedPosition | None]
     ) -> FeedPosition | None:
-        """The position behind a batch; None if the number of the batch tells.
+        """The position after a batch; None if the number of the batch tells.
 
         Args:
             position: Position of the assignment.
-            reported: For each worker the position that it reported behind its rows of the batch.
+            reported: For each worker the position that it reported after its rows of the batch.
         """
         return None
 
@@ -158,7 +158,7 @@ class RemoteLane:
 
     Attributes:
         wanted_count: Number of samples that the worker was last asked to find.
-        known: What is known of the lane.
+        known: Progress of the lane as the worker last reported it.
     """
 
     def __init__(self, number: int, *, worker: int, taken_count: int) -> None:
@@ -211,7 +211,7 @@ class StreamRowAssigner(RowAssigner):
         workers_count: Number of workers; the rank's lanes go to them in turn.
 
     Attributes:
-        begin: Position in front of the first batch.
+        begin: Position before the first batch.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class StreamRowAssigner(RowAssigner):
                 lane.wanted_count = 0
 
     def position_of(self, position: FeedPosition | None, reported: Mapping[int, FeedPosition | None]) -> FeedPosition:
-        """The position behind a batch: that of the assignment, with the positions of the lanes."""
+        """The position after a batch: that of the assignment, with the positions of the lanes."""
         assert isinstance(position, StreamPosition)
         lanes = {}
         for number in position.lanes:
@@ -347,10 +347,10 @@ class Division(NamedTuple):
     """The work of a rank, divided among its workers.
 
     Attributes:
-        inputs: What each worker reads.
+        inputs: Input of each worker.
         assigner: Says which worker fills which rows.
         batches: Positions of the rank's batches; None if their number is known only after reading.
-        begin: Position of the rank in front of the first batch.
+        begin: Position of the rank before the first batch.
     """
 
     inputs: Sequence[WorkerInput]

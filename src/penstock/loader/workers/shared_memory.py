@@ -1,7 +1,7 @@
 """Memory that worker processes and their loader share: slots for rows of arrays, heaps for values of variable length.
 
 Both are anonymous files (``memfd_create``), known only by descriptor: they have no name in /dev/shm, and nothing is left
-behind however a process ends.
+after however a process ends.
 
 A slot holds the columns of arrays of one batch. Workers write their rows into it, and the training loop gets it without a
 copy. Values whose length is known only when they have been made (``bytes``, ``str``, arrays of different shapes) are

@@ -36,7 +36,7 @@ class WorkerInput(Protocol):
         """
 
     def report(self, position: Position | None) -> FeedPosition | None:
-        """What the loader has to hear of the position behind a batch."""
+        """What the loader has to hear of the position after a batch."""
 
     def remaining_after(self, batches_count: int, reported: FeedPosition | None) -> WorkerInput:
         """What is left to read.
@@ -109,7 +109,7 @@ class WorkerJob(NamedTuple):
     """What a worker process does in one epoch.
 
     Attributes:
-        input: What the worker reads.
+        input: Samples that the worker reads.
         pipeline: The pipeline; what its stages hold (locks, tables) is made in the worker.
         plan: How to make batches; the worker makes the transforms itself, and ``batch_size`` is that of the whole rank.
         epoch: Epoch number, from 0.
