@@ -107,7 +107,7 @@ NAMED_FILE = re.compile(r"\b(?:docs|bench|tests|examples)/[\w./-]+\.(?:md|py)\b"
 def test_files_that_code_refers_to_exist() -> None:
     """Every page, benchmark or test whose path a docstring or comment mentions exists."""
     missing = []
-    for path in [*SOURCES, *TESTS, *sorted((ROOT / "bench").rglob("*.py"))]:
+    for path in [*SOURCES, *TESTS, *tracked("bench/*.py")]:
         missing += [
             f"{shown(path)}: {name}" for name in NAMED_FILE.findall(path.read_text()) if not (ROOT / name).exists()
         ]
