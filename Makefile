@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) $(TORCH)
-	$(PIP) --editable '.[torch,image,processes,audio,parquet,zstd,fsspec]' --group dev
+	$(PIP) --editable '.[torch,image,processes,audio,parquet,zstd,fsspec,gateway]' --group dev
 	@touch $@
 
 demo: $(VENV)/.ready  ## Write a real data set to an embedded S3 server, stream it back, train, verify (2 minutes)

@@ -1,0 +1,1 @@
+"""The gateway: an S3 endpoint that serves the objects of any store, transformed while they are read."""

@@ -1,0 +1,166 @@
+"""What a gateway serves: access points, limits, and where results are kept. ``cli/gateway.py`` and a TOML file make one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from penstock.config import GIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LambdaConfig:
+    """An AWS Lambda handler.
+
+    Attributes:
+        handler: ``module.function``, or ``module:function``.
+        code_dir: Folder that contains the module.
+        python: Interpreter that has the handler's dependencies; None takes the gateway's.
+        memory_bytes_max: Largest address space of one worker.
+        time_s_max: Longest time for one call, in seconds.
+        environment: Environment variables of the handler.
+        payload: ``configuration.payload`` of its events.
+        actions: Operations that call the handler; the others pass through: ``GetObject``, ``HeadObject``, ``ListObjects``,
+            ``ListObjectsV2``.
+    """
+
+    handler: str
+    code_dir: str = "."
+    python: str | None = None
+    memory_bytes_max: int = 1 * GIB
+    time_s_max: float = 60.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    payload: str = ""
+    actions: tuple[str, ...] = ("GetObject",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookConfig:
+    """A webhook in MinIO's dialect.
+
+    Attributes:
+        url: Its URL.
+        token: What is sent as ``Authorization``: ``Bearer TOKEN``, or as it is if it has two words; empty for none.
+        time_s_max: Longest time for one call, in seconds.
+    """
+
+    url: str
+    token: str = field(default="", repr=False)
+    time_s_max: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessPoint:
+    """A name under which the gateway serves a bucket or a prefix, transformed or as it is.
+
+    Attributes:
+        name: Name by which clients address it, as a bucket and in ARNs.
+        upstream: URL of the bucket or prefix, in any scheme of ``penstock.connect``.
+        upstream_options: Options of ``penstock.connect``: ``endpoint_url``, ``region``, ``profile``, ``anonymous``, ...
+        transform: Name of a built-in transform, or ``module:function``; empty for none.
+        handler: A Lambda handler, instead of `transform`.
+        webhook: A webhook, instead of `transform`.
+        arguments: Arguments of the transform.
+        version: Text that becomes part of the results' ETags, so that changing it makes all of them anew.
+        deterministic: Whether equal requests give equal bytes; None takes the transform's own word.
+        epoch: Value of the argument ``epoch`` for requests that send none.
+        length: ``"stream"`` sends the first byte at once, without a length; ``"spool"`` knows the length before the first byte;
+            ``"auto"`` streams to plain GETs whose length is not known, and waits for it if the client needs it.
+        list_sizes: Sizes of objects in listings whose true size is not known: ``"transform"`` produces them,
+            ``"known-only"`` leaves them out of the listing, ``"source"`` shows the size of the source.
+        renamed_suffixes: New suffix of keys by old suffix, e.g. ``{".tar": ".tfrecord"}``.
+        keys: IDs of the access keys that may use it; empty for all.
+        region: Region in its ARN.
+        account: Account in its ARN.
+        time_s_max: Longest time for producing one result, in seconds.
+        memory_bytes_max: Largest address space of a worker process of this access point.
+        output_bytes_max: Largest result.
+        processes: Number of worker processes for its transform; 0 means one per processor.
+        read_write: Whether clients may change objects; only without a transform.
+    """
+
+    name: str
+    upstream: str
+    upstream_options: Mapping[str, object] = field(default_factory=dict)
+    transform: str = ""
+    handler: LambdaConfig | None = None
+    webhook: WebhookConfig | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+    deterministic: bool | None = None
+    epoch: str = ""
+    length: Literal["stream", "spool", "auto"] = "auto"
+    list_sizes: Literal["transform", "known-only", "source"] = "transform"
+    renamed_suffixes: Mapping[str, str] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    region: str = "us-east-1"
+    account: str = "000000000000"
+    time_s_max: float = 300.0
+    memory_bytes_max: int = 4 * GIB
+    output_bytes_max: int = 1024 * GIB
+    processes: int = 0
+    read_write: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """What one client may cost.
+
+    Attributes:
+        connections_max: Largest number of open connections of one worker process.
+        header_bytes_max: Largest request line, and largest sum of all headers, in bytes.
+        header_s_max: Longest time from the connection, or the last answer, to the end of the next request's headers while
+            a request is arriving, in seconds.
+        idle_s_max: Longest time between two requests on one connection, in seconds.
+        bytes_per_s_min: Rate below which a client that sends or receives a body is disconnected.
+        stall_s_max: Longest time without any progress in either direction, in seconds.
+        body_bytes_max: Largest body of a request that is not streamed to a store, e.g. a list of keys.
+    """
+
+    connections_max: int = 4096
+    header_bytes_max: int = 16 * 1024
+    header_s_max: float = 20.0
+    idle_s_max: float = 75.0
+    bytes_per_s_min: int = 1024
+    stall_s_max: float = 30.0
+    body_bytes_max: int = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """A gateway.
+
+    Attributes:
+        access_points: What it serves.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        domain: Host name whose subdomains are bucket names; empty takes only the names under ``localhost``.
+        region: Region that signatures must name; empty accepts every region.
+        workers: Number of processes that share the port.
+        cache: ``PATH:SIZE`` of the node's cache, in which blocks and results are kept.
+        metadata_ttl_s: How long sizes and versions of source objects are believed, in seconds; see ``CacheConfig``.
+        results: URL of a prefix in which finished results are kept as well; empty for none.
+        tls_certificate: Path of a certificate chain in PEM; empty for plain HTTP.
+        tls_key: Path of its private key.
+        keys_file: Path of a file with access keys; empty takes ``PENSTOCK_GATEWAY_KEYS``.
+        log_format: ``"lines"`` or ``"json"``.
+        limits: What one client may cost.
+    """
+
+    access_points: tuple[AccessPoint, ...]
+    host: str = "127.0.0.1"
+    port: int = 9000
+    domain: str = ""
+    region: str = ""
+    workers: int = 1
+    cache: str = ""
+    metadata_ttl_s: float = 0.0
+    results: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    keys_file: str = ""
+    log_format: Literal["lines", "json"] = "lines"
+    limits: GatewayLimits = field(default_factory=GatewayLimits)

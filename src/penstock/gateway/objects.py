@@ -1,0 +1,299 @@
+"""The contracts between the parts of the gateway: requests, buckets, objects that are being read, transforms.
+
+The HTTP front (``http/``) turns a request into an ``GatewayRequest``, finds the ``Bucket`` that it names, and sends what the
+bucket returns. Buckets (``buckets/``) know nothing of HTTP connections. Transforms (``transforms/``, ``aws_lambda/``,
+``webhooks/``) know neither buckets nor connections: they read a ``Source`` and write to a ``ResultWriter``, which
+``results/`` implements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from penstock.types import Buffer, ByteRange, ListPage, ObjectInfo, Page
+
+
+class S3Error(Exception):
+    """A refusal, in S3's terms; the front sends it as an error document.
+
+    Attributes:
+        code: Code of the error, e.g. ``"NoSuchKey"``.
+        message: One sentence for people. It contains no secret and no path of this host.
+        status: HTTP status.
+        headers: Further headers of the answer.
+        details: Further elements of the error document, e.g. ``{"ActualObjectSize": "12"}``.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        status: int,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.status = status
+        self.headers = dict(headers or {})
+        self.details = dict(details or {})
+
+
+class Caller(NamedTuple):
+    """Who sent a request, after its signature was verified.
+
+    Attributes:
+        access_key: ID of the access key; empty if the request is anonymous.
+        may_write: Whether the key may change objects.
+    """
+
+    access_key: str
+    may_write: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRequest:
+    """A request whose signature was verified.
+
+    Attributes:
+        method: HTTP method in capital letters.
+        bucket: Name of the bucket or access point that is addressed; empty for the service itself.
+        key: Key, percent-decoded; empty if the bucket itself is addressed.
+        query: Parameters of the query, percent-decoded, without those that sign it. A sub-resource such as ``?uploads`` has
+            the value ``""``.
+        headers: Headers as they were sent; looking one up ignores case. Repeated headers are joined with commas.
+        caller: Who sent it.
+        url: URL without the parameters that sign it, e.g. ``http://127.0.0.1:9000/bucket/key?x=1``.
+        remote: Address of the client.
+        request_id: ID of the request, which the answer and the log carry.
+    """
+
+    method: str
+    bucket: str
+    key: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    caller: Caller
+    url: str
+    remote: str
+    request_id: str
+
+
+class RequestBody(Protocol):
+    """The body of a request, decoded and verified: chunk signatures, ``x-amz-content-sha256``, checksums, ``Content-MD5``.
+
+    Attributes:
+        length_bytes: Length of the decoded body; None if the client did not send it.
+    """
+
+    length_bytes: int | None
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Iterate over the body. Raises ``S3Error`` if it is damaged, too long, too slow or cut off."""
+
+
+class Answer(NamedTuple):
+    """A complete answer to anything but reading an object.
+
+    Attributes:
+        status: HTTP status.
+        headers: Headers, without Content-Length, Date, Server and the request's ID.
+        body: Body; XML if `headers` name no other type.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectHead:
+    """What is known about an object before its bytes are read.
+
+    Attributes:
+        key: Key of the object, as the client names it.
+        size_bytes: Size in bytes; None if it is known only when the object has been produced to its end.
+        etag: ETag with its quotes.
+        last_modified_s: Time of the last change, in seconds since 1970.
+        headers: Further headers of the object with the names that are sent: ``Content-Type``, ``Cache-Control``,
+            ``x-amz-meta-...``, ``x-amz-checksum-...``.
+        part_sizes_bytes: Sizes of the parts of a multipart upload, for ``partNumber``; empty if it has one part or they are
+            not known.
+    """
+
+    key: str
+    size_bytes: int | None
+    etag: str
+    last_modified_s: float
+    headers: Mapping[str, str] = field(default_factory=dict)
+    part_sizes_bytes: tuple[int, ...] = ()
+
+
+class OpenObject(Protocol):
+    """One version of an object that is being read. All its methods run on the event loop.
+
+    Attributes:
+        head: What is known about the object.
+    """
+
+    head: ObjectHead
+
+    async def wait_size_bytes(self) -> int:
+        """Return the object's size in bytes; if the object is being produced, wait for its end."""
+
+    def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+        """Iterate over the bytes of a range; None reads to the end, wherever that is.
+
+        A piece is valid until the next one is requested. An error after the first piece means that the client's connection
+        must be broken off.
+
+        Raises:
+            S3Error: The bytes cannot be read.
+            PenstockError: The same; the front finds its code in ``errors.WIRE``.
+        """
+
+    async def close(self) -> None:
+        """End reading; idempotent."""
+
+
+class Bucket(Protocol):
+    """What answers requests for one bucket or access point.
+
+    All methods run on the event loop, and may raise ``S3Error`` or ``PenstockError``.
+
+    Attributes:
+        name: Name of the bucket.
+        created_s: When it was created, in seconds since 1970; 0 if that is not known.
+    """
+
+    name: str
+    created_s: float
+
+    async def head(self, request: GatewayRequest) -> ObjectHead:
+        """Describe the object of ``request.key``. The size is always known; a transformed object may be produced for it."""
+
+    async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
+        """Begin to read the object of ``request.key``.
+
+        Args:
+            request: The request. The front evaluates its conditions and its range; a bucket may look at its other headers
+                and its query.
+            hint: Range that the client will probably want, so that it can be requested at once; None for the whole object.
+        """
+
+    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
+        """Return one page of the listing; an ``Answer`` is sent as it is."""
+
+    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """Perform any other operation: writing, deleting, sub-resources. Raises ``S3Error`` if the bucket is read-only."""
+
+    async def close(self) -> None:
+        """Release what the bucket holds; idempotent."""
+
+
+# ── transforms ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Source(Protocol):
+    """The untransformed object that a transform reads.
+
+    Attributes:
+        key: Key in the source bucket.
+        head: Its version, size and headers.
+    """
+
+    key: str
+    head: ObjectHead
+
+    def worker_url(self) -> tuple[str, str]:
+        """Return a URL for ``penstock.connect``, and the key in it, by which another process of this user reads the object.
+
+        The other process needs no credentials: it gets the path of a directory, or a URL that the upstream's keys have
+        signed for a limited time.
+        """
+
+    def signed_url(self, headers: Mapping[str, str]) -> str:
+        """Return a URL at the gateway's own endpoint for a handler that reads with any HTTP client.
+
+        Args:
+            headers: Headers of the caller's request that the URL must sign.
+        """
+
+    def read(self, span: ByteRange | None = None) -> AsyncIterator[Buffer]:
+        """Iterate over the object's bytes, all of the version in `head`."""
+
+
+class ResultWriter(Protocol):
+    """Where a transform writes its output. It is bounded, and what it takes becomes visible to readers at once."""
+
+    def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
+        """Describe the output before its first byte. Without it, the output has the type of a stream of bytes.
+
+        Args:
+            headers: Headers of the result: ``Content-Type``, ``x-amz-meta-...``; never its length or ETag.
+            size_bytes: Length of the output if it is known; another length is an error.
+        """
+
+    async def write(self, data: Buffer) -> None:
+        """Append bytes to the output; waits while too much of it is in memory. The bytes are copied.
+
+        Raises:
+            S3Error: The output is longer than allowed, or nobody wants it any more.
+        """
+
+    def buffer(self) -> memoryview:
+        """Return memory, at least one byte, into which the next bytes may be written directly: uint8[n]."""
+
+    async def filled(self, length_bytes: int) -> None:
+        """Append the first `length_bytes` bytes of ``buffer()`` to the output; otherwise as ``write``."""
+
+
+class Transform(Protocol):
+    """What turns a source into a result.
+
+    Attributes:
+        name: Name for logs and metrics, e.g. ``"tar2tfrecord"``.
+        identity: Text that changes whenever the same source and arguments may give other bytes: name, version, code.
+        is_deterministic: Whether equal sources and arguments give equal bytes.
+        maps_ranges: Whether ``run`` can produce a range by itself; then ``size_bytes`` never returns None.
+    """
+
+    name: str
+    identity: str
+    is_deterministic: bool
+    maps_ranges: bool
+
+    def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
+        """Return what distinguishes this request's result from others of the same source, e.g. ``{"epoch": "3"}``."""
+
+    def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
+        """Return the size of a result if it is known without producing it."""
+
+    async def run(
+        self,
+        source: Source,
+        request: GatewayRequest,
+        arguments: Mapping[str, str],
+        output: ResultWriter,
+        span: ByteRange | None = None,
+    ) -> None:
+        """Write the result. Returning means that it is complete; any exception means that it is not, and nothing is kept.
+
+        Cancelling the task ends the work and releases everything.
+
+        Args:
+            source: The object to read.
+            request: The request that caused it; equal results of other requests share it.
+            arguments: What ``arguments`` returned for the request.
+            output: Takes the result.
+            span: Range of the result to write; only if `maps_ranges`. None writes all of it.
+        """
+
+    async def close(self) -> None:
+        """End what runs, release processes and connections; idempotent."""
