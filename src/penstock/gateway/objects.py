@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from penstock.types import Buffer, ByteRange, ListPage, ObjectInfo, Page
 
@@ -83,6 +83,46 @@ class GatewayRequest:
     url: str
     remote: str
     request_id: str
+
+
+class RequestHead(NamedTuple):
+    """A request as it was sent, whose signature has not been verified yet.
+
+    Attributes:
+        method: HTTP method in capital letters.
+        raw_path: Path as it was sent, percent-encoded, without the query, e.g. ``/bucket/a%20b``.
+        raw_query: Query as it was sent, without the question mark; empty if there is none.
+        headers: Headers; looking one up ignores case. Repeated headers are joined with commas.
+    """
+
+    method: str
+    raw_path: str
+    raw_query: str
+    headers: Mapping[str, str]
+
+
+class VerifiedRequest(NamedTuple):
+    """What verifying a signature yields.
+
+    Attributes:
+        caller: Who sent the request.
+        open_body: Makes the decoded and verified body of the bytes that arrive. The front calls it only if somebody reads the
+            body, and at most once. The argument yields the body without the transfer coding of HTTP.
+    """
+
+    caller: Caller
+    open_body: Callable[[AsyncIterator[bytes]], RequestBody]
+
+
+class Authenticator(Protocol):
+    """Decides who sent a request. It is pure: it reads no socket and waits for nothing."""
+
+    def verify(self, head: RequestHead) -> VerifiedRequest:
+        """Verify the signature of a request, in its headers or its query.
+
+        Raises:
+            S3Error: The signature is missing, wrong, expired or of an unknown key.
+        """
 
 
 class RequestBody(Protocol):
@@ -195,6 +235,25 @@ class Bucket(Protocol):
 
     async def close(self) -> None:
         """Release what the bucket holds; idempotent."""
+
+
+class BucketTable(Protocol):
+    """The buckets and access points of a gateway. All methods run on the event loop.
+
+    Each raises ``S3Error`` with the code ``AccessDenied`` if the caller's key is not allowed to use the bucket.
+    """
+
+    async def get(self, name: str, caller: Caller) -> Bucket | None:
+        """Return the bucket or access point of a name; None if there is none."""
+
+    async def names(self, caller: Caller) -> list[Bucket]:
+        """Return what the caller may use, in the order of the names."""
+
+    async def create(self, name: str, caller: Caller) -> None:
+        """Create a bucket. Raises ``S3Error`` if it exists, or if this gateway cannot create buckets."""
+
+    async def delete(self, name: str, caller: Caller) -> None:
+        """Remove an empty bucket. Raises ``S3Error`` if it is not empty, or if this gateway cannot remove buckets."""
 
 
 # ── transforms ──────────────────────────────────────────────────────────────────────────────────────────────────────
