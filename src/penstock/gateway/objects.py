@@ -124,6 +124,12 @@ class Authenticator(Protocol):
             S3Error: The signature is missing, wrong, expired or of an unknown key.
         """
 
+    def may_use(self, caller: Caller, bucket: str) -> bool:
+        """Return whether a caller may use a bucket or access point. The front asks before it looks the bucket up.
+
+        A bucket that a caller may not use is also left out of the list of buckets.
+        """
+
 
 class RequestBody(Protocol):
     """The body of a request, decoded and verified: chunk signatures, ``x-amz-content-sha256``, checksums, ``Content-MD5``.
