@@ -184,8 +184,12 @@ class ObjectHead:
 class OpenObject(Protocol):
     """One version of an object that is being read. All its methods run on the event loop.
 
+    Opening a result starts no transform: that happens when its size or its first byte is requested, so conditions on the
+    ETag are answered without it.
+
     Attributes:
-        head: What is known about the object.
+        head: What is known about the object. Its key, ETag and time never change. ``wait_size_bytes`` and the first piece of
+            ``read`` may replace it by one that knows more (size, headers), so an answer's head is made after the first piece.
     """
 
     head: ObjectHead
@@ -263,6 +267,16 @@ class BucketTable(Protocol):
 
 
 # ── transforms ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SourceLinks(Protocol):
+    """How other processes reach the objects of a source bucket. ``serving/`` passes one to each bucket with a transform."""
+
+    def worker_url(self, key: str, head: ObjectHead) -> tuple[str, str]:
+        """Return what ``Source.worker_url`` returns for the object of `key`."""
+
+    def signed_url(self, key: str, head: ObjectHead, headers: Mapping[str, str]) -> str:
+        """Return what ``Source.signed_url`` returns for the object of `key`."""
 
 
 class Source(Protocol):
