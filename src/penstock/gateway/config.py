@@ -25,6 +25,9 @@ class LambdaConfig:
         payload: ``configuration.payload`` of its events.
         actions: Operations that call the handler; the others pass through: ``GetObject``, ``HeadObject``, ``ListObjects``,
             ``ListObjectsV2``.
+        varies_by: What the handler's answers depend on beside the source and the query: names of headers, and ``"caller"`` for
+            the access key. Requests that differ in nothing else share one result. None takes the caller and all headers
+            except those that clients send of their own accord, e.g. ``User-Agent``.
     """
 
     handler: str
@@ -35,6 +38,7 @@ class LambdaConfig:
     environment: Mapping[str, str] = field(default_factory=dict)
     payload: str = ""
     actions: tuple[str, ...] = ("GetObject",)
+    varies_by: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,21 @@ class WebhookConfig:
     url: str
     token: str = field(default="", repr=False)
     time_s_max: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookServiceConfig:
+    """How the gateway serves its own transforms as webhooks, for other servers that speak MinIO's dialect.
+
+    Attributes:
+        token: What callers send as ``Authorization``, as in ``WebhookConfig``; empty serves no webhooks.
+        source_hosts: Hosts, each as ``HOST`` or ``HOST:PORT``, from which sources may be read.
+        source_bytes_max: Largest source.
+    """
+
+    token: str = field(default="", repr=False)
+    source_hosts: tuple[str, ...] = ()
+    source_bytes_max: int = 1024 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +167,7 @@ class GatewayConfig:
         keys_file: Path of a file with access keys; empty takes ``PENSTOCK_GATEWAY_KEYS``.
         log_format: ``"lines"`` or ``"json"``.
         limits: What one client may cost.
+        webhook_service: How its transforms are served as webhooks.
     """
 
     access_points: tuple[AccessPoint, ...]
@@ -164,3 +184,4 @@ class GatewayConfig:
     keys_file: str = ""
     log_format: Literal["lines", "json"] = "lines"
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    webhook_service: WebhookServiceConfig = field(default_factory=WebhookServiceConfig)

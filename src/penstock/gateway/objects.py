@@ -348,6 +348,13 @@ class Transform(Protocol):
     is_deterministic: bool
     maps_ranges: bool
 
+    async def start(self) -> None:
+        """Start what takes time before the first request: processes, imports. The gateway calls it once, before it is ready.
+
+        Raises:
+            ConfigError: The transform cannot work as it is configured; the message says why, with the user's traceback.
+        """
+
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
         """Return what distinguishes this request's result from others of the same source, e.g. ``{"epoch": "3"}``."""
 
