@@ -125,7 +125,9 @@ class Authenticator(Protocol):
         """
 
     def may_use(self, caller: Caller, bucket: str) -> bool:
-        """Return whether a caller may use a bucket or access point. The front asks before it looks the bucket up.
+        """Return whether a caller may use a bucket or access point.
+
+        The front asks before it looks the bucket up, and also for the bucket that ``x-amz-copy-source`` names.
 
         A bucket that a caller may not use is also left out of the list of buckets.
         """
@@ -136,9 +138,12 @@ class RequestBody(Protocol):
 
     Attributes:
         length_bytes: Length of the decoded body; None if the client did not send it.
+        checksums: Checksums that the client sent in headers or trailers and that the body matched: base64 by algorithm, such as
+            ``{"crc32c": "yZRlqg=="}``. Complete when the iteration has ended.
     """
 
     length_bytes: int | None
+    checksums: Mapping[str, str]
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over the body. Raises ``S3Error`` if it is damaged, too long, too slow or cut off."""
