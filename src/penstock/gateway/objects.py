@@ -363,8 +363,8 @@ class Transform(Protocol):
     def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
         """Return what distinguishes this request's result from others of the same source, e.g. ``{"epoch": "3"}``."""
 
-    def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
-        """Return the size of a result if it is known without producing it."""
+    async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
+        """Return the size of a result if it is known without producing it. For a listing, call it for all keys at once."""
 
     async def run(
         self,
