@@ -154,6 +154,8 @@ class GatewayConfig:
 
     Attributes:
         access_points: What it serves.
+        directory: Directory whose folders are buckets, beside the access points; empty for none.
+        read_write: Whether clients may change objects in `directory`, and create and delete buckets there.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         domain: Host name whose subdomains are bucket names; empty takes only the names under ``localhost``.
@@ -166,11 +168,16 @@ class GatewayConfig:
         tls_key: Path of its private key.
         keys_file: Path of a file with access keys; empty takes ``PENSTOCK_GATEWAY_KEYS``.
         log_format: ``"lines"`` or ``"json"``.
+        status: Who may see the status page and the metrics: ``"loopback"`` for clients on this machine, ``"everyone"`` for
+            whoever reaches the port, with any key or none.
+        drain_s_max: Longest time that transfers may go on after SIGTERM, in seconds.
         limits: What one client may cost.
         webhook_service: How its transforms are served as webhooks.
     """
 
-    access_points: tuple[AccessPoint, ...]
+    access_points: tuple[AccessPoint, ...] = ()
+    directory: str = ""
+    read_write: bool = False
     host: str = "127.0.0.1"
     port: int = 9000
     domain: str = ""
@@ -183,5 +190,7 @@ class GatewayConfig:
     tls_key: str = ""
     keys_file: str = ""
     log_format: Literal["lines", "json"] = "lines"
+    status: Literal["loopback", "everyone"] = "loopback"
+    drain_s_max: float = 30.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     webhook_service: WebhookServiceConfig = field(default_factory=WebhookServiceConfig)
