@@ -59,8 +59,9 @@ def connect(
     """Return a store for the objects below `url`; no request is sent yet.
 
     Args:
-        url: ``s3://bucket[/prefix/]``, ``s3://ARN[/prefix/]`` of an access point, ``file:///dir`` or a plain path,
-            ``http(s)://host/base/`` (read only), ``memory://name``, or any scheme that fsspec knows. Keys are relative to it.
+        url: ``s3://bucket[/prefix/]``, ``s3://ARN[/prefix/]`` of an access point or an Object Lambda access point,
+            ``file:///dir`` or a plain path, ``http(s)://host/base/`` (read only), ``memory://name``, or any scheme that fsspec
+            knows. Keys are relative to it. Aliases of access points are used like names of buckets.
         endpoint_url: URL of an S3-compatible store. The default is ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the config
             file, or else Amazon.
         region: Region of the bucket. The default is ``AWS_REGION``, the config file, or else us-east-1; if it is wrong, the
@@ -70,6 +71,8 @@ def connect(
             instance).
         anonymous: Whether to send unsigned requests, for public data.
         addressing: ``"virtual"`` is ``bucket.host``, ``"path"`` is ``host/bucket``; ``"auto"`` is virtual on Amazon only.
+            An Object Lambda access point ``NAME`` of account ``ID`` is ``NAME-ID.host``, as in boto3; it is ``host/NAME`` with
+            ``"path"``, and with ``"auto"`` if `endpoint_url` names an IP address or ``localhost``, which have no subdomains.
         requester_pays: Whether to agree to pay for requests and transfer.
         sse_customer_key: 32 bytes, the key of objects encrypted with SSE-C.
         expected_bucket_owner: ID of the account that must own the bucket.

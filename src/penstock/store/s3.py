@@ -114,6 +114,7 @@ class S3Store(RemoteStore):
             credentials.session_token,
             endpoint.region,
             clock_offset_s=endpoint.clock_offset_s,
+            service=endpoint.service,
         )
         self._signing = wanted, signing
         return signing

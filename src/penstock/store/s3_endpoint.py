@@ -2,7 +2,9 @@
 
 Amazon's hosts are ``bucket.s3.region.amazonaws.com``. A bucket whose name has dots, or cannot be a host name, is addressed by
 path, because the certificate would not match. Other endpoints are addressed by path by default, because most have no
-wildcard DNS. Source: S3 user guide, "Virtual hosting", "Access point ARNs"; tried on ministack and Ceph RGW.
+wildcard DNS. An Object Lambda access point at another endpoint is ``name-account.endpoint``, as boto3 addresses it; at an IP
+address, at ``localhost``, or with path addressing it is ``endpoint/name``, which boto3 cannot send and the gateway takes.
+Source: S3 user guide, "Virtual hosting", "Access point ARNs"; tried on ministack and Ceph RGW, and compared with boto3.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 _HOST_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{1,253}[A-Za-z0-9]")
 _ACCESS_POINT = re.compile(r"arn:(aws[a-z-]*):s3:([a-z0-9-]+):([0-9]{12}):accesspoint[:/]([a-z0-9-]+)")
+_OBJECT_LAMBDA = re.compile(
+    r"arn:(aws[a-z-]*):s3-object-lambda:([a-z0-9-]+):([0-9]{12}):accesspoint[:/]([a-z0-9](?:[a-z0-9-]{1,43})[a-z0-9])"
+)
+_IP_ADDRESS = re.compile(r"[0-9.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
 _SKEW_S_MIN = 300.0
 """S3 refuses requests whose time is more than 15 minutes off; from 5 minutes on, a 403 without a reason is taken for that."""
 
@@ -47,6 +53,7 @@ class S3Endpoint:
         clock_offset_s: Seconds that the store's clock is ahead of this host's; 0 unless the store complained.
         base_url: URL before the encoded key, derived from the others.
         copy_source: Name of the bucket in ``x-amz-copy-source``, derived from the others.
+        service: Service to sign for, derived from the bucket: ``"s3"`` or ``"s3-object-lambda"``.
     """
 
     bucket: str
@@ -57,6 +64,7 @@ class S3Endpoint:
     clock_offset_s: float = 0.0
     base_url: str = ""
     copy_source: str = ""
+    service: str = "s3"
 
     def __post_init__(self) -> None:
         if self.addressing not in ("auto", "path", "virtual"):
@@ -68,6 +76,8 @@ class S3Endpoint:
             return
         if (point := _ACCESS_POINT.fullmatch(self.bucket)) is not None:
             self.region = point[2]
+        elif (point := _OBJECT_LAMBDA.fullmatch(self.bucket)) is not None:
+            self.region, self.service = point[2], "s3-object-lambda"
         elif not _BUCKET.fullmatch(self.bucket) or ".." in self.bucket or ":" in self.bucket.replace("::", ""):
             raise ConfigError(f"{self.bucket!r} is not a bucket name", hint="s3://bucket/key, or an access point's ARN")
         if self.bucket.endswith("--x-s3"):
@@ -76,6 +86,9 @@ class S3Endpoint:
         self._rebase()
 
     def _rebase(self) -> None:
+        if self.service == "s3-object-lambda":
+            self._rebase_object_lambda()
+            return
         point = _ACCESS_POINT.fullmatch(self.bucket)
         domain = f"{self.region}.amazonaws.com" + (".cn" if self.region.startswith("cn-") else "")
         service_url = self.endpoint_url or f"https://s3.{domain}"
@@ -91,6 +104,23 @@ class S3Endpoint:
         self.copy_source = f"/{self.bucket}"
         if point is not None:
             self.copy_source = f"arn:{point[1]}:s3:{point[2]}:{point[3]}:accesspoint/{point[4]}/object"
+
+    def _rebase_object_lambda(self) -> None:
+        """Address an Object Lambda access point as boto3 does, except where no name can lead to the endpoint."""
+        point = _OBJECT_LAMBDA.fullmatch(self.bucket)
+        assert point is not None
+        name, host_label = point[4], f"{point[4]}-{point[3]}"
+        self.copy_source = f"/{name}"
+        if self.endpoint_url is None:
+            suffix = ".cn" if self.region.startswith("cn-") else ""
+            self.base_url = f"https://{host_label}.s3-object-lambda.{self.region}.amazonaws.com{suffix}/"
+            return
+        parts = urlsplit(self.endpoint_url)
+        is_nameless = parts.hostname == "localhost" or _IP_ADDRESS.fullmatch(parts.hostname or "") is not None
+        if self.addressing == "path" or (self.addressing == "auto" and is_nameless):
+            self.base_url = f"{self.endpoint_url}/{name}/"
+        else:
+            self.base_url = f"{parts.scheme}://{host_label}.{parts.netloc}{parts.path}/"
 
     @property
     def domain(self) -> str:

@@ -15,7 +15,8 @@ from penstock.transport.http import (
     HttpSink,
     HttpTransfer,
 )
-from penstock.transport.signing import EMPTY_SHA256, Signing
+from penstock.transport.presigning import EXPIRES_S_MAX, UNSIGNED_PAYLOAD, presigned_url
+from penstock.transport.signing import EMPTY_SHA256, Signing, signing_key
 
 __all__ = [
     "CANCELLED",
@@ -23,14 +24,18 @@ __all__ = [
     "DEFECT",
     "DESCRIPTORS_HINT",
     "EMPTY_SHA256",
+    "EXPIRES_S_MAX",
     "LATE_BODY",
     "LATE_FIRST_BYTE",
     "LATE_TOTAL",
     "OVERLONG",
+    "UNSIGNED_PAYLOAD",
     "HttpAnswer",
     "HttpRequest",
     "HttpSink",
     "HttpTransfer",
     "Signing",
     "engine",
+    "presigned_url",
+    "signing_key",
 ]

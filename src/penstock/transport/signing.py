@@ -38,6 +38,14 @@ class _Moment(NamedTuple):
     blocks: dict[tuple[str, ...], _Block]
 
 
+def signing_key(secret_key: str, scope: str) -> bytes:
+    """Return the key of a day, which signs what has this scope: ``20260102/us-east-1/s3/aws4_request``."""
+    key = b"AWS4" + secret_key.encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
 class Signing:
     """Signs requests with the keys for one region of one store.
 
@@ -47,18 +55,27 @@ class Signing:
         token: Session token; None for permanent keys.
         region: Region to sign for.
         clock_offset_s: Seconds that the store's clock is ahead of this host's.
+        service: Service to sign for: ``"s3"``, or ``"s3-object-lambda"`` for an Object Lambda access point.
     """
 
-    __slots__ = ("_access_key", "_moment", "_offset_s", "_region", "_secret_key", "_token")
+    __slots__ = ("_access_key", "_moment", "_offset_s", "_region", "_secret_key", "_service", "_token")
 
     def __init__(
-        self, access_key: str, secret_key: str, token: str | None, region: str, *, clock_offset_s: float = 0.0
+        self,
+        access_key: str,
+        secret_key: str,
+        token: str | None,
+        region: str,
+        *,
+        clock_offset_s: float = 0.0,
+        service: str = "s3",
     ) -> None:
         self._access_key = access_key
         self._secret_key = secret_key
         self._token = token
         self._region = region
         self._offset_s = clock_offset_s
+        self._service = service
         self._moment: _Moment | None = None
 
     def __repr__(self) -> str:
@@ -91,13 +108,8 @@ class Signing:
     def _at(self, second: int, before: _Moment | None) -> _Moment:
         """Return the parts for another second; the key changes only with the day."""
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
-        scope = f"{stamp[:8]}/{self._region}/s3/aws4_request"
-        if before is not None and before.scope == scope:
-            key = before.key
-        else:
-            key = b"AWS4" + self._secret_key.encode()
-            for part in scope.split("/"):
-                key = hmac.digest(key, part.encode(), "sha256")
+        scope = f"{stamp[:8]}/{self._region}/{self._service}/aws4_request"
+        key = before.key if before is not None and before.scope == scope else signing_key(self._secret_key, scope)
         return _Moment(second, stamp, scope, key, f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n", {})
 
     def _block(self, moment: _Moment, host: str, signed: list[str]) -> _Block:
