@@ -1,1 +1,26 @@
-"""The gateway: an S3 endpoint that serves the objects of any store, transformed while they are read."""
+"""The gateway: an S3 endpoint that serves the objects of any store, transformed while they are read.
+
+The names here are those that a module of transforms needs; importing them imports neither a server nor a worker.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_getattr
+
+if TYPE_CHECKING:
+    from penstock.gateway.objects import S3Error as S3Error
+    from penstock.gateway.transforms.authoring import Response as Response
+    from penstock.gateway.transforms.authoring import SourceReader as SourceReader
+    from penstock.gateway.transforms.authoring import TransformRequest as TransformRequest
+    from penstock.gateway.transforms.authoring import transform as transform
+
+_ORIGIN = {
+    "S3Error": "objects",
+    **dict.fromkeys(("Response", "SourceReader", "TransformRequest", "transform"), "transforms.authoring"),
+}
+
+__all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table
+
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_getattr(__name__, _ORIGIN)

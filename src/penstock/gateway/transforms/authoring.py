@@ -1,0 +1,244 @@
+"""What authors of transforms write against: the reader, the request, the response, and what a function declares of itself.
+
+A transform is a function ``transform(reader, request)``, which returns bytes, an iterator of bytes or a ``Response``. Its
+further parameters are its arguments: they are typed by their annotations, and passed by keyword::
+
+    from penstock.gateway import transform
+
+    @transform(version="1", content_type="text/csv")
+    def head(reader, request, *, lines: int = 10):
+        for _ in range(lines):
+            yield reader.readline()
+
+This module imports only the standard library, so that a module of transforms stays cheap to import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from penstock.types import Buffer, ObjectInfo
+
+ATTRIBUTE = "__penstock_transform__"
+
+F = TypeVar("F")
+
+
+class SourceReader(Protocol):
+    """The source of a transform: a binary file, and an iterator over its bytes. All bytes are of one version.
+
+    If another transform of a pipeline makes the source, it can only be read in sequence: ``seekable()`` is false,
+    ``size_bytes`` and ``etag`` are None, and ``seek`` and ``read_range`` raise ``io.UnsupportedOperation``.
+
+    Every method may raise a ``StoreError``, above all ``ObjectChangedError`` if the source was replaced since the call began.
+    A transform lets it through.
+
+    Attributes:
+        key: Key of the source.
+        size_bytes: Size of the source in bytes.
+        etag: ETag of its version, with quotes.
+        headers: Headers of the source, with names in lower case: ``content-type``, ``x-amz-meta-...``.
+    """
+
+    key: str
+    size_bytes: int | None
+    etag: str | None
+    headers: Mapping[str, str]
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next `size` bytes, fewer only at the end; all the rest if `size` is negative or None."""
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill `buffer` with the next bytes, and return their number, which is smaller than the buffer only at the end."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Return the next line with its line feed, or at most `size` bytes of it; empty at the end."""
+
+    def seekable(self) -> bool:
+        """Whether ``seek`` and ``read_range`` work."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move the position, as in files, and return it."""
+
+    def tell(self) -> int:
+        """Return the position."""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Iterate over the bytes from the position to the end, in pieces that are read ahead: uint8[n], read-only.
+
+        A piece may be yielded as output without copying it, and is valid as long as something refers to it. Its memory
+        counts towards what may be read ahead, so a transform that keeps many pieces should copy them.
+        """
+
+    def read_range(self, start: int, end: int) -> memoryview:
+        """Return the bytes from `start` to `end`, cut at the end of the source; the position stays where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformRequest:
+    """What a transform knows about the request that it serves.
+
+    Results are kept and shared. Therefore a transform sees nothing of the request that is not part of the result's ETag: of
+    the query and the headers only what it declares by ``query=`` and ``headers=``, and epoch and seed only with
+    ``uses_epoch=True`` or ``deterministic=False``.
+
+    Attributes:
+        key: Key of the source.
+        arguments: Arguments by name, typed; those that are not given have their defaults.
+        query: Declared parameters of the query that the client sent.
+        headers: Declared headers that the client sent, with names in lower case.
+        epoch: Epoch number, from 0; 0 if nobody names one.
+        seed: Seed; 0 if nobody names one.
+        rng_seed: Number in [0, 2**64) derived from seed, epoch and key, e.g. for ``numpy.random.default_rng``.
+        rng: Random generator that begins with `rng_seed`: equal requests draw equal numbers.
+    """
+
+    key: str
+    arguments: Mapping[str, Any]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    epoch: int
+    seed: int
+    rng_seed: int
+    rng: random.Random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """A result with headers. A transform that needs none returns, or yields, the bytes alone.
+
+    Attributes:
+        body: Bytes, or an iterable of bytes, which is consumed while the result is sent. A piece may not be changed until the
+            next one is requested.
+        headers: Headers of the result: ``Content-Type``, ``Cache-Control``, ``x-amz-meta-...``.
+        size_bytes: Length of the body if it is known before its end; another length is an error.
+    """
+
+    body: Buffer | Iterable[Buffer]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    size_bytes: int | None = None
+
+
+Output: TypeAlias = "Buffer | Iterable[Buffer] | Response"
+TransformFunction: TypeAlias = "Callable[..., Output]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a transform declares of itself.
+
+    Attributes:
+        version: Becomes part of the results' ETags beside the digest of the code. Change it when something changes that the
+            digest cannot see, such as a model file.
+        deterministic: Whether equal sources, arguments, epochs and seeds give equal bytes. Results of others are not kept.
+        uses_epoch: Whether the output depends on ``request.epoch``, ``request.seed`` or ``request.rng``.
+        content_type: ``Content-Type`` of results that name none.
+        size: ``size(info, arguments)`` returns the size of a result in bytes, or None where only producing it tells.
+        ranges: ``ranges(reader, request, start, end)`` returns what the function itself would, but only the bytes from `start`
+            to `end` of it. It needs a `size` that is always known.
+        query: Parameters of the query that the output depends on. One that bears the name of an argument replaces it.
+        headers: Headers of the request that the output depends on.
+        rest: Argument that takes everything in ``name(...)`` that names no other argument: ``select(jpg, cls)``.
+        check: ``check(arguments)`` raises a ``ValueError`` if arguments do not go together.
+    """
+
+    version: str = ""
+    deterministic: bool = True
+    uses_epoch: bool = False
+    content_type: str = "application/octet-stream"
+    size: Callable[[ObjectInfo, Mapping[str, Any]], int | None] | None = None
+    ranges: Callable[[SourceReader, TransformRequest, int, int], Output] | None = None
+    query: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    rest: str = ""
+    check: Callable[[Mapping[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("version", "content_type", "rest"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name}={getattr(self, name)!r} of a transform must be text")
+        for name in ("deterministic", "uses_epoch"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} of a transform must be True or False")
+        for name in ("size", "ranges", "check"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigError(f"{name}={getattr(self, name)!r} of a transform must be a function")
+        for name in ("query", "headers"):
+            names = getattr(self, name)
+            if not isinstance(names, tuple | list) or not all(isinstance(each, str) for each in names):
+                raise ConfigError(f"{name}={names!r} of a transform must be a tuple of names")
+        if self.ranges is not None and self.size is None:
+            raise ConfigError("a transform that declares ranges= must declare size=, too")
+
+
+def transform(
+    *,
+    version: str = "",
+    deterministic: bool = True,
+    uses_epoch: bool = False,
+    content_type: str = "application/octet-stream",
+    size: Callable[[ObjectInfo, Mapping[str, Any]], int | None] | None = None,
+    ranges: Callable[[SourceReader, TransformRequest, int, int], Output] | None = None,
+    query: tuple[str, ...] = (),
+    headers: tuple[str, ...] = (),
+    rest: str = "",
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Callable[[F], F]:
+    """Declare what the gateway should know about a transform; the function itself stays as it is.
+
+    Args:
+        version: Part of the results' ETags beside the digest of the code.
+        deterministic: Whether equal sources, arguments, epochs and seeds give equal bytes.
+        uses_epoch: Whether the output depends on ``request.epoch``, ``request.seed`` or ``request.rng``.
+        content_type: ``Content-Type`` of results that name none.
+        size: Function that tells the size of a result without producing it.
+        ranges: Function that produces a range of a result by itself.
+        query: Parameters of the query that the output depends on.
+        headers: Headers of the request that the output depends on.
+        rest: Argument that takes everything in ``name(...)`` that names no other argument.
+        check: Function that refuses arguments that do not go together.
+
+    Raises:
+        ConfigError: A value has the wrong type.
+    """
+    declared = Declaration(
+        version=version,
+        deterministic=deterministic,
+        uses_epoch=uses_epoch,
+        content_type=content_type,
+        size=size,
+        ranges=ranges,
+        query=query,
+        headers=headers,
+        rest=rest,
+        check=check,
+    )
+
+    def declare(function: F) -> F:
+        setattr(function, ATTRIBUTE, declared)
+        return function
+
+    return declare
+
+
+def declaration_of(function: Any) -> Declaration:
+    """Return what a transform declares: by the decorator, or by attributes of these names that were set on the function.
+
+    Raises:
+        ConfigError: An attribute has the wrong type.
+    """
+    declared = getattr(function, ATTRIBUTE, None)
+    if isinstance(declared, Declaration):
+        return declared
+    if not isinstance(function, FunctionType):
+        return Declaration()
+    attributes = vars(function)
+    return Declaration(**{each.name: attributes[each.name] for each in fields(Declaration) if each.name in attributes})
