@@ -142,8 +142,10 @@ class RequestBody(Protocol):
             ``{"crc32c": "yZRlqg=="}``. Complete when the iteration has ended.
     """
 
-    length_bytes: int | None
-    checksums: Mapping[str, str]
+    @property
+    def length_bytes(self) -> int | None: ...
+    @property
+    def checksums(self) -> Mapping[str, str]: ...
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over the body. Raises ``S3Error`` if it is damaged, too long, too slow or cut off."""

@@ -1,0 +1,1 @@
+"""What answers requests for a bucket or an access point."""
