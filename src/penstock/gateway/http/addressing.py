@@ -77,8 +77,13 @@ def split_target(target: str) -> Target:
             raise _invalid_uri("The URL of the request has no host, or names a user.")
         if not target.startswith("/"):
             target = "/" + target
+    return Target(*path_and_query(target), host)
+
+
+def path_and_query(target: str) -> tuple[str, str]:
+    """Return the path and the query of a request line's target, as they were sent."""
     path, _, query = target.partition("?")
-    return Target(path, query, host)
+    return path, query
 
 
 def decoded(text: str, what: str) -> str:

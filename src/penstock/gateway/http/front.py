@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from penstock.errors import PenstockError
 from penstock.gateway.config import GatewayLimits
 from penstock.gateway.http.access_log import AccessRecord
-from penstock.gateway.http.addressing import find_address, parse_query, public_query, split_target
+from penstock.gateway.http.addressing import find_address, parse_query, path_and_query, public_query, split_target
 from penstock.gateway.http.bodies import LazyBody
 from penstock.gateway.http.connections import ClientConnection, ConnectionPool, Sweeper
 from penstock.gateway.http.cors import cors_headers, preflight_headers, refuse_foreign_pages
@@ -187,7 +187,7 @@ class Front:
         return exchange.response or web.StreamResponse(status=499)
 
     def _route(self, raw_path: str) -> Route | None:
-        path = raw_path.partition("?")[0]
+        path, _ = path_and_query(raw_path)
         route = self._routes.get(path)
         if route is None:
             for prefix, found in self._routes.items():
@@ -273,7 +273,7 @@ class Front:
                     method=request.method,
                     bucket=exchange.bucket,
                     key=exchange.key,
-                    query=public_query(request.raw_path.partition("?")[2]),
+                    query=public_query(path_and_query(request.raw_path)[1]),
                     status=status,
                     code=code,
                     sent_bytes=exchange.sent_bytes,

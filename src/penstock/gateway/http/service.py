@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from penstock.gateway.http.addressing import decoded
+from penstock.gateway.http.addressing import decoded, path_and_query
 from penstock.gateway.http.documents import XML_TYPE, bucket_list, bucket_location, object_list
 from penstock.gateway.http.list_queries import ListQuery
 from penstock.gateway.http.object_answers import answer_get, answer_head
@@ -177,7 +177,7 @@ class Service:
         source = request.headers.get("x-amz-copy-source")
         if source is None:
             return
-        name = decoded(source.partition("?")[0], "source of the copy").lstrip("/").partition("/")[0]
+        name = decoded(path_and_query(source)[0], "source of the copy").lstrip("/").partition("/")[0]
         if not self._authenticator.may_use(request.caller, name):
             raise _denied()
 
