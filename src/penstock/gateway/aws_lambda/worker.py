@@ -104,6 +104,7 @@ class HandlerSettings:
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_EXECUTION_ENV": "AWS_Lambda_python",
+            "BOTO_DISABLE_CRT": "true",  # Lambda has no awscrt, with which botocore cannot sign bodies that are streamed
             **self.config.environment,
             "AWS_ENDPOINT_URL_S3": self.endpoint.url,
             "AWS_LAMBDA_FUNCTION_NAME": function["name"],
