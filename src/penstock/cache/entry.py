@@ -12,7 +12,7 @@ offset bytes
 0      8     ``PENSTCK1``
 8      2     size of the header: 56 bytes and the identity, padded with zeros to a multiple of 64, or to a
              multiple of 4096 if the data is 256 KiB or more in whole pages, so that direct I/O can write it
-10     1     kind: 1 block, 2 stat, 3 missing, 4 listing page
+10     1     kind: 1 block, 2 stat, 3 missing, 4 listing page, 5 result of a transform (``gateway/results``)
 11     1     0
 12     4     number of the block in its object
 16     8     size of the object in bytes; -1 for other kinds
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from penstock.store.base import Store
     from penstock.types import Buffer, Get, Key, ListPage
 
-BLOCK, STAT, MISSING, LISTING = 1, 2, 3, 4
-SUFFIXES = {BLOCK: "b", STAT: "s", MISSING: "m", LISTING: "p"}
+BLOCK, STAT, MISSING, LISTING, RESULT = 1, 2, 3, 4, 5
+SUFFIXES = {BLOCK: "b", STAT: "s", MISSING: "m", LISTING: "p", RESULT: "r"}
 
 FOLDERS_COUNT = 256
 """With 2 million objects of 100 KB each folder has 8 000 names, which take 20 ms to scan."""

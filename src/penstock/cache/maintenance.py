@@ -19,6 +19,7 @@ from penstock.cache.entry import (
     BLOCK,
     LISTING,
     MISSING,
+    RESULT,
     STAT,
     SUFFIXES,
     EntryName,
@@ -66,7 +67,7 @@ class Survey:
     Attributes:
         entries_count: Number of entries of all kinds.
         size_bytes: Disk space that the entries take.
-        counts: Number of entries by kind: block, stat, missing, page; corrupt if the header is wrong.
+        counts: Number of entries by kind: block, stat, missing, page, result; corrupt if the header is wrong.
         oldest_s: Seconds since the last use of the least recently used entry; 0 if there are no entries.
         free_bytes: Free space of the file system for this user.
         origins: Bytes and entries held of each bucket, the largest first.
@@ -87,7 +88,7 @@ class _Tally:
     size_bytes: int = 0
 
 
-KINDS = {BLOCK: "block", STAT: "stat", MISSING: "missing", LISTING: "page"}
+KINDS = {BLOCK: "block", STAT: "stat", MISSING: "missing", LISTING: "page", RESULT: "result"}
 
 
 def open_directory(path: str | os.PathLike[str]) -> CacheDirectory:

@@ -1,0 +1,42 @@
+"""What is to be produced if a result does not exist yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.config import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from penstock.gateway.objects import ResultWriter
+    from penstock.gateway.results.identity import ResultName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultPlan:
+    """A result, and how it is produced.
+
+    Attributes:
+        name: How the result is found.
+        produce: Writes the result; see ``Transform.run``. Cancelling its task ends it. None if the result can only be read as
+            long as it is kept.
+        transform: Name of the transform, for logs and metrics.
+        arguments: Arguments of the transform, for people who look at what is kept.
+        is_deterministic: Whether producing it again gives the same bytes.
+        size_bytes: Size of the result if it is known beforehand; another size is an error.
+        last_modified_s: Time of the last change of the source, in seconds since 1970.
+        time_s_max: Longest time for producing it, in seconds.
+        output_bytes_max: Largest size.
+    """
+
+    name: ResultName
+    produce: Callable[[ResultWriter], Awaitable[None]] | None
+    transform: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    is_deterministic: bool = True
+    size_bytes: int | None = None
+    last_modified_s: float = 0.0
+    time_s_max: float = 300.0
+    output_bytes_max: int = 1024 * GIB

@@ -1,0 +1,311 @@
+"""One result in this process: who produces it, and where its bytes are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.gateway.results.cursor import Cursor
+from penstock.gateway.results.reader import ResultReader
+from penstock.gateway.results.run import as_refusal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from penstock.gateway.results.plan import ResultPlan
+    from penstock.gateway.results.record import ResultRecord
+    from penstock.gateway.results.results import Results
+    from penstock.gateway.results.run import Run
+    from penstock.gateway.results.storage import RunBlocks
+    from penstock.types import ByteRange
+
+log = logging.getLogger("penstock.gateway")
+
+_POLL_S_MIN = 0.004
+_POLL_S_MAX = 0.05
+"""Time between two looks at another process's run."""
+
+_UNBOUNDED = 1 << 62
+_TOUCH_S = 600.0
+
+
+class SharedResult:
+    """A result that somebody in this process reads or produces. All methods run on the event loop.
+
+    If another process of the node has the lease of the result, this process follows: it looks for new blocks on the disk, and
+    for the lease, now and then. If the other process dies, the lease is free, and this process produces the result.
+
+    Args:
+        plan: What the result is.
+        results: The results of this process.
+        record: The record of the result if it is known to be kept.
+
+    Attributes:
+        record: The record of the result: complete, or of a run in another process; None if neither is known.
+        run: The run in this process, as long as it goes on or its readers need its memory.
+        cursors: The readers in this process.
+    """
+
+    def __init__(self, plan: ResultPlan, *, results: Results, record: ResultRecord | None) -> None:
+        self.plan = plan
+        self.record = record
+        self.run: Run | None = None
+        self.cursors: set[Cursor] = set()
+        self._attempts_count = 0
+        self._results = results
+        self._task: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None  # of the last attempt
+        self._waiters: list[asyncio.Future[None]] = []
+        self._size_waiters_count = 0
+        self._touched_s = 0.0
+        self._is_storable = True
+
+    # ── what is known ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The size of the result; None if it is not known yet."""
+        if self.run is not None and self.run.known_bytes is not None:
+            return self.run.known_bytes
+        if self.record is not None and self.record.size_bytes is not None:
+            return self.record.size_bytes
+        return self.plan.size_bytes
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """The headers of the result; None if they are not known yet."""
+        if self.record is not None:
+            return self.record.sent_headers
+        return dict(self.run.headers) if self.run is not None and self.run.has_begun else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the result is being produced, or another process is being followed."""
+        return self._task is not None
+
+    @property
+    def attempts_count(self) -> int:
+        """Number of attempts to produce the result that are over, in whatever way, even if one is still being cleaned up."""
+        return self._attempts_count + (self.run is not None and self.run.error is not None)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody in this process reads the result or waits for its size."""
+        return bool(self.cursors) or self._size_waiters_count > 0
+
+    async def wait_size_bytes(self) -> int:
+        """Return the size of the result as soon as it is known; the result is produced if necessary.
+
+        Raises:
+            S3Error: It cannot be produced.
+            PenstockError: The same.
+        """
+        attempts_count = self.attempts_count
+        self._size_waiters_count += 1
+        try:
+            while (size_bytes := self.size_bytes) is None:
+                self.ensure_produced(attempts_count)
+                await self.wait(self.run)
+            return size_bytes
+        finally:
+            self._size_waiters_count -= 1
+            self._results.left(self)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def pieces(self, span: ByteRange | None) -> AsyncGenerator[memoryview]:
+        """Iterate over the bytes of a range; None reads to the end.
+
+        Raises:
+            S3Error: The result cannot be produced.
+            PenstockError: The same.
+        """
+        cursor = Cursor(*(span if span is not None else (0, _UNBOUNDED)))
+        reader = ResultReader(self, cursor)
+        self.cursors.add(cursor)
+        self._results.count_reader(1)
+        self._touch()
+        try:
+            while (piece := await reader.next_piece()) is not None:
+                yield piece
+                cursor.move(len(piece))
+                del piece
+                if self.run is not None:
+                    self.run.moved()
+        finally:
+            reader.close()
+            self.cursors.discard(cursor)
+            if self.run is not None:
+                self.run.moved()
+            self._results.count_reader(-1)
+            self._results.left(self)
+
+    def read_stored(
+        self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None
+    ) -> asyncio.Future[memoryview | None]:
+        """Read a piece of a stored block; see ``Results.read_stored``."""
+        return self._results.read_stored(blocks, position, end, size_bytes=size_bytes)
+
+    def recent_piece(self, blocks: RunBlocks, position: int, end: int) -> memoryview | None:
+        """Return bytes of a block that was produced lately; None if it is not in memory any more."""
+        return self._results.recent_piece(blocks, position, end)
+
+    def blocks_of(self, record: ResultRecord) -> RunBlocks:
+        """Return the identity of the blocks of a run."""
+        return self._results.storage.blocks_of(self.plan.name, record.run)
+
+    def count_bytes(self, size_bytes: int, *, place: str) -> None:
+        """Count bytes that were read from the memory or the disk."""
+        self._results.metrics.add("penstock_gateway_result_bytes_total", size_bytes, place=place)
+
+    async def wait(self, run: Run | None) -> None:
+        """Wait until the run, or if there is none the result, has made progress."""
+        if run is not None and self.run is run and not run.is_done and run.error is None:
+            await run.wait_progress()
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self.run is not None:
+            self.run.wake()
+
+    def _touch(self) -> None:
+        """Mark the record as used, at most once in 10 minutes."""
+        now_s = time.monotonic()
+        if self.record is not None and now_s - self._touched_s > _TOUCH_S:
+            self._touched_s = now_s
+            self._results.storage.mark_used(self.plan.name)
+
+    # ── what is gone ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def lost(self, record: ResultRecord) -> None:
+        """Note that a block of a complete result is missing or corrupt, so that the result must be produced again."""
+        if self.record is record:
+            self.record = None
+            self._results.forget(record)
+
+    def block_gone(self, run: Run) -> None:
+        """Note that a block of a run was evicted before its reader got it: more blocks would only evict each other."""
+        self._is_storable = False
+        run.stop_keeping()
+
+    def drop(self, run: Run) -> None:
+        """Drop a run that is over and whose bytes are gone, so that the next reader starts another one."""
+        if self.run is run:
+            self.run = None
+
+    # ── producing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ensure_produced(self, attempts_count: int) -> None:
+        """Begin to produce or follow the result if nobody does.
+
+        Args:
+            attempts_count: Attempts that had ended when the caller came. If a later one has failed, its error is raised.
+        """
+        if self._task is not None:
+            self._results.count_shared(self.plan)
+            return
+        if self._failure is not None and self._attempts_count > attempts_count:
+            raise as_refusal(self._failure, what=f"transform {self.plan.transform}")
+        self._task = self._results.start(self, self._work())
+
+    @property
+    def goes_on_alone(self) -> bool:
+        """Whether producing it makes sense although nobody reads it any more: it will be kept for the next reader."""
+        run = self.run
+        return self.plan.is_deterministic and run is not None and run.is_kept and not run.is_done
+
+    def cancel(self) -> None:
+        """Stop producing or following, unless the result only remains to be stored."""
+        if self._task is not None and (self.run is None or not self.run.is_done):
+            self._task.cancel()
+
+    async def _work(self) -> None:
+        """Produce the result, or follow the process that does, until it is complete or has failed."""
+        failure: BaseException | None = None
+        try:
+            if await self._take_lease():
+                try:
+                    await self._produce()
+                finally:
+                    self._results.storage.release_lease(self.plan.name)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            failure = error
+            log.warning("The result of %s for %r failed: %s", self.plan.transform, self.plan.name.key, error)
+        finally:
+            self._task = None
+            self._failure = failure
+            self._attempts_count += 1
+            self._wake()
+
+    async def _take_lease(self) -> bool:
+        """Wait for the right to produce the result; False if it turns out to be complete."""
+        storage, name = self._results.storage, self.plan.name
+        pause_s = _POLL_S_MIN
+        while True:
+            is_taken = storage.try_lease(name)
+            try:
+                record = storage.find(name)
+                if record is not None and record.is_complete:
+                    self._complete(record)
+                    return False
+                if is_taken:
+                    await self._clean_up(record)
+                    is_taken = False  # now it is the caller's
+                    return True
+            finally:
+                if is_taken:
+                    storage.release_lease(name)
+            pause_s = _POLL_S_MIN if record != self.record else min(_POLL_S_MAX, 1.5 * pause_s)
+            self.record = record
+            self._wake()
+            await asyncio.sleep(pause_s)
+
+    async def _clean_up(self, record: ResultRecord | None) -> None:
+        """Remove what a process left behind that was killed while it produced the result."""
+        self.record = None
+        if record is not None:
+            await self._results.on_thread(self._results.storage.remove, record)
+
+    def _complete(self, record: ResultRecord) -> None:
+        self.record = record
+        self._results.remember(record)
+
+    async def _produce(self) -> None:
+        async with self._results.turn():
+            run = self.run = self._results.new_run(
+                self.plan,
+                cursors=self.cursors,
+                is_size_wanted=lambda: self._size_waiters_count > 0,
+                stores=self._is_storable,
+            )
+            self._wake()
+            outcome = "failed"
+            began_s = time.monotonic()
+            try:
+                record = await run.produce()
+                outcome = "ok"
+            except BaseException:
+                self.run = None
+                raise
+            finally:
+                self._results.count_run(run, outcome=outcome, seconds=time.monotonic() - began_s)
+            if run.is_kept:
+                self._complete(record)
+                self.run = None
+            else:  # its readers need its memory; if they are too slow for it, it is produced again
+                self._is_storable = False
+                self._results.remember_unkept(self)
+            if self.plan.is_deterministic and self.plan.size_bytes is None:
+                self.plan = replace(self.plan, size_bytes=record.size_bytes)

@@ -1,0 +1,271 @@
+"""Where results are kept: in the directory of the node's cache, under its limits, or nowhere.
+
+A result consists of blocks and of a record, which names the run that produced them. Blocks of different runs have different
+names, so what a killed process left behind is never mixed with what another run produces. The record is written when the first
+block is full, so that other processes of the node can follow the run, and again when the result is complete.
+
+All methods may be called from any thread. Those that touch the disk for longer than a system call are meant for a thread
+of a pool.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from penstock.cache.directory import BlockRead, CacheDirectory, NewEntry
+from penstock.cache.entry import (
+    BLOCK,
+    RESULT,
+    block_name,
+    decode,
+    digest_of,
+    encode,
+    header_bytes_of,
+)
+from penstock.cache.eviction import Evictor
+from penstock.cache.statistics import Counts
+from penstock.crc import crc32c
+from penstock.gateway.results.identity import ResultName, record_entry
+from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
+
+if TYPE_CHECKING:
+    from penstock.cache.config import CacheConfig
+
+_GAP_COUNT_MAX = 64
+"""Blocks are stored by a few threads, so a killed run leaves gaps of a few blocks at its end, but none as long as this."""
+
+_LEASE_DIGITS = 15
+
+
+class RunBlocks(NamedTuple):
+    """The blocks of one run: their identity, and its digest."""
+
+    identity: bytes
+    digest: str
+
+
+class ResultStorage(Protocol):
+    """Keeps the blocks and records of results.
+
+    Attributes:
+        block_bytes: Size of a full block.
+        result_bytes_max: Size from which on a result is not kept; it would evict itself.
+    """
+
+    block_bytes: int
+    result_bytes_max: int
+
+    def blocks_of(self, name: ResultName, run: str) -> RunBlocks:
+        """Return the identity of the blocks of a run."""
+
+    def find(self, name: ResultName) -> ResultRecord | None:
+        """Return the record of a result, complete or not. Cost: one system call if there is none, four if there is one."""
+
+    def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
+        """Store a block, and return its CRC-32C and whether it was stored."""
+
+    def put_record(self, record: ResultRecord) -> bool:
+        """Store a record in place of an earlier one, and return whether it was stored."""
+
+    def read(self, blocks: RunBlocks, index: int, size_bytes: int, start: int, view: memoryview) -> bool:
+        """Fill `view` from a block, beginning with its byte `start`; False if the block is missing or corrupt."""
+
+    def has_block(self, blocks: RunBlocks, index: int) -> bool:
+        """Whether a block is stored. Cost: one system call."""
+
+    def remove(self, record: ResultRecord) -> None:
+        """Remove a result: its record, if that is still the same, and its blocks."""
+
+    def remove_blocks(self, blocks: RunBlocks, count: int | None) -> None:
+        """Remove the blocks of a run; without a count, as many as there are."""
+
+    def mark_used(self, name: ResultName) -> bool:
+        """Mark a result as used now, and return whether its record exists. Cost: one system call."""
+
+    def try_lease(self, name: ResultName) -> bool:
+        """Take the right to produce a result; False if another process of the node has it."""
+
+    def release_lease(self, name: ResultName) -> None:
+        """Give the right back."""
+
+    def close(self) -> None:
+        """Release what the storage holds; idempotent."""
+
+
+class DirectoryStorage:
+    """Keeps results as entries of a cache directory.
+
+    Args:
+        directory: The directory. It evicts results as it evicts blocks: those that were not used for longest first.
+        config: The configuration of the directory's cache.
+    """
+
+    def __init__(self, directory: CacheDirectory, config: CacheConfig) -> None:
+        self.directory = directory
+        self.block_bytes = config.block_bytes
+        self.result_bytes_max = config.bytes_max // 2
+        self._namespace = config.namespace
+
+    def blocks_of(self, name: ResultName, run: str) -> RunBlocks:
+        """Return the identity of the blocks of a run."""
+        identity = name.blocks_identity(self._namespace, run, self.block_bytes)
+        return RunBlocks(identity, digest_of(identity))
+
+    def find(self, name: ResultName) -> ResultRecord | None:
+        """Return the record of a result, complete or not."""
+        identity = name.record_identity(self._namespace)
+        found = self.directory.read_entry(record_entry(identity)[0], identity)
+        if found is None or found[0].kind != RESULT:
+            return None
+        try:
+            record = decode_record(found[1])
+        except BadRecordError:
+            return None
+        # Blocks of another size have another identity, so they cannot be read.
+        return record if record.block_bytes == self.block_bytes else None
+
+    def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
+        """Store a block, and return its CRC-32C and whether it was stored. Cost: as ``CacheDirectory.write``."""
+        header = encode(BLOCK, blocks.identity, data, block_index=index, block_bytes=self.block_bytes)
+        entry = NewEntry(block_name(blocks.digest, index), data, len(header) + len(data), lambda: header)
+        return decode(header).data_crc, self.directory.write([entry]) == 1
+
+    def put_record(self, record: ResultRecord) -> bool:
+        """Store a record in place of an earlier one, and return whether it was stored."""
+        identity = ResultName(record.scope, record.key, record.etag).record_identity(self._namespace)
+        name = record_entry(identity)[0]
+        data = record.encode()
+        self.directory.remove(name)  # this subtracts it from the number of its folder
+        size_bytes = header_bytes_of(identity, len(data)) + len(data)
+        return (
+            self.directory.write([NewEntry(name, memoryview(data), size_bytes, lambda: encode(RESULT, identity, data))])
+            == 1
+        )
+
+    def read(self, blocks: RunBlocks, index: int, size_bytes: int, start: int, view: memoryview) -> bool:
+        """Fill `view` from a block, beginning with its byte `start`; False if the block is missing or corrupt."""
+        wanted = BlockRead(block_name(blocks.digest, index), index, size_bytes, start, view)
+        return self.directory.read_blocks(blocks.identity, [wanted])[0]
+
+    def has_block(self, blocks: RunBlocks, index: int) -> bool:
+        """Whether a block is stored."""
+        return self.directory.exists(block_name(blocks.digest, index))
+
+    def remove(self, record: ResultRecord) -> None:
+        """Remove a result: its record, if that is still the same, and its blocks."""
+        name = ResultName(record.scope, record.key, record.etag)
+        current = self.find(name)
+        if current is not None and current.run == record.run:
+            self.directory.remove(record_entry(name.record_identity(self._namespace))[0])
+        self.remove_blocks(self.blocks_of(name, record.run), record.blocks_count if record.is_complete else None)
+
+    def remove_blocks(self, blocks: RunBlocks, count: int | None) -> None:
+        """Remove the blocks of a run; without a count, as many as there are. Cost: two system calls for each block."""
+        index = missing_count = 0
+        while index < count if count is not None else missing_count < _GAP_COUNT_MAX:
+            existed = self.directory.remove(block_name(blocks.digest, index))
+            missing_count = 0 if existed else missing_count + 1
+            index += 1
+
+    def mark_used(self, name: ResultName) -> bool:
+        """Mark a result as used now, and return whether its record exists."""
+        path = self.directory.entries + record_entry(name.record_identity(self._namespace))[0].path
+        try:
+            os.utime(path, follow_symlinks=False)
+        except OSError as error:  # read-only, or another user's file: other processes then maintain the order of use
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+        return True
+
+    def try_lease(self, name: ResultName) -> bool:
+        """Take the right to produce a result; also True if leases are not available."""
+        return self.directory.leases.try_take(self._lease_number(name)) is not False
+
+    def release_lease(self, name: ResultName) -> None:
+        """Give the right back."""
+        self.directory.leases.release(self._lease_number(name))
+
+    def _lease_number(self, name: ResultName) -> int:
+        return int(record_entry(name.record_identity(self._namespace))[1][:_LEASE_DIGITS], 16)
+
+    def close(self) -> None:
+        """Close the shared files of the directory; idempotent."""
+        self.directory.close()
+
+
+class NoStorage:
+    """Keeps nothing: results are shared only while they are produced, and as far as the memory of recent blocks goes.
+
+    Args:
+        block_bytes: Size of a block in memory.
+    """
+
+    result_bytes_max = 0
+
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+
+    def blocks_of(self, name: ResultName, run: str) -> RunBlocks:
+        """Return the identity of the blocks of a run."""
+        identity = name.blocks_identity("", run, self.block_bytes)
+        return RunBlocks(identity, digest_of(identity))
+
+    def find(self, name: ResultName) -> ResultRecord | None:
+        """Return None, because nothing is kept."""
+        return None
+
+    def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
+        """Return the block's CRC-32C, and that it was not stored."""
+        return crc32c(data), False
+
+    def put_record(self, record: ResultRecord) -> bool:
+        """Return that the record was not stored."""
+        return False
+
+    def read(self, blocks: RunBlocks, index: int, size_bytes: int, start: int, view: memoryview) -> bool:
+        """Return that there is no such block."""
+        return False
+
+    def has_block(self, blocks: RunBlocks, index: int) -> bool:
+        """Return that there is no such block."""
+        return False
+
+    def remove(self, record: ResultRecord) -> None:
+        """Do nothing."""
+
+    def remove_blocks(self, blocks: RunBlocks, count: int | None) -> None:
+        """Do nothing."""
+
+    def mark_used(self, name: ResultName) -> bool:
+        """Return that there is no such record."""
+        return False
+
+    def try_lease(self, name: ResultName) -> bool:
+        """Return True, because no other process shares anything."""
+        return True
+
+    def release_lease(self, name: ResultName) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def open_storage(config: CacheConfig | None, *, block_bytes: int = 1 << 20) -> ResultStorage:
+    """Return storage in the directory of a cache, which is created if necessary; without a configuration, none.
+
+    Args:
+        config: The node's cache. The same directory may be open elsewhere in this process, and in other processes.
+        block_bytes: Size of a block in memory if there is no cache.
+
+    Raises:
+        ConfigError: Other users could have put files into the directory.
+    """
+    if config is None:
+        return NoStorage(block_bytes)
+    counts = Counts()
+    directory = CacheDirectory(config, counts)
+    directory.reserve = Evictor(directory, config, counts).reserve
+    directory.prepare()
+    return DirectoryStorage(directory, config)

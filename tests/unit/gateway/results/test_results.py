@@ -1,0 +1,343 @@
+"""Results in one process: produced once, read while they are being produced, kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway_support.results import (
+    BLOCK_BYTES,
+    FunctionTransform,
+    Gate,
+    get,
+    open_results,
+    point_of,
+    read_all,
+    request_of,
+    swap_case,
+)
+from penstock.errors import ObjectChangedError
+from penstock.gateway.objects import S3Error
+from penstock.types import ByteRange
+
+TEXT = random.Random(1).randbytes(5 * BLOCK_BYTES + 1234)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test on an event loop."""
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_a_result_is_produced_once_for_all_its_ranges(tmp_path: Path) -> None:
+    """Ranges one after another, and all at once, cost one run."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        transform = FunctionTransform(swap_case)
+        point = point_of(transform, results, {"a": TEXT})
+        wanted = TEXT.swapcase()
+        spans = [ByteRange(start, min(len(TEXT), start + 7000)) for start in range(0, len(TEXT), 7000)]
+        together = await asyncio.gather(*(get(point, "a", span) for span in spans))
+        assert b"".join(together) == wanted
+        assert b"".join([await get(point, "a", span) for span in spans]) == wanted
+        assert await get(point, "a") == wanted
+        assert transform.runs_count == 1
+        await results.close()
+
+    run(test)
+
+
+def test_a_result_is_there_after_a_restart(tmp_path: Path) -> None:
+    """A new process reads size, headers and bytes from the disk, without a run."""
+
+    async def test() -> None:
+        transform = FunctionTransform(swap_case)
+        etags = set()
+        for _ in range(2):
+            results = open_results(tmp_path)
+            point = point_of(transform, results, {"a": TEXT})
+            assert await get(point, "a") == TEXT.swapcase()
+            head = await point.head(request_of("a", method="HEAD"))
+            assert (head.size_bytes, head.headers["Content-Type"]) == (len(TEXT), "text/plain")
+            etags.add(head.etag)
+            await results.close()
+        assert transform.runs_count == 1
+        assert len(etags) == 1
+
+    run(test)
+
+
+def test_bytes_are_sent_before_the_result_is_complete(tmp_path: Path) -> None:
+    """The first byte goes out while the transform runs, and a range is served as soon as it was produced."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        gate = Gate(TEXT)
+        transform = FunctionTransform(gate)
+        point = point_of(transform, results, {"a": b"source"})
+        opened = await point.open(request_of("a"), None)
+        assert opened.head.size_bytes is None
+        pieces = opened.read(None)
+        gate.allow(10)
+        found = bytes(await anext(pieces))
+        assert found == TEXT[:10]
+        gate.allow(2 * BLOCK_BYTES)
+        assert (
+            await get(point, "a", ByteRange(BLOCK_BYTES - 5, BLOCK_BYTES + 5))
+            == TEXT[BLOCK_BYTES - 5 : BLOCK_BYTES + 5]
+        )
+        gate.allow()
+        async for piece in pieces:
+            found += bytes(piece)
+        assert found == TEXT
+        assert transform.runs_count == 1
+        await results.close()
+
+    run(test)
+
+
+def test_a_result_whose_size_is_announced_ends_with_its_run(tmp_path: Path) -> None:
+    """The last announced byte is sent only when the transform has ended without an error."""
+
+    async def failing(source: object, arguments: object, output: object) -> None:
+        output.begin({}, size_bytes=100)  # type: ignore[attr-defined]
+        await output.write(bytes(100))  # type: ignore[attr-defined]
+        raise ValueError("after the last byte")
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        point = point_of(FunctionTransform(failing), results, {"a": b"source"})
+        opened = await point.open(request_of("a"), None)
+        found = bytearray()
+
+        async def read() -> None:
+            async for piece in opened.read(None):
+                found.extend(piece)
+
+        with pytest.raises(S3Error):
+            await read()
+        assert len(found) < 100
+        await results.close()
+
+    run(test)
+
+
+def test_a_failed_run_leaves_nothing_and_the_next_read_tries_again(tmp_path: Path) -> None:
+    """All readers of a run that fails half-way get the error; the next one gets the whole result."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        gate = Gate(TEXT)
+        transform = FunctionTransform(gate)
+        point = point_of(transform, results, {"a": b"source"})
+        gate.allow(3 * BLOCK_BYTES, error=S3Error("Teapot", "No coffee.", status=418))
+        answers = await asyncio.gather(get(point, "a"), get(point, "a", ByteRange(0, 80_000)), return_exceptions=True)
+        assert [getattr(answer, "status", None) for answer in answers] == [418, 418]
+        assert transform.runs_count == 1
+        gate.allow()
+        assert await get(point, "a") == TEXT
+        assert transform.runs_count == 2
+        await results.close()
+        kept = [path.name for path in (tmp_path / "cache" / "v1" / "entries").glob("*/*")]
+        assert sorted(name.partition(".")[2] for name in kept) == ["0b", "1b", "2b", "3b", "4b", "5b", "r"]
+
+    run(test)
+
+
+def test_a_source_that_changes_under_way_fails_the_read(tmp_path: Path) -> None:
+    """The bytes of two versions are never mixed, and nothing of them is kept; then the new version is read."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        objects = {"a": TEXT}
+
+        async def changing(source, arguments, output):  # type: ignore[no-untyped-def]
+            async for piece in source.read(ByteRange(0, 10)):
+                await output.write(piece)
+            if objects["a"] == TEXT:
+                objects["a"] = b"another version"
+            async for piece in source.read(ByteRange(10, 15)):
+                await output.write(piece)
+
+        point = point_of(FunctionTransform(changing), results, objects)
+        with pytest.raises(ObjectChangedError):
+            await get(point, "a")
+        assert await get(point, "a") == b"another version"
+        await results.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("options", "announced_bytes", "status"),
+    [({"output_bytes_max": 1000}, None, 500), ({}, 10, 500), ({}, 10**6, 500), ({"time_s_max": 0.05}, None, 504)],
+    ids=["output", "longer-than-announced", "shorter-than-announced", "time"],
+)
+def test_limits_end_a_run(tmp_path: Path, options: dict[str, float], announced_bytes: int | None, status: int) -> None:
+    """A transform that floods, hangs or lies about its size is stopped, and the reader gets an error."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+
+        async def function(source, arguments, output):  # type: ignore[no-untyped-def]
+            if announced_bytes is not None:
+                output.begin({}, size_bytes=announced_bytes)
+            if "time_s_max" in options:
+                await asyncio.Event().wait()
+            await output.write(bytes(2000))
+
+        point = point_of(FunctionTransform(function), results, {"a": b""}, **options)
+        with pytest.raises(S3Error) as caught:
+            await get(point, "a")
+        assert caught.value.status == status
+        await results.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("place", ["no-cache", "too-large", "read-only"])
+def test_a_result_that_cannot_be_kept_is_read_all_the_same(tmp_path: Path, place: str) -> None:
+    """Memory stays bounded and the producer waits for its readers; a late reader has the result produced again."""
+
+    async def test() -> None:
+        results = open_results(None if place == "no-cache" else tmp_path, cache_bytes=40 * BLOCK_BYTES)
+        if place == "read-only":
+            results.storage.directory.reserve = None  # type: ignore[attr-defined]
+        text = random.Random(2).randbytes(100 * BLOCK_BYTES)
+        transform = FunctionTransform(swap_case)
+        point = point_of(transform, results, {"a": text})
+        spans = [None, None, ByteRange(0, len(text)), ByteRange(70 * BLOCK_BYTES - 7, 90 * BLOCK_BYTES)]
+        found = await asyncio.gather(*(get(point, "a", span) for span in spans))
+        for span, data in zip(spans, found, strict=True):
+            start, end = span or (0, len(text))
+            assert data == text[start:end].swapcase()
+        assert transform.runs_count <= 2
+        await results.close()
+        assert transform.ended_count == transform.runs_count
+
+    run(test)
+
+
+def test_a_corrupt_block_is_produced_again(tmp_path: Path) -> None:
+    """A block whose checksum is wrong is never sent; the result is produced again."""
+
+    async def test() -> None:
+        transform = FunctionTransform(swap_case)
+        results = open_results(tmp_path)
+        assert await get(point_of(transform, results, {"a": TEXT}), "a") == TEXT.swapcase()
+        await results.close()
+        block = next(path for path in (tmp_path / "cache").rglob("*.3b"))
+        data = bytearray(block.read_bytes())
+        data[-1] ^= 1
+        block.write_bytes(data)
+        results = open_results(tmp_path)
+        point = point_of(transform, results, {"a": TEXT})
+        assert await get(point, "a") == TEXT.swapcase()
+        assert transform.runs_count == 2
+        assert (
+            await get(point, "a", ByteRange(3 * BLOCK_BYTES, 4 * BLOCK_BYTES))
+            == TEXT[3 * BLOCK_BYTES : 4 * BLOCK_BYTES].swapcase()
+        )
+        assert transform.runs_count == 2
+        await results.close()
+
+    run(test)
+
+
+def test_a_run_goes_on_when_its_readers_have_left(tmp_path: Path) -> None:
+    """A client that hangs up does not waste the work: the result is complete for the next one."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        gate = Gate(TEXT)
+        transform = FunctionTransform(gate)
+        point = point_of(transform, results, {"a": b""})
+        gate.allow(100)
+        opened = await point.open(request_of("a"), None)
+        pieces = opened.read(None)
+        await anext(pieces)
+        await pieces.aclose()  # type: ignore[attr-defined]
+        await opened.close()
+        gate.allow()
+        assert await get(point, "a") == TEXT
+        assert transform.runs_count == 1
+        await results.close()
+
+    run(test)
+
+
+def test_close_ends_runs(tmp_path: Path) -> None:
+    """Closing cancels what runs, and the readers get an error."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        transform = FunctionTransform(Gate(TEXT))
+        reading = asyncio.create_task(get(point_of(transform, results, {"a": b""}), "a"))
+        while not transform.runs_count:
+            await asyncio.sleep(0)
+        await results.close()
+        assert transform.ended_count == 1
+        with pytest.raises(Exception, match=r"ending|failed|closed"):
+            await reading
+
+    run(test)
+
+
+def test_conditions_need_no_run(tmp_path: Path) -> None:
+    """Opening a result tells its ETag without running the transform."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        transform = FunctionTransform(swap_case)
+        point = point_of(transform, results, {"a": TEXT})
+        opened = await point.open(request_of("a"), None)
+        other = await point.open(request_of("a", query={"x": "1"}), None)
+        assert opened.head.etag != other.head.etag
+        await opened.close()
+        await other.close()
+        assert transform.runs_count == 0
+        await results.close()
+
+    run(test)
+
+
+def test_spooling_knows_the_length_before_the_first_byte(tmp_path: Path) -> None:
+    """With spool, the head that is made after the first piece has the size; with stream, it never has."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        gate = Gate(TEXT)
+        point = point_of(FunctionTransform(gate), results, {"a": b"", "b": b""})
+        for key, length, wanted in (("a", "spool", len(TEXT)), ("b", "stream", None), ("a", "auto", len(TEXT))):
+            gate.allow()
+            opened = await point.open(request_of(key, x_penstock_length=length), None)
+            pieces = opened.read(None)
+            await anext(pieces)
+            assert opened.head.size_bytes == wanted
+            await pieces.aclose()  # type: ignore[attr-defined]
+            await opened.close()
+        with pytest.raises(S3Error, match="x-penstock-length"):
+            await point.open(request_of("a", x_penstock_length="short"), None)
+        await results.close()
+
+    run(test)
+
+
+def test_an_empty_result_is_a_result(tmp_path: Path) -> None:
+    """A transform that writes nothing has a result of 0 bytes, which is kept."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        transform = FunctionTransform(Gate(b""))
+        point = point_of(transform, results, {"a": b""})
+        assert await get(point, "a") == b""
+        assert (await point.head(request_of("a"))).size_bytes == 0
+        assert transform.runs_count == 1
+        assert await read_all(await point.open(request_of("a"), None)) == b""
+        await results.close()
+
+    run(test)
