@@ -166,6 +166,7 @@ TAKEN_APART = re.compile(
 MAY_TAKE_APART = {
     "redaction.py": "it is the place",
     "compose.py": "keeps the query with the key",
+    "gateway/http/addressing.py": "takes the request line of a client apart, and drops its signature",
     "index/place.py": "looks at what describe() gave",
     "pack/identity.py": "compares URLs without their signatures",
     "store/http.py": "asks for the URL, and refuses passwords",

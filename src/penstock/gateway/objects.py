@@ -134,16 +134,18 @@ class Authenticator(Protocol):
 
 
 class RequestBody(Protocol):
-    """The body of a request, decoded and verified: chunk signatures, ``x-amz-content-sha256``, checksums, ``Content-MD5``.
+    """The body of a request, decoded and verified: chunk signatures, ``x-amz-content-sha256``, checksums, ``Content-MD5``."""
 
-    Attributes:
-        length_bytes: Length of the decoded body; None if the client did not send it.
-        checksums: Checksums that the client sent in headers or trailers and that the body matched: base64 by algorithm, such as
-            ``{"crc32c": "yZRlqg=="}``. Complete when the iteration has ended.
-    """
+    @property
+    def length_bytes(self) -> int | None:
+        """Length of the decoded body; None if the client did not send it."""
 
-    length_bytes: int | None
-    checksums: Mapping[str, str]
+    @property
+    def checksums(self) -> Mapping[str, str]:
+        """Checksums that the client sent in headers or trailers and that the body matched.
+
+        Base64 by algorithm, such as ``{"crc32c": "yZRlqg=="}``. Complete when the iteration has ended.
+        """
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Iterate over the body. Raises ``S3Error`` if it is damaged, too long, too slow or cut off."""

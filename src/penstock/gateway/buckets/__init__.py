@@ -1,1 +1,1 @@
-"""What answers requests for a bucket: a store, a folder that can be written, an access point with a transform."""
+"""What answers requests for a bucket or an access point."""

@@ -1,0 +1,223 @@
+"""What a request says about its own signature: in the header ``Authorization``, or in its query. Nothing here is verified."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl
+
+from penstock.gateway.authentication.canonical import SIGNATURE_PARAMETER
+from penstock.gateway.objects import S3Error
+from penstock.transport import EMPTY_SHA256, EXPIRES_S_MAX, UNSIGNED_PAYLOAD
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.gateway.objects import RequestHead
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+SIGNING_PARAMETERS = frozenset(
+    {
+        "X-Amz-Algorithm",
+        "X-Amz-Credential",
+        "X-Amz-Date",
+        "X-Amz-Expires",
+        "X-Amz-Security-Token",
+        SIGNATURE_PARAMETER,
+        "X-Amz-SignedHeaders",
+    }
+)
+"""Parameters of a query that sign it; nobody behind the front sees them."""
+
+_FIELDS_MAX = 3
+_NAMES_MAX = 128
+_SIGNED_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(?:;[a-z0-9!#$%&'*+.^_`|~-]+)*")
+_SIGNATURE = re.compile(r"[0-9a-f]{64}")
+_STAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
+_VERSION_2 = frozenset({"AWSAccessKeyId", "Signature"})
+
+
+class SignatureClaim(NamedTuple):
+    """What a request says about its signature.
+
+    Attributes:
+        access_key: ID of the access key.
+        scope: Scope of the signature: ``20260102/us-east-1/s3/aws4_request``.
+        region: Region in the scope.
+        service: Service in the scope.
+        names: Names of the signed headers, in lower case.
+        signature: The signature, 64 hexadecimal digits.
+        stamp: Time of signing: ``20260102T030405Z``.
+        payload: Hash of the payload, or what stands for it.
+        token: Session token; empty if there is none.
+        expires_s: Life of a presigned URL in seconds; None if the signature is in a header.
+    """
+
+    access_key: str
+    scope: str
+    region: str
+    service: str
+    names: tuple[str, ...]
+    signature: str
+    stamp: str
+    payload: str
+    token: str
+    expires_s: int | None
+
+
+def read_claim(head: RequestHead) -> SignatureClaim | None:
+    """Return what a request says about its signature; None if it has none.
+
+    Raises:
+        S3Error: The request cannot be read, is signed twice, or is signed in a way that is not supported.
+    """
+    authorization = head.headers.get("authorization")
+    query = head.raw_query
+    in_query = "X-Amz-" in query and ("X-Amz-Algorithm=" in query or "X-Amz-Signature=" in query)
+    if authorization is not None:
+        if in_query:
+            raise S3Error("InvalidArgument", "Only one way of signing is allowed: the Authorization header, or the query.",
+                          status=400)  # fmt: skip
+        return _from_header(authorization, head.headers)
+    if in_query:
+        return _from_query(query, head.headers)
+    if "Signature=" in query and _VERSION_2.issubset(name for name, _ in _parameters(query)):
+        raise _unsupported("Signature Version 2")
+    return None
+
+
+def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureClaim:
+    algorithm, _, rest = authorization.partition(" ")
+    if algorithm != ALGORITHM:
+        raise _unsupported("Signature Version 2" if algorithm == "AWS" else algorithm[:40])
+    fields = dict(field.strip().partition("=")[::2] for field in rest.split(","))
+    try:
+        credential, names, signature = fields["Credential"], fields["SignedHeaders"], fields["Signature"]
+    except KeyError as missing:
+        raise _malformed(f"{missing.args[0]} is missing") from None
+    if len(fields) != _FIELDS_MAX or rest.count(",") != _FIELDS_MAX - 1:
+        raise _malformed("it must have Credential, SignedHeaders and Signature, each once")
+    stamp = headers.get("x-amz-date")
+    if stamp is None:
+        stamp = _stamp_of_date(headers.get("date", ""))
+    parts = credential.split("/")
+    if len(parts) < 5 or parts[-1] != "aws4_request":
+        raise _malformed("the Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request")
+    if not _SIGNED_NAMES.fullmatch(names) or not _SIGNATURE.fullmatch(signature):
+        raise _malformed("SignedHeaders or Signature cannot be read")
+    if parts[-4] != stamp[:8]:
+        raise _malformed(f"the date {parts[-4][:16]!r} of the Credential is not that of x-amz-date")
+    return SignatureClaim(
+        "/".join(parts[:-4]),
+        "/".join(parts[-4:]),
+        parts[-3],
+        parts[-2],
+        _names(names),
+        signature,
+        stamp,
+        headers.get("x-amz-content-sha256", EMPTY_SHA256),
+        headers.get("x-amz-security-token", ""),
+        None,
+    )
+
+
+def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
+    found: dict[str, str] = {}
+    for name, value in _parameters(query):
+        if name in SIGNING_PARAMETERS:
+            if name in found:
+                raise _bad_query(f"{name} is given twice.")
+            found[name] = value
+    for name in sorted(SIGNING_PARAMETERS - {"X-Amz-Security-Token"}):
+        if name not in found:
+            raise _bad_query(f"{name} is missing.")
+    if found["X-Amz-Algorithm"] != ALGORITHM:
+        raise _bad_query(f"X-Amz-Algorithm must be {ALGORITHM}.")
+    stamp, expires = found["X-Amz-Date"], found["X-Amz-Expires"]
+    if not _STAMP.fullmatch(stamp):
+        raise _bad_query("X-Amz-Date must be in the form YYYYMMDDThhmmssZ.")
+    if not (expires.isascii() and expires.isdigit() and len(expires) <= 9 and 1 <= int(expires) <= EXPIRES_S_MAX):
+        raise _bad_query(f"X-Amz-Expires must be a number of seconds from 1 to {EXPIRES_S_MAX}.")
+    parts = found["X-Amz-Credential"].split("/")
+    if len(parts) < 5 or parts[-1] != "aws4_request":
+        raise _bad_query("X-Amz-Credential must be ACCESS/DATE/REGION/SERVICE/aws4_request.")
+    if parts[-4] != stamp[:8]:
+        raise _bad_query("The date of X-Amz-Credential is not that of X-Amz-Date.")
+    names, signature = found["X-Amz-SignedHeaders"], found[SIGNATURE_PARAMETER]
+    if not _SIGNED_NAMES.fullmatch(names) or not _SIGNATURE.fullmatch(signature):
+        raise _bad_query("X-Amz-SignedHeaders or X-Amz-Signature cannot be read.")
+    return SignatureClaim(
+        "/".join(parts[:-4]),
+        "/".join(parts[-4:]),
+        parts[-3],
+        parts[-2],
+        _names(names),
+        signature,
+        stamp,
+        headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD),
+        found.get("X-Amz-Security-Token", ""),
+        int(expires),
+    )
+
+
+def _parameters(query: str) -> list[tuple[str, str]]:
+    return parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+
+
+@lru_cache(maxsize=256)
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(";"))
+    if len(names) > _NAMES_MAX or len(set(names)) != len(names):
+        raise _malformed("SignedHeaders has a name twice, or too many names")
+    return names
+
+
+@lru_cache(maxsize=256)
+def stamp_s(stamp: str) -> float | None:
+    """Return the time of ``20260102T030405Z`` in seconds since 1970; None if it is no such time."""
+    if not _STAMP.fullmatch(stamp):
+        return None
+    try:
+        return float(calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ")))
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _stamp_of_date(text: str) -> str:
+    """Return the time of a ``Date`` header as signatures contain it; requests without ``x-amz-date`` are rare."""
+    try:
+        date_s = parsedate_to_datetime(text).timestamp()
+        return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(date_s))
+    except (ValueError, TypeError, IndexError, OverflowError, OSError):
+        raise S3Error("AccessDenied", "A signed request needs a valid Date or x-amz-date header.", status=403) from None
+
+
+def _malformed(what: str) -> S3Error:
+    return S3Error("AuthorizationHeaderMalformed", f"The authorization header is malformed; {what}.", status=400)
+
+
+def _bad_query(what: str) -> S3Error:
+    return S3Error("AuthorizationQueryParametersError", what, status=400)
+
+
+def _unsupported(what: str) -> S3Error:
+    return S3Error("InvalidRequest", f"{what} is not supported. Please use {ALGORITHM}.", status=400)
+
+
+def wrong_scope(claim: SignatureClaim, *, region: str) -> S3Error:
+    """Return the error for a signature of another region or service; `region` is the right one, or empty for any."""
+    if region and claim.region != region:
+        what, details = f"the region {claim.region[:64]!r} is wrong; expecting {region!r}", {"Region": region}
+    else:
+        what, details = f"the service {claim.service[:64]!r} is wrong; expecting 's3'", {}
+    if claim.expires_s is None:
+        code, message = "AuthorizationHeaderMalformed", f"The authorization header is malformed; {what}."
+    else:
+        code, message = "AuthorizationQueryParametersError", f"Error in the X-Amz-Credential parameter; {what}."
+    headers = {"x-amz-bucket-region": region} if region else {}
+    return S3Error(code, message, status=400, headers=headers, details=details)

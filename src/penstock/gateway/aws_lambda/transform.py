@@ -1,0 +1,156 @@
+"""A Lambda handler as a transform: its answer to a ``GetObject`` event is the result."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.gateway.aws_lambda.events import arguments_of, event_of, required_headers
+from penstock.gateway.aws_lambda.fingerprint import digest_of_code
+from penstock.gateway.aws_lambda.pool import HandlerPool
+from penstock.gateway.aws_lambda.worker import HandlerSettings
+from penstock.gateway.objects import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.gateway.aws_lambda.endpoint import InternalEndpoint
+    from penstock.gateway.aws_lambda.responses import PendingResponse
+    from penstock.gateway.config import AccessPoint
+    from penstock.gateway.objects import GatewayRequest, ResultWriter, Source
+    from penstock.types import ByteRange, ObjectInfo
+
+
+class LambdaTransform:
+    """Runs an unchanged handler of S3 Object Lambda; implements ``Transform``.
+
+    A handler never hears of ranges, parts and conditions. It produces the whole result once, and the gateway cuts it.
+
+    Cost: worker processes, each with the memory that the handler takes.
+
+    Args:
+        access_point: The access point, with a handler.
+        endpoint: Where the handler sends its answers.
+
+    Raises:
+        ConfigError: The access point has no handler, or its folder cannot be read.
+    """
+
+    maps_ranges = False
+
+    def __init__(self, access_point: AccessPoint, endpoint: InternalEndpoint) -> None:
+        config = access_point.handler
+        if config is None:
+            raise ConfigError(f"the access point {access_point.name!r} has no handler")
+        if not Path(config.code_dir).is_dir():
+            raise ConfigError(f"code_dir {config.code_dir!r} is not a directory")
+        config = replace(config, code_dir=str(Path(config.code_dir).absolute()))
+        self.name = f"lambda:{config.handler}"
+        self.is_deterministic = access_point.deterministic is not False
+        self.identity = _identity_of(access_point, digest_of_code(Path(config.code_dir)))
+        self._access_point = access_point
+        self._config = config
+        self._responses = endpoint.responses
+        settings = HandlerSettings(
+            name=access_point.name,
+            config=config,
+            endpoint=endpoint,
+            account=access_point.account,
+            region=access_point.region,
+        )
+        self._pool = HandlerPool(settings, size=access_point.processes or os.cpu_count() or 1)
+
+    async def start(self) -> None:
+        """Start the worker processes, which import the handler.
+
+        Raises:
+            ConfigError: The handler cannot be imported; the message has its traceback.
+        """
+        await self._pool.start()
+
+    def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
+        """Return the query, the caller and the headers on which the handler's answer may depend."""
+        arguments = arguments_of(request, self._config)
+        if self._access_point.epoch:
+            arguments.setdefault("query:x-penstock-epoch", self._access_point.epoch)
+        return arguments
+
+    async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
+        """Return None: only the handler knows."""
+        del source, arguments
+        return None
+
+    async def run(
+        self,
+        source: Source,
+        request: GatewayRequest,
+        arguments: Mapping[str, str],
+        output: ResultWriter,
+        span: ByteRange | None = None,
+    ) -> None:
+        """Call the handler, and take its answer.
+
+        Raises:
+            S3Error: The handler answered with an error, failed, took too long, or did not answer.
+        """
+        del arguments, span
+        worker = await self._pool.acquire()
+        with self._responses.expect(output) as pending:
+            try:
+                url = source.signed_url(required_headers(request))
+                context = {"inputS3Url": url, "outputRoute": pending.route, "outputToken": pending.token}
+                event = event_of(request, self._access_point, operation="GetObject", context=context)
+            except BaseException:
+                self._pool.release(worker)
+                raise
+            call = self._pool.call(worker, event, request_id=request.request_id)
+            try:
+                await self._answered(call, pending)
+            finally:
+                if not pending.is_complete:  # after its answer, the handler may go on within its time
+                    self._pool.abandon(call)
+
+    async def invoke(self, operation: str, request: GatewayRequest, input_url: str) -> Any:
+        """Call the handler for ``HeadObject``, ``ListObjects`` or ``ListObjectsV2``, whose answer is what it returns.
+
+        Raises:
+            S3Error: The handler failed or took too long.
+        """
+        event = event_of(request, self._access_point, operation=operation, context={"inputS3Url": input_url})
+        worker = await self._pool.acquire()
+        call = self._pool.call(worker, event, request_id=request.request_id, wants_result=True)
+        try:
+            return await asyncio.shield(call)
+        finally:
+            self._pool.abandon(call)
+
+    async def close(self) -> None:
+        """End the worker processes; idempotent."""
+        await self._pool.close()
+
+    async def _answered(self, call: asyncio.Task[Any], pending: PendingResponse) -> None:
+        """Wait for the answer, or for the end of the handler if it does not answer."""
+        await asyncio.wait({call, pending.finished}, return_when=asyncio.FIRST_COMPLETED)
+        if not pending.finished.done():
+            call.result()  # a handler that failed
+            if not pending.is_begun:
+                message = "The handler returned without calling WriteGetObjectResponse."
+                raise S3Error("LambdaResponseNotReceived", message, status=500)
+            async with asyncio.timeout(self._config.time_s_max):
+                await asyncio.wait({pending.finished})
+        pending.finished.result()
+
+
+def _identity_of(access_point: AccessPoint, code: str) -> str:
+    """Return what the handler's answers depend on: its name, code, settings and the version of the access point."""
+    config = access_point.handler
+    assert config is not None, "the caller has checked it"
+    parts = [config.handler, code, config.payload, sorted(config.environment.items()), access_point.version]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return f"lambda:{config.handler}:{digest}"

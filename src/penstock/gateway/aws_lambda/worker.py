@@ -1,0 +1,364 @@
+"""One process that runs a Lambda handler: it is started once, and then answers one event at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import KIB, MIB
+from penstock.gateway.objects import S3Error
+from penstock.redaction import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.gateway.aws_lambda.endpoint import InternalEndpoint
+    from penstock.gateway.config import LambdaConfig
+
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+FRAME_BYTES_MAX = 16 * MIB
+LOG_BYTES_MAX = 1 * MIB
+"""Output of one call that is logged; more is dropped."""
+OUTPUT_BYTES_MAX = 64 * MIB
+"""Output of one call after which the process is stopped."""
+LINE_BYTES_MAX = 16 * KIB
+START_S_MAX = 120.0
+"""Longest time for importing the handler's module; TensorFlow takes 10 to 20 s on a busy machine."""
+INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Variables of the gateway's environment that handlers get. Credentials are not among them."""
+LOG = logging.getLogger("penstock.gateway.lambda")
+
+_RUN_FILE = (
+    "import sys; sys.path.pop(0); __file__ = sys.argv.pop(1); exec(compile(open(__file__).read(), __file__, 'exec'))"
+)
+"""``python FILE`` would put the file's folder, which is part of penstock, in front of the handler's modules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSettings:
+    """What a worker process needs to know.
+
+    Attributes:
+        name: Name of the access point.
+        config: The handler.
+        endpoint: Where the handler sends its answers.
+        account: Account in the function's ARN.
+        region: Region in the function's ARN and in the handler's environment.
+    """
+
+    name: str
+    config: LambdaConfig
+    endpoint: InternalEndpoint
+    account: str
+    region: str
+
+    @property
+    def python(self) -> str:
+        """Path of the interpreter; links are not followed, because a virtual environment is recognized by its path."""
+        python = self.config.python or sys.executable
+        return str(Path(python).absolute()) if "/" in python else python
+
+    @property
+    def function(self) -> dict[str, str]:
+        """What ``context`` says about the function."""
+        memory_mib = self.config.memory_bytes_max // MIB or 10_240  # the most that AWS gives, if there is no limit
+        return {
+            "name": self.name,
+            "version": "$LATEST",
+            "arn": f"arn:aws:lambda:{self.region}:{self.account}:function:{self.name}",
+            "memory_mib": str(memory_mib),
+            "log_group": f"/aws/lambda/{self.name}",
+            "log_stream": f"penstock/{os.getpid()}",
+        }
+
+    def environment(self, temporary: str) -> dict[str, str]:
+        """Return the environment of a worker process, whose temporary folder is `temporary`."""
+        function = self.function
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        return {
+            "LANG": "C.UTF-8",
+            "TZ": ":UTC",
+            **inherited,
+            "HOME": temporary,
+            "TMPDIR": temporary,
+            "PYTHONUTF8": "1",
+            "NO_PROXY": "localhost,127.0.0.1,.localhost",
+            "no_proxy": "localhost,127.0.0.1,.localhost",
+            "AWS_ACCESS_KEY_ID": self.endpoint.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.endpoint.secret_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EXECUTION_ENV": "AWS_Lambda_python",
+            "BOTO_DISABLE_CRT": "true",  # Lambda has no awscrt, with which botocore cannot sign bodies that are streamed
+            **self.config.environment,
+            "AWS_ENDPOINT_URL_S3": self.endpoint.url,
+            "AWS_LAMBDA_FUNCTION_NAME": function["name"],
+            "AWS_LAMBDA_FUNCTION_VERSION": function["version"],
+            "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": function["memory_mib"],
+            "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand",
+            "AWS_LAMBDA_LOG_GROUP_NAME": function["log_group"],
+            "AWS_LAMBDA_LOG_STREAM_NAME": function["log_stream"],
+            "LAMBDA_TASK_ROOT": self.config.code_dir,
+            "_HANDLER": self.config.handler,
+        }
+
+
+class HandlerOutput:
+    """What a worker process prints, in the gateway's log.
+
+    Attributes:
+        request_id: ID of the request that the handler is working on; empty between calls.
+        is_flooded: Whether one call printed more than ``OUTPUT_BYTES_MAX``.
+
+    Args:
+        name: Name of the access point.
+        descriptor: The reading end of a pipe, which this object closes.
+        on_flood: Called once when a call has printed too much.
+    """
+
+    def __init__(self, name: str, descriptor: int, *, on_flood: Callable[[], None]) -> None:
+        self.request_id = ""
+        self.is_flooded = False
+        self._name = name
+        self._descriptor = descriptor
+        self._on_flood = on_flood
+        self._rest = b""
+        self._call_bytes = 0
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read_some)
+
+    def begin(self, request_id: str) -> None:
+        """Attribute what follows to a request."""
+        self.drain()
+        self.request_id = request_id
+        self._call_bytes = 0
+
+    def drain(self) -> None:
+        """Log all that has been printed so far."""
+        while self._descriptor >= 0 and not self.is_flooded and self._read_some():
+            pass
+        if self._rest:
+            self._log(self._rest)
+            self._rest = b""
+
+    def close(self) -> None:
+        """Log what is left, and stop reading; idempotent."""
+        if self._descriptor < 0:
+            return
+        self.drain()
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _read_some(self) -> bool:
+        try:
+            data = os.read(self._descriptor, 64 * KIB)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+            return False
+        before = self._call_bytes
+        self._call_bytes += len(data)
+        if self._call_bytes > OUTPUT_BYTES_MAX and not self.is_flooded:
+            self.is_flooded = True
+            self._on_flood()
+        if before < LOG_BYTES_MAX:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._log(line)
+            if len(self._rest) > LINE_BYTES_MAX:
+                self._log(self._rest)
+                self._rest = b""
+            if self._call_bytes >= LOG_BYTES_MAX:
+                self._log(f"... more than {LOG_BYTES_MAX} bytes of output; the rest of this call's is dropped".encode())
+        return True
+
+    def _log(self, line: bytes) -> None:
+        text = printable(line[:LINE_BYTES_MAX].decode("utf-8", "replace"))
+        LOG.info("%s %s %s", self._name, self.request_id or "-", text, extra={"request_id": self.request_id})
+
+
+class HandlerWorker:
+    """A process that has imported the handler.
+
+    Attributes:
+        is_alive: Whether it can take another event.
+    """
+
+    def __init__(self, settings: HandlerSettings) -> None:
+        self.is_alive = False
+        self._settings = settings
+        self._temporary = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: HandlerOutput | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def start(self) -> None:
+        """Start the process and import the handler.
+
+        Raises:
+            S3Error: ``LambdaRuntimeError``: the handler cannot be imported; `details` has the traceback in ``Traceback``.
+        """
+        settings = self._settings
+        self._temporary = tempfile.mkdtemp(prefix="penstock-lambda-")
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                await self._spawn()
+                first = {
+                    "handler": settings.config.handler,
+                    "code_dir": settings.config.code_dir,
+                    "function": settings.function,
+                    "memory_bytes_max": settings.config.memory_bytes_max,
+                    "endpoint_url": settings.endpoint.url,
+                }
+                answer = await self._exchange(first)
+        except TimeoutError as error:
+            await self.close()
+            raise _failed(f"Importing the handler took longer than {START_S_MAX:.0f} s.") from error
+        except OSError as error:
+            await self.close()
+            raise _failed(f"The interpreter cannot be started: {error.strerror}.", str(error)) from error
+        except BaseException:
+            await self.close()
+            raise
+        if "failed" in answer:
+            await self.close()
+            failed = answer["failed"]
+            raise _failed(f"Importing the handler failed: {failed['type']}.", str(failed["traceback"]))
+        self.is_alive = True
+
+    async def call(self, event: Mapping[str, object], *, request_id: str, wants_result: bool = False) -> Any:
+        """Run the handler with one event, and return what it returned, if that is wanted.
+
+        Cancelling kills the process.
+
+        Raises:
+            S3Error: The handler raised an exception, exited, or took too long. If `is_alive` is false then, the process has
+                ended.
+        """
+        assert self._output is not None, "start() comes first"
+        time_s_max = self._settings.config.time_s_max
+        self._output.begin(request_id)
+        message = {"event": event, "request_id": request_id, "wants_result": wants_result, "time_s_max": time_s_max}
+        is_complete = False
+        try:
+            async with asyncio.timeout(time_s_max):
+                answer = await self._exchange(message)
+            is_complete = True
+        except TimeoutError as error:
+            text = f"The handler took longer than {time_s_max:g} s."
+            LOG.warning("%s %s %s", self._settings.name, request_id, text, extra={"request_id": request_id})
+            raise S3Error("LambdaTimeout", text, status=400) from error
+        finally:
+            if not is_complete:
+                self.kill()
+            self._output.drain()
+            self._output.request_id = ""
+        if "failed" in answer:
+            raise self._failure(answer["failed"], request_id)
+        return answer.get("returned")
+
+    def kill(self) -> None:
+        """Kill the process and everything that it started; idempotent."""
+        self.is_alive = False
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Kill the process, and release what it held; idempotent."""
+        self.kill()
+        if self._streams is not None:
+            self._streams[1].close()
+        if self._process is not None:
+            await self._process.wait()
+        if self._output is not None:
+            self._output.close()
+        if self._temporary:
+            await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
+            self._temporary = ""
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        reading, writing = os.pipe()
+        settings = self._settings
+        self._output = HandlerOutput(settings.name, reading, on_flood=self.kill)
+        try:
+            ours.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=FRAME_BYTES_MAX)
+            self._streams = reader, writer
+            self._process = await asyncio.create_subprocess_exec(
+                *(settings.python, "-c", _RUN_FILE, str(BOOTSTRAP), str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                cwd=settings.config.code_dir,
+                env=settings.environment(self._temporary),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(writing)
+
+    async def _exchange(self, message: Mapping[str, object]) -> dict[str, Any]:
+        assert self._streams is not None, "start() comes first"
+        reader, writer = self._streams
+        body = json.dumps(message).encode("ascii")
+        try:
+            writer.write(struct.pack(">I", len(body)) + body)
+            await writer.drain()
+            (length_bytes,) = struct.unpack(">I", await reader.readexactly(4))
+            if length_bytes > FRAME_BYTES_MAX:
+                raise _failed(f"The handler's process sent a message of {length_bytes} bytes.")
+            answer = json.loads(await reader.readexactly(length_bytes))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            self.kill()
+            raise _failed(await self._last_words()) from error
+        except ValueError as error:
+            raise _failed("The handler's process sent a message that is not valid.") from error
+        if not isinstance(answer, dict):
+            raise _failed("The handler's process sent a message that is not valid.")
+        return answer
+
+    async def _last_words(self) -> str:
+        """Return how the process ended."""
+        if self._process is None:
+            return "The handler's process ended."
+        code = await self._process.wait()
+        if self._output is not None and self._output.is_flooded:
+            return f"The handler printed more than {OUTPUT_BYTES_MAX} bytes."
+        return (
+            "The handler's process was killed." if code == -signal.SIGKILL else f"The handler's process ended: {code}."
+        )
+
+    def _failure(self, failed: dict[str, Any], request_id: str) -> S3Error:
+        if failed.get("exits"):
+            self.kill()
+        where = f"{self._settings.name} {request_id}"
+        LOG.error("%s The handler failed.\n%s", where, failed.get("traceback", ""), extra={"request_id": request_id})
+        return _failed(f"The handler failed: {failed.get('type', 'Exception')}.")
+
+
+def _failed(message: str, traceback: str = "") -> S3Error:
+    error = S3Error("LambdaRuntimeError", message, status=400)
+    if traceback:
+        error.add_note(traceback)
+    return error

@@ -1,0 +1,211 @@
+"""``UpstreamBucket``: the objects of a store as they are, through the node's cache if the store has one.
+
+The envelope of a read, beyond what the store itself needs: no copy of a byte, one wake-up of the event loop for a body of one
+part, and one call on a thread for each part of a longer one. While a client takes a part, no thread waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError, ObjectMissingError, SpanError
+from penstock.fetch.plan import PlanItem
+from penstock.gateway.buckets.submitting import FirstRead, perform_on_loop
+from penstock.gateway.objects import Answer, ObjectHead, S3Error
+from penstock.types import ByteRange, Get, Head
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from penstock.gateway.objects import GatewayRequest, RequestBody
+    from penstock.store.base import Store
+    from penstock.types import Buffer, Chunk, ListPage, ObjectInfo, Page
+
+_PART_BYTES = 8 << 20
+_PART_BYTES_MIN = 256 << 10
+_AHEAD_COUNT = 4
+"""Parts that one client's read holds or requests at a time; 4 of 8 MiB cover 10 ms at 3 GB/s."""
+_THREADS_COUNT_MAX = 64
+_DEFAULT_TYPE = "binary/octet-stream"
+_NO_VERSIONING = b'<?xml version="1.0" encoding="UTF-8"?>\n<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
+
+
+class UpstreamBucket:
+    """A bucket that serves the objects of a store, and changes none.
+
+    Args:
+        name: Name of the bucket.
+        store: The store; closing the bucket closes it.
+        created_s: When the bucket was created, in seconds since 1970; 0 if that is not known.
+
+    Attributes:
+        name: Name of the bucket.
+        store: The store.
+        created_s: When the bucket was created.
+    """
+
+    def __init__(self, name: str, store: Store, *, created_s: float = 0.0) -> None:
+        self.name = name
+        self.store = store
+        self.created_s = created_s
+        self._streams_count = 0
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def head(self, request: GatewayRequest) -> ObjectHead:
+        """Describe an object; see ``Bucket.head``. Cost: one request, or none if the cache knows the object."""
+        return self.object_head(await self._stat(request.key))
+
+    async def _stat(self, key: str) -> ObjectInfo:
+        try:
+            completion = await perform_on_loop(self.store, Head(key))
+        except ConfigError as error:
+            raise ObjectMissingError("the store cannot have such a key", status=404) from error
+        assert completion.info is not None
+        return completion.info
+
+    async def open(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
+        """Begin to read an object; see ``Bucket.open``. Cost: one request for an object of one part."""
+        key = request.key
+        if hint is None and ("Range" in request.headers or "partNumber" in request.query):
+            return UpstreamObject(self, await self._stat(key), None)  # the range depends on the size
+        first = None
+        try:
+            first = FirstRead(self.store, Get(key, hint), length_bytes_max=self.part_bytes())
+            info = await first.wait_described()
+        except SpanError:
+            return UpstreamObject(self, await self._stat(key), None)
+        except ConfigError as error:
+            raise ObjectMissingError("the store cannot have such a key", status=404) from error
+        except asyncio.CancelledError:
+            if first is not None:
+                first.cancel()
+            raise
+        return UpstreamObject(self, info, first)
+
+    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page:
+        """Return one page of the store's listing; see ``Bucket.list_objects``. Cost: one request."""
+        completion = await perform_on_loop(self.store, operation)
+        page: Page = completion.value
+        return page
+
+    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """Refuse everything that is not reading; see ``Bucket.other``."""
+        if request.method != "GET":
+            raise S3Error("AccessDenied", "This bucket can only be read.", status=403)
+        if "versioning" in request.query and not request.key:
+            return Answer(body=_NO_VERSIONING)
+        raise S3Error("NotImplemented", "This gateway does not implement this sub-resource.", status=501)
+
+    async def close(self) -> None:
+        """Close the store; idempotent."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.store.close)
+
+    # ── for the objects ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def object_head(self, info: ObjectInfo) -> ObjectHead:
+        """Return what clients are told about an object."""
+        return ObjectHead(
+            key=info.key,
+            size_bytes=info.size_bytes,
+            etag=etag_of(info),
+            last_modified_s=info.last_modified_s or 0.0,
+            headers={"Content-Type": content_type_of(info.key)},
+        )
+
+    def part_bytes(self) -> int:
+        """Return the size of a part: smaller if many clients read at once, so that all of them fit into the budget."""
+        share_bytes = self.store.budget.bytes_max // (2 * _AHEAD_COUNT * (self._streams_count + 1))
+        part_bytes = _PART_BYTES
+        while part_bytes > _PART_BYTES_MIN and part_bytes > share_bytes:
+            part_bytes //= 2
+        return part_bytes
+
+    async def stream(self, info: ObjectInfo, span: ByteRange) -> AsyncIterator[Buffer]:
+        """Iterate over the bytes of a range of one version, part by part, read ahead.
+
+        A piece is valid until the next one is requested.
+        """
+        loop = asyncio.get_running_loop()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS_COUNT_MAX, thread_name_prefix="penstock-stream")
+        item = PlanItem(info.key, span, info.etag, info.size_bytes, last_modified_s=info.last_modified_s)
+        self._streams_count += 1
+        chunks: Iterator[Chunk] | None = None
+        try:
+            chunks = self.store.read_parts([item], part_bytes=self.part_bytes(), requests_max=_AHEAD_COUNT)
+            while True:
+                chunk = await asyncio.shield(loop.run_in_executor(self._threads, next, chunks, None))
+                if chunk is None:
+                    break
+                yield chunk.data
+                chunk = None
+        finally:
+            self._streams_count -= 1
+            if chunks is not None:
+                chunks.close()  # type: ignore[attr-defined]
+
+
+class UpstreamObject:
+    """One version of an object of a store that is being read; see ``OpenObject``.
+
+    Args:
+        bucket: Its bucket.
+        info: The object.
+        first: The read of its first bytes; None if none was begun.
+
+    Attributes:
+        head: What is known about the object.
+    """
+
+    def __init__(self, bucket: UpstreamBucket, info: ObjectInfo, first: FirstRead | None) -> None:
+        self._bucket = bucket
+        self._info = info
+        self._first = first
+        self.head = bucket.object_head(info)
+
+    async def wait_size_bytes(self) -> int:
+        """Return the object's size in bytes."""
+        return self._info.size_bytes
+
+    async def read(self, span: ByteRange | None) -> AsyncIterator[Buffer]:
+        """Iterate over the bytes of a range; see ``OpenObject.read``."""
+        wanted = span or ByteRange(0, self._info.size_bytes)
+        first, self._first = self._first, None
+        if first is not None:
+            try:
+                has_begin = first.span is not None and first.span.start <= wanted.start < first.span.end
+                if has_begin:
+                    assert first.span is not None
+                    body = await first.wait_body()
+                    begin = body[wanted.start - first.span.start : wanted.end - first.span.start]
+                    wanted = ByteRange(wanted.start + len(begin), wanted.end)
+                    yield begin
+            finally:
+                first.cancel()
+        if wanted.start < wanted.end:
+            async for piece in self._bucket.stream(self._info, wanted):
+                yield piece
+
+    async def close(self) -> None:
+        """End reading; idempotent."""
+        first, self._first = self._first, None
+        if first is not None:
+            first.cancel()
+
+
+def etag_of(info: ObjectInfo) -> str:
+    """Return the ETag of an object; if its store has none, one of size and time."""
+    if info.etag is not None:
+        return info.etag
+    return f'"{info.size_bytes:x}-{int((info.last_modified_s or 0) * 1e6):x}"'
+
+
+def content_type_of(key: str) -> str:
+    """Return the type that the suffix of a key stands for."""
+    return mimetypes.guess_type(key.rpartition("/")[2])[0] or _DEFAULT_TYPE

@@ -1,0 +1,140 @@
+"""The parameters of ListObjects and ListObjectsV2. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.gateway.objects import S3Error
+from penstock.types import ListPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.types import Page
+
+_KEYS_COUNT_MAX = 1000
+_TEXT_BYTES_MAX = 1024
+_TOKEN_CHARACTERS_MAX = 8192
+_AFTER_ALL = "\U0010ffff"
+"""Sorts behind every character, so that a prefix and it sort behind all keys that begin with the prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListQuery:
+    """What a client wants to have listed.
+
+    Attributes:
+        is_v2: Whether it is ListObjectsV2.
+        prefix: Prefix of the keys.
+        delimiter: Delimiter of common prefixes; empty for none.
+        keys_max: Largest number of entries in the answer, at most 1 000.
+        start_after: Key after which the listing begins: ``start-after``, or ``marker`` of the first version.
+        token: Token as the client sent it; None if it sent none.
+        store_token: The store's own token in it.
+        is_url_encoded: Whether keys are percent-encoded in the answer.
+        has_owner: Whether the answer names the owner of each object.
+    """
+
+    is_v2: bool
+    prefix: str
+    delimiter: str
+    keys_max: int
+    start_after: str
+    token: str | None
+    store_token: str | None
+    is_url_encoded: bool
+    has_owner: bool
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str]) -> ListQuery:
+        """Parse the parameters.
+
+        Raises:
+            S3Error: One of them is not valid.
+        """
+        kind = query.get("list-type", "1")
+        if kind not in ("1", "2"):
+            raise _invalid("list-type", kind, "Invalid list type")
+        is_v2 = kind == "2"
+        encoding = query.get("encoding-type", "")
+        if encoding not in ("", "url"):
+            raise _invalid("encoding-type", encoding, "Invalid Encoding Method specified in Request")
+        for name in ("prefix", "delimiter", "marker", "start-after"):
+            if len(query.get(name, "").encode()) > _TEXT_BYTES_MAX:
+                raise _invalid(name, "", f"It is longer than {_TEXT_BYTES_MAX} bytes.")
+        token = query.get("continuation-token") if is_v2 else None
+        return cls(
+            is_v2=is_v2,
+            prefix=query.get("prefix", ""),
+            delimiter=query.get("delimiter", ""),
+            keys_max=_keys_max(query.get("max-keys")),
+            start_after=query.get("start-after" if is_v2 else "marker", ""),
+            token=token,
+            store_token=_opened(token) if token is not None else None,
+            is_url_encoded=bool(encoding),
+            has_owner=query.get("fetch-owner", "").lower() == "true" if is_v2 else True,
+        )
+
+    def operation(self) -> ListPage:
+        """Return the operation on the store."""
+        start_after = self.start_after
+        if not self.is_v2 and self._is_common_prefix(start_after):
+            start_after += (
+                _AFTER_ALL  # the marker is the last common prefix of the page before: skip what it stands for
+            )
+        return ListPage(self.prefix, self.delimiter, self.store_token, start_after, self.keys_max)
+
+    def _is_common_prefix(self, marker: str) -> bool:
+        delimiter = self.delimiter
+        if not delimiter or not marker.startswith(self.prefix) or not marker.endswith(delimiter):
+            return False
+        return marker.find(delimiter, len(self.prefix)) == len(marker) - len(delimiter)
+
+    def fields_v2(self, page: Page, encode: Callable[[str], str]) -> list[tuple[str, str]]:
+        """Return the elements of the answer that only the second version has."""
+        fields = [("KeyCount", str(len(page.objects) + len(page.prefixes)))]
+        if self.token is not None:
+            fields.append(("ContinuationToken", encode(self.token)))
+        if page.next_token is not None:
+            fields.append(("NextContinuationToken", sealed_token(page.next_token)))
+        if self.start_after:
+            fields.append(("StartAfter", encode(self.start_after)))
+        return fields
+
+    def fields_v1(self, page: Page, encode: Callable[[str], str]) -> list[tuple[str, str]]:
+        """Return the elements of the answer that only the first version has."""
+        fields = [("Marker", encode(self.start_after))]
+        if page.next_token is not None and self.delimiter:
+            last = max([page.objects[-1].key] if page.objects else [], default="")
+            fields.append(("NextMarker", encode(max([last, *page.prefixes[-1:]]))))
+        return fields
+
+
+def sealed_token(token: str) -> str:
+    """Return a store's token in characters that XML and URLs can hold."""
+    return base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
+
+
+def _opened(token: str) -> str:
+    """Return the store's token; raises ``S3Error`` if the client's token was not made by ``sealed_token``."""
+    try:
+        if not token or len(token) > _TOKEN_CHARACTERS_MAX:
+            raise ValueError
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode("utf-8", "surrogatepass")
+    except (ValueError, binascii.Error):
+        raise _invalid("continuation-token", token[:100], "The continuation token provided is incorrect") from None
+
+
+def _keys_max(text: str | None) -> int:
+    if text is None or text == "":
+        return _KEYS_COUNT_MAX
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
+        raise _invalid("max-keys", text[:100], "Provided max-keys not an integer or within integer range")
+    return min(int(text), _KEYS_COUNT_MAX)
+
+
+def _invalid(name: str, value: str, message: str) -> S3Error:
+    return S3Error("InvalidArgument", message, status=400, details={"ArgumentName": name, "ArgumentValue": value})

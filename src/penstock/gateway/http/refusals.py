@@ -1,0 +1,60 @@
+"""Every error that a bucket may raise, in S3's terms."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.errors import (
+    WIRE,
+    AccessDeniedError,
+    BucketMissingError,
+    CancelledOperationError,
+    ConfigError,
+    DeadlineError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    PenstockError,
+    SpanError,
+    ThrottledError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
+from penstock.gateway.objects import S3Error
+
+log = logging.getLogger("penstock.gateway")
+
+_CODES: tuple[tuple[type[PenstockError], str, str], ...] = (
+    (BucketMissingError, "NoSuchBucket", "The specified bucket does not exist"),
+    (ObjectMissingError, "NoSuchKey", "The specified key does not exist."),
+    (AccessDeniedError, "AccessDenied", "The gateway may not read this from its upstream."),
+    (ObjectChangedError, "PreconditionFailed", "The object was replaced while it was being read."),
+    (ObjectExistsError, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold."),
+    (SpanError, "InvalidRange", "The requested range is not satisfiable"),
+    (ThrottledError, "SlowDown", "Please reduce your request rate."),
+    (DeadlineError, "GatewayTimeout", "The upstream did not answer in time."),
+    (UnavailableError, "ServiceUnavailable", "The upstream is not available."),
+    (UnsupportedFormatError, "NotImplemented", "The object is of a kind that cannot be read."),
+    (ConfigError, "InvalidRequest", "The upstream cannot perform this request."),
+)
+"""Classes, the most special first: code and message. The messages of the errors themselves may name hosts and paths."""
+
+
+def as_s3_error(error: Exception) -> S3Error:
+    """Return an error in S3's terms. Its message names neither the upstream nor a path; the log has the original."""
+    if isinstance(error, S3Error):
+        return error
+    if isinstance(error, PenstockError):
+        _, status = WIRE.get(type(error), WIRE[PenstockError])
+        if isinstance(error, CancelledOperationError):
+            status = 503
+        for kind, code, message in _CODES:
+            if isinstance(error, kind):
+                return S3Error(code, message, status=status)
+        return S3Error("InternalError", "The object could not be read; the gateway's log says why.", status=status)
+    return S3Error("InternalError", "We encountered an internal error. Please try again.", status=500)
+
+
+def is_worth_logging(error: Exception) -> bool:
+    """Whether an error says something about the upstream or the gateway, and not only about the request."""
+    return as_s3_error(error).status >= 500

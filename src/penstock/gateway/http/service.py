@@ -1,0 +1,210 @@
+"""Which operation a verified request names, and how it is answered."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from penstock.gateway.http.addressing import decoded, path_and_query
+from penstock.gateway.http.documents import XML_TYPE, bucket_list, bucket_location, object_list
+from penstock.gateway.http.list_queries import ListQuery
+from penstock.gateway.http.object_answers import answer_get, answer_head
+from penstock.gateway.objects import Answer, S3Error
+from penstock.types import Page
+
+if TYPE_CHECKING:
+    from penstock.gateway.http.addressing import Address
+    from penstock.gateway.http.exchanges import ClientExchange
+    from penstock.gateway.objects import Authenticator, Bucket, BucketTable, GatewayRequest, RequestBody
+
+METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
+_WRITES = frozenset({"PUT", "POST", "DELETE"})
+_SUB_RESOURCES = frozenset(
+    {
+        "accelerate",
+        "acl",
+        "analytics",
+        "attributes",
+        "cors",
+        "delete",
+        "encryption",
+        "intelligent-tiering",
+        "inventory",
+        "legal-hold",
+        "lifecycle",
+        "logging",
+        "metrics",
+        "notification",
+        "object-lock",
+        "ownershipControls",
+        "policy",
+        "policyStatus",
+        "publicAccessBlock",
+        "replication",
+        "requestPayment",
+        "restore",
+        "retention",
+        "select",
+        "tagging",
+        "torrent",
+        "uploadId",
+        "uploads",
+        "versioning",
+        "versions",
+        "website",
+    }
+)
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
+_NO_VERSION = ("", "null")
+
+
+class Service:
+    """Answers verified requests.
+
+    Args:
+        buckets: The buckets and access points.
+        authenticator: Says who may use which bucket.
+        region: Region that GetBucketLocation and HeadBucket name.
+    """
+
+    def __init__(self, buckets: BucketTable, authenticator: Authenticator, *, region: str) -> None:
+        self._buckets = buckets
+        self._authenticator = authenticator
+        self._region = region or "us-east-1"
+
+    async def find(self, address: Address, request: GatewayRequest) -> tuple[str, Bucket | None]:
+        """Return the name and the bucket that an address means; None if there is none.
+
+        Raises:
+            S3Error: The caller may not use it.
+        """
+        for name in filter(None, (address.bucket, address.other_bucket)):
+            if not _BUCKET_NAME.match(name):
+                continue
+            if not self._authenticator.may_use(request.caller, name):
+                if name == address.bucket and address.other_bucket:
+                    continue
+                raise _denied()
+            bucket = await self._buckets.get(name, request.caller)
+            if bucket is not None:
+                return name, bucket
+        return address.bucket, None
+
+    async def answer(
+        self, exchange: ClientExchange, bucket: Bucket | None, request: GatewayRequest, body: RequestBody
+    ) -> None:
+        """Answer a request.
+
+        Args:
+            exchange: The exchange with the client.
+            bucket: Bucket that is addressed; None if there is none of this name.
+            request: The request.
+            body: Its body.
+        """
+        if request.method in _WRITES and not request.caller.may_write:
+            raise _denied()
+        if not request.bucket:
+            await self._answer_service(exchange, request)
+            return
+        if not request.key and not (request.query.keys() & _SUB_RESOURCES) and request.method in ("PUT", "DELETE"):
+            await self._change_bucket(exchange, request, body)
+            return
+        if bucket is None:
+            raise S3Error(
+                "NoSuchBucket",
+                "The specified bucket does not exist",
+                status=404,
+                details={"BucketName": request.bucket[:255]},
+            )
+        if request.method not in ("GET", "HEAD") or request.query.keys() & _SUB_RESOURCES:
+            self._check_copy_source(request)
+            await _send(exchange, await bucket.other(request, body))
+        elif not request.key:
+            await self._answer_bucket(exchange, bucket, request)
+        else:
+            _refuse_versions(request)
+            await (answer_get if request.method == "GET" else answer_head)(exchange, bucket, request)
+
+    async def _answer_service(self, exchange: ClientExchange, request: GatewayRequest) -> None:
+        if request.method not in ("GET", "HEAD"):
+            raise method_not_allowed()
+        found = await self._buckets.names(request.caller)
+        allowed = [bucket for bucket in found if self._authenticator.may_use(request.caller, bucket.name)]
+        await _send(exchange, Answer(body=bucket_list(allowed)))
+
+    async def _change_bucket(self, exchange: ClientExchange, request: GatewayRequest, body: RequestBody) -> None:
+        name = request.bucket
+        if not _BUCKET_NAME.match(name):
+            raise S3Error(
+                "InvalidBucketName",
+                "The specified bucket is not valid.",
+                status=400,
+                details={"BucketName": name[:255]},
+            )
+        if not self._authenticator.may_use(request.caller, name):
+            raise _denied()
+        async for _ in body:  # the region that is wanted, which is the gateway's whatever it says
+            pass
+        if request.method == "PUT":
+            await self._buckets.create(name, request.caller)
+            await _send(exchange, Answer(headers={"Location": f"/{name}"}))
+        else:
+            await self._buckets.delete(name, request.caller)
+            await _send(exchange, Answer(status=204))
+
+    async def _answer_bucket(self, exchange: ClientExchange, bucket: Bucket, request: GatewayRequest) -> None:
+        region = {"x-amz-bucket-region": self._region}
+        if request.method == "HEAD":
+            await _send(exchange, Answer(headers=region))
+        elif "location" in request.query:
+            await _send(exchange, Answer(body=bucket_location(self._region)))
+        else:
+            await self._list(exchange, bucket, request, region)
+
+    async def _list(
+        self, exchange: ClientExchange, bucket: Bucket, request: GatewayRequest, headers: dict[str, str]
+    ) -> None:
+        query = ListQuery.parse(request.query)
+        page: Page | Answer = Page([], [], None)
+        if query.keys_max > 0:
+            page = await bucket.list_objects(request, query.operation())
+        if isinstance(page, Page):
+            page = Answer(headers=headers, body=object_list(request.bucket, query, page))
+        await _send(exchange, page)
+
+    def _check_copy_source(self, request: GatewayRequest) -> None:
+        """Refuse a copy of an object in a bucket that the caller may not use."""
+        source = request.headers.get("x-amz-copy-source")
+        if source is None:
+            return
+        name = decoded(path_and_query(source)[0], "source of the copy").lstrip("/").partition("/")[0]
+        if not self._authenticator.may_use(request.caller, name):
+            raise _denied()
+
+
+async def _send(exchange: ClientExchange, answer: Answer) -> None:
+    headers = dict(answer.headers)
+    if answer.body and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = XML_TYPE
+    await exchange.answer(answer.status, headers, answer.body)
+
+
+def _refuse_versions(request: GatewayRequest) -> None:
+    """Refuse to read an old version: objects here have one version, which is called ``null``."""
+    version = request.query.get("versionId", "")
+    if version not in _NO_VERSION:
+        raise S3Error(
+            "NoSuchVersion",
+            "The version ID specified in the request does not match an existing version.",
+            status=404,
+            details={"Key": request.key, "VersionId": version[:100]},
+        )
+
+
+def method_not_allowed() -> S3Error:
+    """Return the refusal of a method that the resource does not have."""
+    return S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.", status=405)
+
+
+def _denied() -> S3Error:
+    return S3Error("AccessDenied", "Access Denied", status=403)

@@ -1,0 +1,166 @@
+"""An internal endpoint with one source object and results in memory, for tests of handlers without the rest of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaTransform, WriteGetObjectResponse
+from penstock.gateway.config import AccessPoint, LambdaConfig
+from penstock.gateway.objects import Caller, GatewayRequest, ObjectHead, RequestHead, S3Error, VerifiedRequest
+
+
+class MemoryResult:
+    """Takes a result into memory, as ``ResultWriter``."""
+
+    def __init__(self) -> None:
+        self.headers: Mapping[str, str] = {}
+        self.size_bytes: int | None = None
+        self.data = bytearray()
+        self.write_bytes_max = 1 << 40
+        self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        self._memory = bytearray(65536)
+
+    def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
+        self.headers, self.size_bytes = dict(headers), size_bytes
+
+    async def write(self, data: Any) -> None:
+        if len(self.data) + len(data) > self.write_bytes_max:
+            raise S3Error("EntityTooLarge", "The result is too long.", status=400)
+        self.data += data
+        self.pieces.put_nowait(bytes(data))
+
+    def buffer(self) -> memoryview:
+        return memoryview(self._memory)
+
+    async def filled(self, length_bytes: int) -> None:
+        await self.write(self._memory[:length_bytes])
+
+
+class MemorySource:
+    """A source object that the endpoint serves at ``/source``."""
+
+    def __init__(self, endpoint: Endpoint, data: bytes, key: str) -> None:
+        self.key = key
+        self.head = ObjectHead(key=key, size_bytes=len(data), etag='"1"', last_modified_s=0)
+        self.data = data
+        self.signed: dict[str, str] = {}
+        self._endpoint = endpoint
+
+    def worker_url(self) -> tuple[str, str]:
+        return f"http://127.0.0.1:{self._endpoint.port}", "source"
+
+    def signed_url(self, headers: Mapping[str, str]) -> str:
+        self.signed = dict(headers)
+        names = "%3B".join(["host", *sorted(name.lower() for name in headers)])
+        return f"http://127.0.0.1:{self._endpoint.port}/source?X-Amz-SignedHeaders={names}&X-Amz-Signature=0"
+
+    async def read(self, span: Any = None) -> AsyncIterator[bytes]:
+        yield self.data if span is None else self.data[span.start : span.end]
+
+
+class PlainBody:
+    """The body of a request as it arrives, as ``RequestBody``."""
+
+    checksums: Mapping[str, str] = {}
+
+    def __init__(self, arriving: AsyncIterator[bytes], length_bytes: int | None) -> None:
+        self.length_bytes = length_bytes
+        self._arriving = arriving
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._arriving
+
+
+class KeyOnly:
+    """An ``Authenticator`` that looks only at the key and the service which a signature names."""
+
+    def __init__(self, access_key: str) -> None:
+        self._access_key = access_key
+
+    def verify(self, head: RequestHead) -> VerifiedRequest:
+        scope = re.search(r"Credential=([^/]+)/\d{8}/[^/]+/([^/]+)/", head.headers.get("Authorization", ""))
+        if scope is None or scope[1] != self._access_key or scope[2] != "s3-object-lambda":
+            raise S3Error("InvalidSignature", "The request is not signed as it must be.", status=400)
+        length = head.headers.get("Content-Length")
+        size = None if length is None else int(length)
+        return VerifiedRequest(Caller(self._access_key, True), lambda arriving: PlainBody(arriving, size))
+
+    def may_use(self, caller: Caller, bucket: str) -> bool:
+        return bool(caller and bucket)
+
+
+class Endpoint:
+    """The server. ``posts`` are the headers of all requests to ``WriteGetObjectResponse``."""
+
+    def __init__(self, data: bytes) -> None:
+        self.port = 0
+        self.posts: list[dict[str, str]] = []
+        self.transforms: list[LambdaTransform] = []
+        self.source = MemorySource(self, data, "folder/a b.tar")
+        self.internal: InternalEndpoint
+        self._write: WriteGetObjectResponse
+
+    def attach(self, port: int) -> None:
+        """Begin to accept answers."""
+        self.port = port
+        self.internal = InternalEndpoint(port=port)
+        authenticator = KeyOnly(self.internal.access_key)
+        self._write = WriteGetObjectResponse(self.internal.responses, authenticator=authenticator)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == PATH:
+            self.posts.append(dict(request.headers))
+            return await self._write(request)
+        return web.Response(body=self.source.data, headers={"ETag": '"1"'})
+
+    def transform(self, config: LambdaConfig, **settings: Any) -> LambdaTransform:
+        """A transform of this endpoint, which is closed with it."""
+        settings = {"name": "ap", "upstream": "memory://", "processes": 1} | settings
+        made = LambdaTransform(AccessPoint(handler=config, **settings), self.internal)
+        self.transforms.append(made)
+        return made
+
+    def request(self, **changes: Any) -> GatewayRequest:
+        """A GET of the source object."""
+        fields: dict[str, Any] = {
+            "method": "GET",
+            "bucket": "ap",
+            "key": self.source.key,
+            "query": {},
+            "headers": {"Host": "gateway"},
+            "caller": Caller("AKUSER", False),
+            "url": "http://gateway/ap/folder/a%20b.tar",
+            "remote": "127.0.0.1",
+            "request_id": "REQ1",
+        }
+        return GatewayRequest(**(fields | changes))
+
+    async def run(self, transform: LambdaTransform, **changes: Any) -> MemoryResult:
+        """Produce a result for a GET."""
+        request = self.request(**changes)
+        result = MemoryResult()
+        await transform.run(self.source, request, transform.arguments(request), result)
+        return result
+
+
+@asynccontextmanager
+async def endpoint(data: bytes = b"hello world") -> AsyncIterator[Endpoint]:
+    """Serve on a free port of loopback."""
+    made = Endpoint(data)
+    runner = web.ServerRunner(web.Server(made.handle))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.attach(runner.addresses[0][1])
+    try:
+        yield made
+    finally:
+        for transform in made.transforms:
+            await transform.close()
+        await runner.cleanup()
