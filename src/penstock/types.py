@@ -101,6 +101,9 @@ class ObjectInfo(NamedTuple):
     ``etag`` is in the form that ``strong_etag`` returns. A store without ETags may use an identifier of its own
     (``size-mtime-inode``). ``list(recursive=False)`` also yields prefixes: their keys end with ``/``, ``is_prefix`` is true,
     and their size is 0.
+
+    ``headers`` are those of the answer, by lower-case name: a reference, which costs nothing. They are empty if the store has
+    none, and in listings. Two records that differ in nothing else are equal.
     """
 
     key: Key
@@ -109,9 +112,19 @@ class ObjectInfo(NamedTuple):
     last_modified_s: float | None = None  # seconds since the epoch
     is_prefix: bool = False
     checksums: Mapping[str, str] = {}  # full-object only, base64: {"crc32c": "...", ...}
+    headers: Mapping[bytes, bytes] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectInfo) and tuple(self[:-1]) == tuple(other[:-1])
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self[:-1]))
 
     def __repr__(self) -> str:
-        values = zip(self._fields, (public_key(self.key), *self[1:]), strict=True)
+        values = zip(self._fields[:-1], (public_key(self.key), *self[1:-1]), strict=True)
         return f"ObjectInfo({', '.join(f'{name}={value!r}' for name, value in values)})"
 
 
@@ -198,11 +211,13 @@ class Head(NamedTuple):
     """Get the ``ObjectInfo`` of an object as ``Completion.info``, and the claim it was written with as ``Completion.value``.
 
     A caller that already reads one version names it by `etag` and `size_bytes`: a cache that has its blocks may then answer.
+    With `headers`, the answer's headers are wanted: a cache that knows the object only from a listing then asks the store.
     """
 
     key: Key
     etag: str | None = None
     size_bytes: int | None = None
+    headers: bool = False
 
 
 class ListPage(NamedTuple):

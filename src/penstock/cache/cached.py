@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from penstock import forks
+from penstock.cache.at_hand import read_at_hand
 from penstock.cache.cached_read import CachedRead
 from penstock.cache.config import CacheConfig
 from penstock.cache.context import CacheContext
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.cache.statistics import Counts
-    from penstock.types import Key, Operation, Sink, Transfer
+    from penstock.types import ByteRange, Key, ObjectInfo, Operation, Sink, Transfer
 
 
 class Cached(Wrapper):
@@ -98,6 +99,28 @@ class Cached(Wrapper):
             write.start()
             return write
         return self.inner.submit(operation, sink)
+
+    def read_nowait(
+        self, key: Key, span: ByteRange | None = None, *, length_bytes_max: int
+    ) -> tuple[ObjectInfo, ByteRange, memoryview] | None:
+        """Return the bytes of an object or of a range, if that needs neither the store nor the disk nor another thread.
+
+        That is the case if this process knows the object, believes it by ``metadata_ttl_s``, and the page cache has its blocks.
+        An event loop may call this; whatever is not at hand is for ``submit``.
+
+        Args:
+            key: Key of the object.
+            span: Bytes to read, cut at the end of the object; None reads the whole object.
+            length_bytes_max: The most bytes to read.
+
+        Returns:
+            The object, the range, and its bytes, uint8[n]; None if they are not at hand, or if there are more or none of them.
+
+        Cost: four system calls for each block and one copy; 25 µs for 100 KB.
+        """
+        if self._closed or self._recorder is not None:
+            return None
+        return read_at_hand(self.context, key, span, length_bytes_max)
 
     @property
     def counts(self) -> Counts:

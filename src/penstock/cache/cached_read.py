@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.cache.context import CacheContext
     from penstock.types import Sink, Transfer
 
+_NO_CHECKSUMS: dict[str, str] = {}
 _TOGETHER_COUNT = 8
 """Number of blocks that one read has open at the same time."""
 
@@ -184,7 +185,7 @@ class CachedRead:
         operation, completion = self.operation, self.completion
         assert info.etag is not None
         # without the store's checksums: blocks have their own, and are verified once; see docs/concepts/cache.md
-        self.info = completion.info = ObjectInfo(operation.key, info.size_bytes, info.etag, info.last_modified_s)
+        self.info = completion.info = info._replace(key=operation.key, checksums=_NO_CHECKSUMS)
         self.identity, self.digest = self.context.identities.of_version(operation.key, info.etag)
         span = span_within(operation, info.size_bytes)
         if span is not None:

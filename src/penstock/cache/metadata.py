@@ -18,7 +18,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import forks
 from penstock.cache.directory import NewEntry
@@ -27,12 +27,29 @@ from penstock.private import open_private
 from penstock.types import ListPage, ObjectInfo, Page
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.cache.directory import CacheDirectory
     from penstock.cache.entry import Identities
     from penstock.types import Key
 
 _KEYS_COUNT_MAX = 1 << 18
 """Largest number of objects remembered in memory, at about 300 bytes each; when it is reached, the oldest half is dropped."""
+
+_KEPT_HEADERS = frozenset(
+    {
+        b"cache-control",
+        b"content-disposition",
+        b"content-encoding",
+        b"content-language",
+        b"content-type",
+        b"expires",
+        b"x-amz-storage-class",
+        b"x-amz-tagging-count",
+        b"x-amz-website-redirect-location",
+    }
+)
+_KEPT_PREFIXES = (b"x-amz-meta-", b"x-amz-checksum-")
 
 REMEMBERED_MISS = "no such object; the cache remembers that it was missing"
 
@@ -92,6 +109,8 @@ class Metadata:
             before = known.get(key)
             if before is not None and before.sent_s > sent_s:
                 return
+            if info is not None:
+                info = _with_kept_headers(info, before.info if before is not None else None)
             if len(known) >= _KEYS_COUNT_MAX:
                 for old in list(known)[: _KEYS_COUNT_MAX // 2]:
                     del known[old]
@@ -125,6 +144,13 @@ class Metadata:
                 self.put(key, known.info, known.sent_s)
                 return known
         return None
+
+    def believed(self, key: Key) -> ObjectInfo | None:
+        """Return the version of a key that may be believed without asking the store, if this process knows it."""
+        known = self._known.get(key)
+        if known is None or known.info is None or known.info.etag is None:
+            return None
+        return known.info if time.monotonic() - known.sent_s < self.ttl_s else None
 
     def hint(self, key: Key) -> ObjectInfo | None:
         """Return the last version that any process of this node saw, whatever its age.
@@ -245,10 +271,32 @@ def is_version(etag: str | None) -> bool:
     return etag is not None and not etag.startswith("W/")
 
 
+def _with_kept_headers(info: ObjectInfo, before: ObjectInfo | None) -> ObjectInfo:
+    """Return a record with those of its headers that describe the object; a listing has none, and takes those seen before.
+
+    Cost: 1.5 µs for each answer with headers.
+    """
+    if info.headers:
+        return info._replace(headers=kept_headers(info.headers))
+    if before is not None and before.headers and before.etag == info.etag:
+        return info._replace(headers=before.headers)
+    return info
+
+
+def kept_headers(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return the headers of an answer that describe the object, and not the answer."""
+    return {name: value for name, value in headers.items() if name in _KEPT_HEADERS or name.startswith(_KEPT_PREFIXES)}
+
+
 def _row(info: ObjectInfo) -> list[object]:
-    return [info.key, info.size_bytes, info.etag, info.last_modified_s, dict(info.checksums)]
+    row = [info.key, info.size_bytes, info.etag, info.last_modified_s, dict(info.checksums)]
+    if info.headers:
+        headers = kept_headers(info.headers)
+        row.append({name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()})
+    return row
 
 
-def _info(row: list[object]) -> ObjectInfo:
-    key, size_bytes, etag, last_modified_s, checksums = row
-    return ObjectInfo(key, size_bytes, etag, last_modified_s, checksums=checksums)  # type: ignore[arg-type]
+def _info(row: list[Any]) -> ObjectInfo:
+    key, size_bytes, etag, last_modified_s, checksums, *more = row
+    headers = {name.encode("latin-1"): value.encode("latin-1") for name, value in more[0].items()} if more else {}
+    return ObjectInfo(key, size_bytes, etag, last_modified_s, checksums=checksums, headers=headers)

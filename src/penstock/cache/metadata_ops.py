@@ -113,7 +113,7 @@ class MetadataQuery(_PassedOperation):
         completion.info = self._pinned_info(operation)
         if completion.info is None:
             known = metadata.fresh(operation.key, self.submitted_s)
-            if known is None:
+            if known is None or (operation.headers and known.info is not None and not known.info.headers):
                 return None
             completion.info = known.info
             if known.info is None:
@@ -127,7 +127,7 @@ class MetadataQuery(_PassedOperation):
         Read-ahead names the version that it reads, and sends a HEAD for its checksum. It does not need it here: the blocks
         were compared with the store's checksum when they were fetched, and the size of a version never changes.
         """
-        key, etag, size_bytes = operation
+        key, etag, size_bytes, _ = operation
         if etag is None or size_bytes is None:
             return None
         _, digest = self.context.identities.of_version(key, etag)

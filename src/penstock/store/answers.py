@@ -82,6 +82,7 @@ def object_info(key: Key, headers: Mapping[bytes, bytes], size_bytes: int, check
         http_date_s(modified) if modified is not None else None,
         False,
         checksums,
+        headers,
     )
 
 

@@ -40,6 +40,8 @@ class Store(ABC):
     """How the store is read; None means ``FetchConfig()``."""
     pages_anywhere: bool = True
     """Whether a page that begins at any key costs only one request, so that a listing may guess where to begin."""
+    keeps_headers: bool = False
+    """Whether objects have headers, such as a type and user metadata; ``Get`` and ``Head`` then fill ``ObjectInfo.headers``."""
     keeps_checksums: bool = False
     """Whether the store is asked to keep a checksum of every object that is written in parts."""
 
@@ -252,6 +254,7 @@ class Wrapper(Store):
         self.fetch_config = inner.fetch_config
         self.pages_anywhere = inner.pages_anywhere
         self.keeps_checksums = inner.keeps_checksums
+        self.keeps_headers = inner.keeps_headers
 
     def describe(self, key: Key) -> str:
         """Return the URL of `key`, as the store inside does."""

@@ -37,6 +37,7 @@ _NO_CHECKSUMS: dict[str, str] = {}
 class RemoteStore(Store):
     """A store whose operations are HTTP requests. Connections and threads belong to the process; closing ends its use."""
 
+    keeps_headers = True
     _closed = False
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ class ClientExchange:
             headers: Headers, without those that every answer has.
             length_bytes: Length of the body; None sends it in chunks.
         """
-        found = CIMultiDict(headers)
+        found = headers if isinstance(headers, CIMultiDict) else CIMultiDict(headers)
         found["x-amz-request-id"] = self.request_id
         found["x-amz-id-2"] = HOST_ID
         found["Server"] = _SERVER_NAME

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import HttpVersion11
+from multidict import CIMultiDict
 
 from penstock.gateway.http.byte_ranges import parse_part_number, parse_range, part_range
 from penstock.gateway.http.conditions import check_conditions, has_conditions, still_matches
@@ -186,13 +187,15 @@ def _headers(
     span: ByteRange | None,
     *,
     is_whole: bool = True,
-) -> dict[str, str]:
-    headers = {
-        "ETag": head.etag,
-        "Last-Modified": http_date(head.last_modified_s),
-        "Accept-Ranges": "bytes",
-        "Content-Type": _DEFAULT_TYPE,
-    }
+) -> CIMultiDict[str]:
+    headers = CIMultiDict(
+        {
+            "ETag": head.etag,
+            "Last-Modified": http_date(head.last_modified_s),
+            "Accept-Ranges": "bytes",
+            "Content-Type": _DEFAULT_TYPE,
+        }
+    )
     with_checksums = is_whole and request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
     if with_checksums:
         headers.update(head.headers)
@@ -208,7 +211,7 @@ def _headers(
     return headers
 
 
-def _add_parts_count(headers: dict[str, str], wanted: Wanted, head: ObjectHead) -> None:
+def _add_parts_count(headers: CIMultiDict[str], wanted: Wanted, head: ObjectHead) -> None:
     if wanted.part_number is not None and len(head.part_sizes_bytes) > 1:
         headers["x-amz-mp-parts-count"] = str(len(head.part_sizes_bytes))
 

@@ -1,0 +1,55 @@
+"""Reading what needs neither the store nor the disk nor another thread, for event loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.buffers import small_buffer
+from penstock.cache.directory import BlockRead
+from penstock.cache.entry import block_name
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from penstock.cache.context import CacheContext
+    from penstock.types import Key, ObjectInfo
+
+
+def read_at_hand(
+    context: CacheContext, key: Key, span: ByteRange | None, length_bytes_max: int
+) -> tuple[ObjectInfo, ByteRange, memoryview] | None:
+    """Return bytes of an object that are at hand; see ``Cached.read_nowait``."""
+    info = context.metadata.believed(key)
+    if info is None or info.etag is None:
+        return None
+    start, end = (0, info.size_bytes) if span is None else (span.start, min(span.end, info.size_bytes))
+    if not 0 < end - start <= length_bytes_max:
+        return None
+    wanted = ByteRange(start, end)
+    identity, digest = context.identities.of_version(key, info.etag)
+    view = small_buffer(end - start)[: end - start]
+    blocks = blocks_of(wanted, view, digest, size_bytes=info.size_bytes, block_bytes=context.config.block_bytes)
+    if not context.directory.read_blocks_nowait(identity, blocks):
+        return None
+    context.counts.metadata_hit_count += 1
+    return info._replace(key=key), wanted, view
+
+
+def blocks_of(
+    wanted: ByteRange, view: memoryview, digest: str, *, size_bytes: int, block_bytes: int
+) -> list[BlockRead]:
+    """Return the reads that fill a view with a range of an object.
+
+    Args:
+        wanted: The range.
+        view: uint8[wanted], writable.
+        digest: Digest of the identity of the object's version.
+        size_bytes: Size of the object.
+        block_bytes: Size of a full block.
+    """
+    found = []
+    for index in range(wanted.start // block_bytes, (wanted.end - 1) // block_bytes + 1):
+        start, end = index * block_bytes, min((index + 1) * block_bytes, size_bytes)
+        begin, stop = max(start, wanted.start), min(end, wanted.end)
+        part = view[begin - wanted.start : stop - wanted.start]
+        found.append(BlockRead(block_name(digest, index), index, end - start, begin - start, part))
+    return found
