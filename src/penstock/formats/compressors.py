@@ -33,10 +33,14 @@ class Compressor(Protocol):
 
 
 class Gzip:
-    """Writes one gzip member."""
+    """Writes one gzip member.
 
-    def __init__(self) -> None:
-        self._stream = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
+    Args:
+        level: Level of the compression, from 0 (none) to 9.
+    """
+
+    def __init__(self, level: int = GZIP_LEVEL) -> None:
+        self._stream = zlib.compressobj(level, zlib.DEFLATED, _GZIP)
 
     def compress(self, data: Buffer) -> bytes:
         """Compress the next bytes."""
@@ -50,16 +54,19 @@ class Gzip:
 class Zstd:
     """Writes one zstd frame with a checksum.
 
+    Args:
+        level: Level of the compression, from 1 to 22.
+
     Raises:
         ConfigError: zstandard is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = ZSTD_LEVEL) -> None:
         try:
             zstandard = import_module("zstandard")
         except ImportError as error:
             raise ConfigError("zstd needs zstandard", hint="pip install 'penstock[zstd]'") from error
-        self._stream: Any = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compressobj()
+        self._stream: Any = zstandard.ZstdCompressor(level=level, write_checksum=True).compressobj()
 
     def compress(self, data: Buffer) -> bytes:
         """Compress the next bytes."""
@@ -72,5 +79,5 @@ class Zstd:
         return out
 
 
-COMPRESSORS: dict[str, Callable[[], Compressor]] = {"gz": Gzip, "zst": Zstd}
+COMPRESSORS: dict[str, Callable[..., Compressor]] = {"gz": Gzip, "zst": Zstd}
 """The compressor for each suffix of compressed objects."""

@@ -119,11 +119,10 @@ class TFRecordWriter(RecordWriter):
             raise ConfigError("a sample has no field")
         if self.decided_format is None:
             self.decided_format = tfrecord.DECIDED[tfrecord.content_of(memoryview(b"".join(pieces)))]
-        length = _LENGTH.pack(sum(map(len, pieces)))
         crc = 0
         for piece in pieces:
             crc = sample_crc(piece, crc)
-        head, foot = length + _CRC.pack(masked_crc(length)), _CRC.pack(masked(crc))
+        head, foot = frame_head(sum(map(len, pieces))), _CRC.pack(masked(crc))
         if len(pieces) == 1:
             return [head, *pieces, foot]
         # Both are small, so joining them saves calls.
@@ -198,24 +197,44 @@ def _example(fields: Mapping[str, Any]) -> list[Buffer]:
     small = bytearray()  # pieces since the last large one
     size = 0
     for name in sorted(fields):
-        try:
-            head, data = _feature(name, fields[name])
-            length = len(data)
-            key = name.encode("utf-8")
-            entry = b"%c%b%b\x12%b" % (10, _varint(len(key)), key, _varint(len(head) + length))
-        except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
-            raise ConfigError(f"field {name!r} cannot be a feature: {error}") from None
-        inside = len(entry) + len(head) + length
-        start = b"\n" + _varint(inside)
-        size += len(start) + inside
-        small += start + entry + head
-        if length < _PIECE_BYTES:
+        head, data = feature_entry(name, fields[name])
+        size += len(head) + len(data)
+        small += head
+        if len(data) < _PIECE_BYTES:
             small += data
             continue
         pieces += [small, data]
         small = bytearray()
-    start = b"\n" + _varint(size)
+    start = features_head(size)
     return [start + pieces[0], *pieces[1:], small] if pieces else [start + small]
+
+
+def features_head(size_bytes: int) -> bytes:
+    """Return what precedes the features of an Example, which take `size_bytes` bytes in total."""
+    return b"\n" + _varint(size_bytes)
+
+
+def frame_head(size_bytes: int) -> bytes:
+    """Return what precedes a record of `size_bytes` bytes in a TFRecord shard: its length and the CRC of the length."""
+    length = _LENGTH.pack(size_bytes)
+    return length + _CRC.pack(masked_crc(length))
+
+
+def feature_entry(name: str, value: Any) -> tuple[bytes, Buffer]:
+    """Serialise a feature with its name in two parts: all but its last bytes, and its last bytes.
+
+    The second part is the value if it is bytes; then the first part depends only on the name and the value's length.
+
+    Raises:
+        ConfigError: The value has a type that an Example cannot represent.
+    """
+    try:
+        head, data = _feature(name, value)
+        key = name.encode("utf-8")
+        entry = b"%c%b%b\x12%b" % (10, _varint(len(key)), key, _varint(len(head) + len(data)))
+    except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"field {name!r} cannot be a feature: {error}") from None
+    return b"\n" + _varint(len(entry) + len(head) + len(data)) + entry + head, data
 
 
 def _feature(name: str, value: Any) -> tuple[bytes, Buffer]:

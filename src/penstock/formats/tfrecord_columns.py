@@ -69,9 +69,9 @@ def read_frames(view: memoryview, at: int) -> Frames | None:
     ends = np.append(begins[1:], at + _HEAD_BYTES) - (_HEAD_BYTES + _FOOT_BYTES)
     data = np.frombuffer(view, np.uint8)
     heads = np.array([_size_crcs.get(size) or _size_crc(size) for size in (ends - begins).tolist()], np.uint32)
-    if not (_uint32_at(data, begins - 4) == _masked(heads)).all():
+    if not (_uint32_at(data, begins - 4) == masked_crcs(heads)).all():
         return None
-    if not (_uint32_at(data, ends) == _masked(np.array(crcs, np.uint32))).all():
+    if not (_uint32_at(data, ends) == masked_crcs(np.array(crcs, np.uint32))).all():
         return None
     return Frames(begins, ends)
 
@@ -83,7 +83,8 @@ def _size_crc(size: int) -> int:
     return crc
 
 
-def _masked(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def masked_crcs(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Convert CRC32Cs, uint32[n], to the form in which TFRecord stores them."""
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 

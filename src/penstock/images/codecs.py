@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -52,6 +54,12 @@ _PNG_BITS = {
     "RGBA": 32,
     "LA": 16,
 }
+
+
+_PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+_SMALL_PNG_START = _PNG + b"\0\0\0\rIHDR"
+_SMALL_PNG_FRAME_BYTES = 57  # of a PNG with header, one chunk of pixels and end
+_UNPACK_SMALL_PNG = struct.Struct(">16sIIB8xI4s").unpack_from
 
 
 class Picture(ABC):
@@ -226,6 +234,11 @@ def _webp_header(data: memoryview) -> _WebPHeader | None:
 
 def _bare_png_size(data: memoryview) -> Size | None:
     """Return the size in the header of a PNG, or None if it has more than 8 bits or chunks that are not essential."""
+    if len(data) > _SMALL_PNG_FRAME_BYTES:  # one chunk of pixels, as nearly all small pictures have: 1 µs instead of 3
+        start, width, height, bits, length, first = _UNPACK_SMALL_PNG(data)
+        is_small = start == _SMALL_PNG_START and first == b"IDAT" and length + _SMALL_PNG_FRAME_BYTES == len(data)
+        if is_small and bits <= 8 and data[-12:] == _PNG_END:
+            return Size(height, width) if 0 < height * width <= _PNG_GROWTH_MAX * len(data) else None
     at, kind, before = len(_PNG), b"", b""
     while at + 12 <= len(data) and kind != b"IEND":
         length, before, kind = int.from_bytes(data[at : at + 4], "big"), kind, bytes(data[at + 4 : at + 8])
@@ -295,13 +308,18 @@ def _pillows_errors() -> Iterator[None]:
         raise ValueError(f"the picture is damaged: {error or type(error).__name__}") from error
 
 
-def _by_opencv(data: memoryview, size: Size) -> NDArray[np.uint8] | None:
-    """Decode to uint8[H, W, 3] by OpenCV; None if it rejects the picture."""
+@cache
+def _opencv() -> Any:
     import cv2
 
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    return cv2, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+def _by_opencv(data: memoryview, size: Size) -> NDArray[np.uint8] | None:
+    """Decode to uint8[H, W, 3] by OpenCV; None if it rejects the picture."""
+    cv2, flags = _opencv()
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:
         return None
-    return None if pixels is None or pixels.shape[:2] != size else pixels  # type: ignore[return-value]
+    return None if pixels is None or pixels.shape[:2] != size else pixels

@@ -7,11 +7,17 @@ in a tuple). The name to the right is the stored field's; without ``=`` the two 
 file   the value is the path or URL of a file, whose bytes are taken (for tables; in folders every field is a file)
 bytes  bytes, unchanged
 text   any value, as text
-int    a whole number: an Int64List in TFRecord, decimal digits in tar
-float  a number: a FloatList in TFRecord, its shortest decimal digits in tar
+int    a whole number: an Int64List in TFRecord, decimal digits in tar; text may have it in brackets: ``[6]``
+float  a number: a FloatList in TFRecord, its shortest decimal digits in tar; text may have it in brackets
 json   any value that JSON can express, as JSON
-pixels an array uint8[H, W, 3], uint8[H, W], or a PIL image, encoded in the field's own format (png, jpg, webp, ...)
+pixels a picture: an array uint8[H, W, 3] or uint8[H, W], a PIL image, an encoded picture, or the pixels of one
 ====== ===========================================================================================================
+
+What ``pixels`` stores depends on the field's name. With the name of an image format (png, jpg, webp, ...) it is the picture in
+that format; a picture that is already encoded stays as it is. With any other name it is the picture's pixels,
+uint8[H, W, C] in one run of bytes, and three further fields have their shape: ``NAME/height``, ``NAME/width`` and
+``NAME/channels``. An encoded picture is decoded to RGB as it is stored, so C is 3; alpha and the EXIF orientation are ignored,
+and more than 8 bits per channel are refused. Such pixels become an encoded picture again by their shape.
 """
 
 from __future__ import annotations
@@ -25,11 +31,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
+
+    from penstock.types import Buffer
 
 TYPES = ("file", "bytes", "text", "int", "float", "json", "pixels")
 _IMAGES = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF"}
 _SPEC = re.compile(r"(?P<source>[^=:,]+)(?:=(?P<field>[^=:,]+))?(?::(?P<type>[a-z]+))?")
+
+
+_COPIED_BYTES_MAX = 64 << 10
+"""Largest picture whose pixels are copied to ``bytes``, which costs less than handling a view of them."""
 
 
 class FieldSpec(NamedTuple):
@@ -44,6 +56,21 @@ class FieldSpec(NamedTuple):
     source: str
     field: str
     type: str | None
+
+    @property
+    def holds_picture(self) -> bool:
+        """Whether the stored field has the name of an image format, so that ``pixels`` stores an encoded picture."""
+        return self.field.rpartition(".")[2] in _IMAGES
+
+    @property
+    def pixel_fields(self) -> tuple[str, str, str, str]:
+        """Names of the stored fields for the pixels of a picture: the pixels, their height, width and channels."""
+        return pixel_fields(self.field)
+
+
+def pixel_fields(name: str) -> tuple[str, str, str, str]:
+    """Return the names of the fields that hold the pixels of a picture: the pixels, their height, width and channels."""
+    return name, f"{name}/height", f"{name}/width", f"{name}/channels"
 
 
 def parse_fields(text: str | None) -> tuple[FieldSpec, ...] | None:
@@ -62,7 +89,12 @@ def parse_fields(text: str | None) -> tuple[FieldSpec, ...] | None:
         if match["type"] is not None and match["type"] not in TYPES:
             raise ConfigError(f"fields={text!r}: {match['type']!r} is not one of {', '.join(TYPES)}")
         specs.append(FieldSpec(match["source"], match["field"] or match["source"], match["type"]))
-    if len({spec.field for spec in specs}) < len(specs):
+    names = [
+        name
+        for spec in specs
+        for name in (spec.pixel_fields if spec.type == "pixels" and not spec.holds_picture else (spec.field,))
+    ]
+    if len(set(names)) < len(names):
         raise ConfigError(f"fields={text!r} names a field twice")
     return tuple(specs)
 
@@ -79,8 +111,77 @@ def select_fields(sample: Mapping[str, Any], specs: tuple[FieldSpec, ...], key: 
             raise DataError(
                 f"the sample has no {spec.source!r}, only {sorted(map(str, sample))}", sample_key=key, field=spec.source
             )
-        taken[spec.field] = cast_value(sample[spec.source], spec, key)
+        value = sample[spec.source]
+        if spec.type != "pixels":
+            taken[spec.field] = cast_value(value, spec, key)
+        elif spec.holds_picture:
+            taken[spec.field] = cast_value(_shaped(value, sample, spec, key), spec, key)
+        else:
+            fields = spec.pixel_fields
+            taken.update(zip(fields, pixels_of(value, spec, key), strict=True))
     return taken
+
+
+def oriented(specs: tuple[FieldSpec, ...], names: Collection[str]) -> tuple[FieldSpec, ...]:
+    """Return `specs` such that each takes a field that a sample with the fields `names` has.
+
+    A mapping that names the fields of a TFRecord on the left and the members of a tar on the right describes the way back as
+    well. An item is turned round if the sample lacks its source and has its target.
+    """
+    return tuple(
+        FieldSpec(spec.field, spec.source, spec.type) if spec.source not in names and spec.field in names else spec
+        for spec in specs
+    )
+
+
+def pixels_of(value: Any, spec: FieldSpec, key: str) -> tuple[Buffer, int, int, int]:
+    """Return the pixels of a picture, uint8[H * W * C], and H, W and C.
+
+    Args:
+        value: An encoded picture, a PIL image, or an array uint8[H, W, C] or uint8[H, W].
+        spec: Its field, for errors.
+        key: The key of its sample, for errors.
+
+    Raises:
+        DataError: It is damaged, has more than 8 bits per channel, or is no picture.
+    """
+    import numpy as np
+
+    from penstock.images import open_picture
+
+    try:
+        if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
+            raise ValueError("numbers are not a picture")  # one place names the field
+        if isinstance(value, memoryview | bytes | bytearray):
+            array = open_picture(memoryview(value)).pixels("RGB")
+        else:
+            array = np.asarray(value)
+        if array.dtype != np.uint8 or array.ndim not in {2, 3}:
+            raise ValueError(f"{array.dtype}{list(array.shape)} is not uint8[H, W, C]")
+    except (ValueError, OSError, TypeError, AttributeError) as error:
+        raise DataError(f"{spec.source!r} is not of type pixels: {error}", sample_key=key, field=spec.source) from error
+    height, width, channels = array.shape if array.ndim == 3 else (*array.shape, 1)
+    flat = array.reshape(-1)
+    return flat.tobytes() if flat.nbytes < _COPIED_BYTES_MAX else flat.data, height, width, channels
+
+
+def _shaped(value: Any, sample: Mapping[str, Any], spec: FieldSpec, key: str) -> Any:
+    """Return pixels that have fields with their shape as an array, and any other picture as it is."""
+    names = pixel_fields(spec.source)[1:]
+    if not isinstance(value, memoryview | bytes | bytearray) or not all(name in sample for name in names):
+        return bytes(value) if isinstance(value, memoryview) else value
+    import numpy as np
+
+    wanted = [cast_value(sample[name], FieldSpec(name, name, "int"), key) for name in names]
+    height, width, channels = wanted
+    pixels = np.frombuffer(value, np.uint8)
+    if min(wanted) < 1 or pixels.size != height * width * channels or channels not in {1, 3, 4}:
+        raise DataError(
+            f"{pixels.size} bytes are not {height}x{width} pixels of {channels} channels",
+            sample_key=key,
+            field=spec.source,
+        )
+    return pixels.reshape(height, width) if channels == 1 else pixels.reshape(height, width, channels)
 
 
 def cast_value(value: Any, spec: FieldSpec, key: str) -> Any:
@@ -92,6 +193,8 @@ def cast_value(value: Any, spec: FieldSpec, key: str) -> Any:
     try:
         if isinstance(value, memoryview | bytes | bytearray) and spec.type in ("int", "float", "text"):
             value = _read(value)
+        if isinstance(value, str) and spec.type in ("int", "float"):
+            value = _without_brackets(value)
         if spec.type == "int":
             number = float(value) if not isinstance(value, str) else None
             if number is not None and number != int(number):
@@ -118,6 +221,14 @@ def _read(value: memoryview | bytes | bytearray) -> Any:
         return bytes(value).decode("utf-8")
     numbers = value.tolist()
     return numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else numbers
+
+
+def _without_brackets(text: str) -> str:
+    """Return the only item of a list of one number, as ``[6]`` or ``[[6]]``, and any other text as it is."""
+    text = text.strip()
+    while text.startswith("[") and text.endswith("]"):
+        text = text[1:-1].strip()
+    return text
 
 
 def as_bytes(field: str, value: Any, key: str) -> bytes | bytearray | memoryview:

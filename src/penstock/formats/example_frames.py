@@ -1,0 +1,116 @@
+"""Frames many Examples at once as TFRecords: the counterpart of ``tfrecord_columns.py``.
+
+`TFRecordWriter` takes one sample at a time, which costs 10 µs. Samples in columns have the same features, and most headers in
+them depend only on the length of one value. They are looked up by that length, and the rest is a few calls for each column and
+two for each record: 1.5 µs for a picture with a label. The bytes are exactly those of `TFRecordWriter`.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from penstock.crc import crc32c
+from penstock.formats.record_writers import feature_entry, features_head, frame_head
+from penstock.formats.tfrecord_columns import masked_crcs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_Part: TypeAlias = "bytes | Sequence[Any]"
+# What all records have in common, or one piece of bytes for each record.
+
+_KNOWN_MAX = 16384
+"""Most headers to remember for each feature; the values of a shard have a few thousand distinct lengths."""
+
+
+class ExampleFramer:
+    """Serialises samples in columns as framed ``tf.train.Example`` records.
+
+    Args:
+        names: Names of the features, at least one. They are stored in sorted order.
+
+    Cost: holds nothing but known headers. The values are copied twice; for values from 64 KiB on ``TFRecordWriter``, which
+        copies none, is faster.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = sorted(names)
+        self._heads: list[dict[int, bytes]] = [{} for _ in names]  # by the length of the value
+        self._numbers: dict[str, dict[int, bytes]] = {name: {} for name in names}  # whole features by their number
+        self._starts: dict[int, tuple[bytes, bytes]] = {}  # size of all features -> heads of the record and its content
+
+    def frame(self, columns: Mapping[str, Sequence[Any]]) -> bytes:
+        """Return the records of samples.
+
+        Args:
+            columns: For each name, the values of all samples: all bytes (uint8[length]), or all numbers.
+
+        Raises:
+            ConfigError: A value has a type that an Example cannot represent.
+        """
+        parts: list[_Part] = []
+        for name, heads in zip(self._names, self._heads, strict=True):
+            parts += self._parts(name, columns[name], heads)
+        count = len(columns[self._names[0]])
+        sizes = np.full(count, sum(len(part) for part in parts if isinstance(part, bytes)), np.int64)
+        for part in parts:
+            if not isinstance(part, bytes):
+                sizes += np.fromiter(map(len, part), np.int64, count)
+        starts = [self._starts.get(size) or self._start(size) for size in sizes.tolist()]
+        joined = [repeat(part, count) if isinstance(part, bytes) else part for part in _merged(parts)]
+        records = list(map(b"".join, zip([start[1] for start in starts], *joined, strict=True)))
+        crcs = np.fromiter(map(crc32c, records), np.uint32, count)
+        feet = masked_crcs(crcs).astype("<u4").view("V4").tolist()
+        return b"".join(chain.from_iterable(zip([start[0] for start in starts], records, feet, strict=True)))
+
+    def _parts(self, name: str, values: Sequence[Any], heads: dict[int, bytes]) -> list[_Part]:
+        """Return the parts that a column of values becomes: heads and values, or both in one."""
+        if isinstance(values[0], int | float):
+            known = self._numbers[name]
+            if float in set(map(type, values)):  # 1.0 equals 1, and 0.0 equals -0.0, but their bytes differ
+                return [[self._learn_number(name, value) for value in values]]
+            return [_constant([known.get(value) or self._learn_number(name, value) for value in values])]
+        found = [
+            heads.get(length) or self._learn(name, value, heads)
+            for value, length in zip(values, map(len, values), strict=True)
+        ]
+        return [_constant(found), values]
+
+    def _learn(self, name: str, value: Any, heads: dict[int, bytes]) -> bytes:
+        head, _ = feature_entry(name, value)
+        if len(heads) < _KNOWN_MAX:
+            heads[len(value)] = head
+        return head
+
+    def _learn_number(self, name: str, value: Any) -> bytes:
+        entry = b"".join(feature_entry(name, value))
+        known = self._numbers[name]
+        if len(known) < _KNOWN_MAX and not isinstance(value, float):
+            known[value] = entry
+        return entry
+
+    def _start(self, size_bytes: int) -> tuple[bytes, bytes]:
+        inner = features_head(size_bytes)
+        start = frame_head(len(inner) + size_bytes), inner
+        if len(self._starts) < _KNOWN_MAX:
+            self._starts[size_bytes] = start
+        return start
+
+
+def _constant(entries: list[bytes]) -> _Part:
+    """Return the one value of a column if all are the same object, as pictures of one size have them."""
+    return entries[0] if entries.count(entries[0]) == len(entries) else entries
+
+
+def _merged(parts: list[_Part]) -> list[_Part]:
+    """Join constants that follow each other."""
+    merged: list[_Part] = []
+    for part in parts:
+        if merged and isinstance(part, bytes) and isinstance(merged[-1], bytes):
+            merged[-1] += part
+        else:
+            merged.append(part)
+    return merged

@@ -1,0 +1,183 @@
+"""What the built-in transforms share: the first bytes of a source, its samples, and output in pieces of a useful size."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import KIB
+from penstock.errors import ConfigError, DataError
+from penstock.formats import HEAD_BYTES, Samples, feed_in_columns, feed_in_pieces, parser_of
+from penstock.formats.compressors import COMPRESSORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from penstock.formats import Parser, Sample
+    from penstock.types import Buffer
+
+PIECE_BYTES = 16 * KIB
+"""Pieces of at least this size are handed on as they are, because copying them costs more than handing one more on."""
+
+BLOCK_BYTES = 256 * KIB
+"""Size of the blocks in which output is compressed, so that it does not depend on how the source was cut."""
+
+COLUMNS_BYTES_MAX = 32 * KIB
+"""Mean size of samples up to which they are parsed as columns. Copying a larger value costs more than handling it."""
+
+_COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
+
+
+def peek(chunks: Iterable[Buffer], size_bytes: int = HEAD_BYTES) -> tuple[bytes, Iterator[Buffer]]:
+    """Return the first `size_bytes` bytes of a source, fewer if it is shorter, and all of its chunks."""
+    remaining = iter(chunks)
+    taken: list[Buffer] = []
+    head = b""
+    while len(head) < size_bytes and (chunk := next(remaining, None)) is not None:
+        taken.append(chunk)
+        head += bytes(memoryview(chunk)[: size_bytes - len(head)])
+    return head, chain(taken, remaining)
+
+
+def compression_of(head: bytes) -> str:
+    """Return the compression of a source by its first bytes: a key of ``COMPRESSORS``, or ``""`` if it has none."""
+    return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")
+
+
+def parser_for(format_name: str, head: bytes, source: str) -> Parser:
+    """Return the parser of a source of a known format, which may be compressed as a whole.
+
+    Args:
+        format_name: Name of the format without compression.
+        head: First bytes of the source.
+        source: Key of the source, for errors.
+    """
+    compression = compression_of(head)
+    return parser_of(f"{format_name}.{compression}" if compression else format_name, shard=source)
+
+
+def samples_in(parser: Parser, chunks: Iterable[Buffer]) -> Iterator[Sequence[Sample]]:
+    """Iterate over the samples of a source, in groups; small samples come in columns where the format allows it.
+
+    Raises:
+        CorruptShardError: The source is damaged or cut off.
+    """
+    by_columns = True
+    for chunk in chunks:
+        feed = feed_in_columns if by_columns else feed_in_pieces
+        count = 0
+        for group in feed(parser, chunk):
+            count += len(group)
+            if len(group):
+                yield group
+        by_columns = len(chunk) <= COLUMNS_BYTES_MAX * count
+    if len(rest := parser.finish()):
+        yield rest
+
+
+class PieceCollector:
+    """Collects output, and hands it on in pieces of a useful size."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Buffer] = []
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes, which may not be changed afterwards."""
+        self._pieces.append(data)
+
+    def take(self) -> Iterator[Buffer]:
+        """Iterate over what was collected: small pieces are joined, large ones are not copied."""
+        pieces, self._pieces = self._pieces, []
+        small: list[Buffer] = []
+        for piece in pieces:
+            if len(piece) < PIECE_BYTES:
+                small.append(piece)
+                continue
+            if small:
+                yield b"".join(small)
+                small = []
+            yield piece
+        if small:
+            yield b"".join(small)
+
+
+def blocks_of(pieces: Iterable[Buffer], size_bytes: int = BLOCK_BYTES) -> Iterator[bytes | bytearray]:
+    """Iterate over the same bytes in blocks of `size_bytes`; the last one may be shorter."""
+    block = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        at = 0
+        while at < len(view):
+            taken = view[at : at + size_bytes - len(block)]
+            block += taken
+            at += len(taken)
+            if len(block) == size_bytes:
+                yield block
+                block = bytearray()
+    if block:
+        yield block
+
+
+def compressed(pieces: Iterable[Buffer], compression: str, level: int | None = None) -> Iterator[Buffer]:
+    """Compress output by gzip or zstd; the same bytes always give the same bytes.
+
+    Args:
+        pieces: The output.
+        compression: A key of ``COMPRESSORS``, or ``""`` for none.
+        level: Level of the compression; None takes the default.
+    """
+    if not compression:
+        yield from pieces
+        return
+    compressor = COMPRESSORS[compression]() if level is None else COMPRESSORS[compression](level)
+    for block in blocks_of(pieces):
+        if data := compressor.compress(block):
+            yield data
+    yield compressor.finish()
+
+
+def converted(
+    groups: Iterable[Sequence[Sample]],
+    convert: Callable[[Sequence[Sample]], None],
+    output: PieceCollector,
+    finish: Callable[[], Any],
+) -> Iterator[Buffer]:
+    """Iterate over the output of a conversion that writes into `output`.
+
+    Args:
+        groups: The samples of the source.
+        convert: Converts a group.
+        output: Where `convert` and `finish` write.
+        finish: Called after the last group.
+    """
+    for group in groups:
+        convert(group)
+        yield from output.take()
+    finish()
+    yield from output.take()
+
+
+def singly(samples: Sequence[Sample]) -> Iterator[Sample]:
+    """Iterate over samples one by one, whatever their form."""
+    return (samples[index] for index in range(len(samples))) if isinstance(samples, Samples) else iter(samples)
+
+
+@contextmanager
+def located(source: str, sample: Sample) -> Iterator[None]:
+    """Add the source and the offset of a sample to errors that its content causes.
+
+    Raises:
+        DataError: Instead of a ``ConfigError`` of a writer, which the sample caused and not the caller.
+    """
+    try:
+        yield
+    except DataError as error:
+        error.shard = error.shard or source
+        error.offset_bytes = sample.offset_bytes if error.offset_bytes is None else error.offset_bytes
+        error.sample_key = error.sample_key or sample.key
+        raise
+    except ConfigError as error:
+        raise DataError(
+            error.what, hint=error.hint, shard=source, offset_bytes=sample.offset_bytes, sample_key=sample.key
+        ) from None
