@@ -1,0 +1,336 @@
+"""The objects of one bucket as files: found, put in place, removed. Every function here blocks.
+
+A change holds the lock of its key while it compares conditions and renames, so that of two writers one is the first. Reading
+locks nothing: an open file is one version, whatever happens to its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.gateway.buckets.directory.layout import HIDDEN, check_key, escaped_path, natural_path
+from penstock.gateway.buckets.directory.records import StoredRecord, records_in
+from penstock.gateway.buckets.directory.staging import StagingArea, bucket_missing, make_below, sync_folder
+from penstock.gateway.objects import ObjectHead, S3Error
+from penstock.store.tree import info_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from penstock.gateway.buckets.directory.staging import StagedFile
+
+_RENAMES_MAX = 16  # attempts to make a folder that a concurrent removal keeps removing
+_NO_SUCH_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR)
+_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG)
+DEFAULT_TYPE = "binary/octet-stream"
+
+
+class StoredObject(NamedTuple):
+    """One version of an object.
+
+    Attributes:
+        key: Its key.
+        path: Where its file is.
+        status: Status of the file.
+        record: What is kept with it; None if another program wrote it.
+    """
+
+    key: str
+    path: Path
+    status: os.stat_result
+    record: StoredRecord | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size in bytes."""
+        return self.status.st_size
+
+    @property
+    def etag(self) -> str:
+        """ETag with its quotes.
+
+        That of a file that another program wrote is made of size, modification time and inode, as ``LocalStore`` makes it:
+        hashing terabytes before the first listing would take hours. It has a ``-``, so that nobody takes it for an MD5.
+        """
+        if self.record is not None and self.record.etag:
+            return f'"{self.record.etag}"'
+        return info_of(self.key, self.status).etag or ""
+
+    @property
+    def modified_s(self) -> float:
+        """Time of the last change, in seconds since 1970."""
+        return self.status.st_mtime_ns / 1e9
+
+    def head(self, *, with_checksums: bool) -> ObjectHead:
+        """Return what is sent of it."""
+        record = self.record or StoredRecord()
+        headers = {"Content-Type": DEFAULT_TYPE, **record.headers}
+        if record.tags:
+            headers["x-amz-tagging-count"] = str(len(record.tags))
+        if with_checksums and record.checksums:
+            headers |= {f"x-amz-checksum-{name}": value for name, value in record.checksums.items()}
+            headers["x-amz-checksum-type"] = record.checksum_type
+        return ObjectHead(
+            key=self.key,
+            size_bytes=self.size_bytes,
+            etag=self.etag,
+            last_modified_s=self.modified_s,
+            headers=headers,
+            part_sizes_bytes=record.part_sizes_bytes,
+        )
+
+
+class BucketFiles:
+    """The files of one bucket.
+
+    Args:
+        folder: The bucket's folder, which exists.
+        is_durable: Whether a change is synced to the disk before it is confirmed.
+    """
+
+    def __init__(self, folder: Path, *, is_durable: bool) -> None:
+        self.folder = folder
+        self.hidden = folder / HIDDEN
+        self.escaped = self.hidden / "keys"
+        self.is_durable = is_durable
+        self.staging = StagingArea(self.hidden)
+        self.records = records_in(folder, sidecars=self.hidden / "records")
+
+    # ── finding ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def places(self, key: str) -> list[Path]:
+        """Return where the object of a key may lie, the place that counts first."""
+        check_key(key)
+        natural = natural_path(key)
+        escaped = self.escaped / escaped_path(key)
+        return [escaped] if natural is None else [self.folder / natural, escaped]
+
+    @contextmanager
+    def opened(self, key: str) -> Iterator[tuple[int, StoredObject]]:
+        """Open the current version for reading, within the block.
+
+        Raises:
+            S3Error: There is none, or it may not be read.
+        """
+        fd, stored = self.open(key)
+        try:
+            yield fd, stored
+        finally:
+            os.close(fd)
+
+    def open(self, key: str) -> tuple[int, StoredObject]:
+        """Open the current version for reading, and return its descriptor, which the caller closes.
+
+        Raises:
+            S3Error: There is none, or it may not be read.
+        """
+        for path in self.places(key):
+            found = self._opened(key, path)
+            if found is not None:
+                return found
+        raise self.key_missing(key)
+
+    def _opened(self, key: str, path: Path) -> tuple[int, StoredObject] | None:
+        for _ in range(_RENAMES_MAX):
+            try:
+                # O_NONBLOCK keeps a FIFO of this name from blocking the thread; it changes nothing for regular files.
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno in _NO_SUCH_PATH:
+                    return None
+                raise
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    os.close(fd)
+                    return None
+                record = self.records.load(fd, status)
+                if record is not None or _is_at(path, status):
+                    return fd, StoredObject(key, path, status, record)
+            except BaseException:
+                with suppress(OSError):
+                    os.close(fd)
+                raise
+            os.close(fd)  # it was replaced after it was opened, and its record may be gone with its name
+        raise S3Error("SlowDown", "The object is being replaced too often; please try again.", status=503)
+
+    def find(self, key: str) -> StoredObject | None:
+        """Return the current version; None if there is none."""
+        try:
+            fd, stored = self.open(key)
+        except S3Error as error:
+            if error.code == "NoSuchKey":
+                return None
+            raise
+        os.close(fd)
+        return stored
+
+    def key_missing(self, key: str) -> S3Error:
+        """Return the error of a key that does not exist, or of the bucket if that does not exist."""
+        if not self.folder.is_dir():
+            return bucket_missing(self.folder.name)
+        return S3Error("NoSuchKey", "The specified key does not exist.", status=404, details={"Key": key})
+
+    # ── changing ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def commit(
+        self, key: str, staged: StagedFile, *, record: StoredRecord, check: Callable[[StoredObject | None], None]
+    ) -> StoredObject:
+        """Make a file the current version of a key.
+
+        Args:
+            key: The key.
+            staged: The file, complete.
+            record: What to keep with it.
+            check: Raises ``S3Error`` if the current version, or its absence, forbids the change.
+        """
+        places = self.places(key)
+        record = self.records.save(staged.fd, record)
+        if self.is_durable:
+            os.fsync(staged.fd)
+        try:
+            with self.staging.locked(key):
+                current = self.find(key)
+                check(current)
+                is_last = current is not None and _is_only_name(current)
+                path = self._place(staged, places)
+                if current is not None and is_last:
+                    self.records.drop(current.status)
+                if path != places[-1]:
+                    self._remove_escaped(places[-1])
+        except BaseException:
+            if not staged.is_placed:
+                self.records.drop(os.fstat(staged.fd))
+            raise
+        if self.is_durable:
+            sync_folder(path.parent)
+        return StoredObject(key, path, os.fstat(staged.fd), record)
+
+    def _place(self, staged: StagedFile, places: list[Path]) -> Path:
+        for path in places:
+            try:
+                self._rename(staged, path)
+            except OSError as error:
+                if error.errno not in _IN_THE_WAY or path == places[-1]:
+                    raise
+            else:
+                return path
+        raise AssertionError(places)
+
+    def _rename(self, staged: StagedFile, path: Path) -> None:
+        for turn in range(_RENAMES_MAX):
+            try:
+                self._check_target(path)
+                make_below(self.folder, path.parent)
+                staged.path.rename(path)
+                staged.is_placed = True
+            except FileNotFoundError:  # a concurrent removal took the folder that was just made
+                if turn == _RENAMES_MAX - 1:
+                    raise
+            else:
+                return
+
+    def _check_target(self, path: Path) -> None:
+        """Refuse to write or remove through a link, and to replace what is not a file.
+
+        Raises:
+            S3Error: One of the parents is a link, or the path names a device, pipe or socket.
+        """
+        folder = path.parent
+        while folder != self.folder.parent:
+            if folder.is_symlink():
+                raise S3Error(
+                    "AccessDenied", "The key lies below a link, through which nothing is written.", status=403
+                )
+            folder = folder.parent
+        with suppress(FileNotFoundError, NotADirectoryError):
+            mode = path.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+                raise S3Error("OperationAborted", "A device, pipe or socket has this name.", status=409)
+
+    def _remove_escaped(self, path: Path) -> None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
+            self._prune(path.parent)
+
+    def delete(self, key: str, *, check: Callable[[StoredObject | None], None]) -> Path | None:
+        """Remove the current version of a key, if there is one.
+
+        Args:
+            key: The key.
+            check: Raises ``S3Error`` if the current version, or its absence, forbids it.
+
+        Returns:
+            The folder to be synced, by ``sync``; None if nothing changed.
+        """
+        places = self.places(key)
+        with self.staging.locked(key):
+            current = self.find(key)
+            check(current)
+            if current is None:
+                if not self.folder.is_dir():
+                    raise bucket_missing(self.folder.name)
+                return None
+            is_last = _is_only_name(current)
+            for path in places:
+                if _is_file(path):
+                    self._check_target(path)
+                    path.unlink(missing_ok=True)
+            if is_last:
+                self.records.drop(current.status)
+        for path in places:
+            self._prune(path.parent)
+        return current.path.parent
+
+    def sync(self, folders: Iterable[Path]) -> None:
+        """Make changes of folders survive a power cut, if that is promised."""
+        if self.is_durable:
+            for folder in folders:
+                sync_folder(folder)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove a folder and then its parents, until one is not empty, but never the bucket's or the hidden folder."""
+        while folder not in (self.folder, self.escaped) and self.folder in folder.parents:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:  # it is not empty, or may not be removed
+                return
+            folder = folder.parent
+
+    def set_tags(self, key: str, tags: Mapping[str, str]) -> None:
+        """Replace the tags of the current version, which stays the same version.
+
+        Raises:
+            S3Error: There is none.
+        """
+        with self.staging.locked(key), self.opened(key) as (fd, stored):
+            self._check_target(stored.path)
+            self.records.save(fd, replace(stored.record or StoredRecord(), tags=dict(tags)))
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path is a regular file, or a link to one."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _is_only_name(stored: StoredObject) -> bool:
+    """Whether a version has no other name: its path is neither a link nor one of several hard links."""
+    return stored.status.st_nlink == 1 and not stored.path.is_symlink()

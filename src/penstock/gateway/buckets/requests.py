@@ -1,0 +1,226 @@
+"""What requests that write say in their headers and queries: sources of copies, conditions, tags. Pure."""
+
+from __future__ import annotations
+
+import re
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from penstock.gateway.objects import S3Error
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.gateway.objects import RequestBody
+
+_ACCESS_POINT = re.compile(r"arn:[^:]*:s3(?:-object-lambda)?:[^:]*:[^:]*:accesspoint[/:]([^/]+)/object/(.+)", re.DOTALL)
+_TAGS_MAX = 10
+
+
+class CopySource(NamedTuple):
+    """What ``x-amz-copy-source`` names.
+
+    Attributes:
+        bucket: Name of a bucket or access point.
+        key: Key in it.
+    """
+
+    bucket: str
+    key: str
+
+
+def copy_source(headers: Mapping[str, str]) -> CopySource:
+    """Return the source of a copy.
+
+    Raises:
+        S3Error: The header names no object, or a version other than the current one.
+    """
+    text, mark, version = headers["x-amz-copy-source"].partition("?versionId=")
+    if mark and version not in ("", "null"):
+        raise version_missing(version)
+    try:
+        text = unquote(text, errors="strict").removeprefix("/")
+    except UnicodeDecodeError as error:
+        raise _bad_source() from error
+    point = _ACCESS_POINT.fullmatch(text)
+    bucket, _, key = (point[1], "/", point[2]) if point else text.partition("/")
+    if not bucket or not key:
+        raise _bad_source()
+    return CopySource(bucket, key)
+
+
+def _bad_source() -> S3Error:
+    return invalid_argument(
+        "x-amz-copy-source", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
+    )
+
+
+def copied_span(headers: Mapping[str, str], size_bytes: int) -> ByteRange:
+    """Return the range that ``UploadPartCopy`` copies of an object.
+
+    Raises:
+        S3Error: The range is not ``bytes=first-last`` inside the object.
+    """
+    text = headers.get("x-amz-copy-source-range")
+    if text is None:
+        return ByteRange(0, size_bytes)
+    match = re.fullmatch(r"bytes=([0-9]{1,19})-([0-9]{1,19})", text)
+    if match is None:
+        raise invalid_argument(
+            "x-amz-copy-source-range", "The x-amz-copy-source-range value must be of the form bytes=first-last"
+        )
+    first, last = int(match[1]), int(match[2])
+    if first > last or last >= size_bytes:
+        raise invalid_argument(
+            "x-amz-copy-source-range", f"Range specified is not valid for source object of size: {size_bytes}"
+        )
+    return ByteRange(first, last + 1)
+
+
+def matches_etag(condition: str, etag: str | None) -> bool:
+    """Whether the value of ``If-Match`` names an ETag; a missing object has none."""
+    if etag is None:
+        return False
+    candidates = (candidate.strip().removeprefix("W/").strip('"') for candidate in condition.split(","))
+    return any(candidate in ("*", etag.strip('"')) for candidate in candidates)
+
+
+def check_copy_conditions(headers: Mapping[str, str], *, etag: str, modified_s: float) -> None:
+    """Compare the source of a copy with the ``x-amz-copy-source-if-...`` headers.
+
+    A true ``if-match`` overrules ``if-unmodified-since``, and a false ``if-none-match`` overrules ``if-modified-since``.
+
+    Raises:
+        S3Error: ``PreconditionFailed``.
+    """
+    prefix = "x-amz-copy-source-if-"
+    match, none_match = headers.get(f"{prefix}match"), headers.get(f"{prefix}none-match")
+    since_s = date_s(headers.get(f"{prefix}modified-since"))
+    until_s = date_s(headers.get(f"{prefix}unmodified-since"))
+    if match is not None:
+        if not matches_etag(match, etag):
+            raise precondition_failed(f"{prefix}match")
+    elif until_s is not None and int(modified_s) > until_s:
+        raise precondition_failed(f"{prefix}unmodified-since")
+    if none_match is not None and matches_etag(none_match, etag):
+        raise precondition_failed(f"{prefix}none-match")
+    if since_s is not None and int(modified_s) <= since_s:
+        raise precondition_failed(f"{prefix}modified-since")
+
+
+def check_write_conditions(headers: Mapping[str, str], etag: str | None) -> None:
+    """Compare the current version of an object that is about to be replaced with ``If-None-Match`` and ``If-Match``.
+
+    Args:
+        headers: The headers of the request.
+        etag: ETag of the current version; None if there is none.
+
+    Raises:
+        S3Error: ``PreconditionFailed``, or ``NoSuchKey`` if the version that is to be replaced does not exist.
+    """
+    none_match, match = headers.get("If-None-Match"), headers.get("If-Match")
+    if none_match is not None:
+        if none_match.strip() != "*":
+            raise not_implemented("If-None-Match with an ETag")
+        if etag is not None:
+            raise precondition_failed("If-None-Match")
+    if match is not None:
+        if etag is None:
+            raise S3Error("NoSuchKey", "The specified key does not exist.", status=404)
+        if not matches_etag(match, etag):
+            raise precondition_failed("If-Match")
+
+
+def date_s(text: str | None) -> float | None:
+    """Return an HTTP date in seconds since 1970; None if there is none, or it is not a date."""
+    if not text:
+        return None
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """Return tags by name.
+
+    Raises:
+        S3Error: There are too many, one occurs twice, or one is too long.
+    """
+    tags = dict(pairs)
+    if len(tags) != len(pairs):
+        raise S3Error("InvalidTag", "Cannot provide multiple Tags with the same key", status=400)
+    if len(tags) > _TAGS_MAX:
+        raise S3Error("BadRequest", "Object tags cannot be greater than 10", status=400)
+    for name, value in tags.items():
+        if not 0 < len(name) <= 128:
+            raise S3Error("InvalidTag", "The TagKey you have provided is invalid", status=400)
+        if len(value) > 256:
+            raise S3Error("InvalidTag", "The TagValue you have provided is invalid", status=400)
+    return tags
+
+
+def tags_in_header(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags in ``x-amz-tagging``, which has the form of a query."""
+    return checked_tags(parse_qsl(headers.get("x-amz-tagging", ""), keep_blank_values=True))
+
+
+def number_in(query: Mapping[str, str], name: str, *, default: int, most: int) -> int:
+    """Return a number of the query, at most `most`.
+
+    Raises:
+        S3Error: It is not a number from 0 to 2^31 - 1.
+    """
+    text = query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
+        raise invalid_argument(name, f"Provided {name} not an integer or within integer range", text)
+    return min(int(text), most)
+
+
+async def read_document(body: RequestBody, bytes_max: int = 2 << 20) -> bytes:
+    """Return the body of a request that holds a document.
+
+    Raises:
+        S3Error: It is longer than `bytes_max`.
+    """
+    pieces, total = [], 0
+    async for piece in body:
+        total += len(piece)
+        if total > bytes_max:
+            raise S3Error("MaxMessageLengthExceeded", "Your request was too big.", status=400)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def invalid_argument(name: str, message: str, value: str = "") -> S3Error:
+    """Return the error of an argument that is not valid."""
+    details = {"ArgumentName": name, "ArgumentValue": value[:1024]}
+    return S3Error("InvalidArgument", message, status=400, details=details)
+
+
+def precondition_failed(name: str) -> S3Error:
+    """Return the error of a condition that does not hold."""
+    message = "At least one of the pre-conditions you specified did not hold"
+    return S3Error("PreconditionFailed", message, status=412, details={"Condition": name})
+
+
+def not_implemented(what: str) -> S3Error:
+    """Return the error of something that this gateway does not do."""
+    message = f"A header or operation you provided implies functionality that is not implemented: {what}."
+    return S3Error("NotImplemented", message, status=501)
+
+
+def version_missing(version: str) -> S3Error:
+    """Return the error of a version that does not exist; only ``null`` does."""
+    return S3Error(
+        "NoSuchVersion", "The specified version does not exist.", status=404, details={"VersionId": version[:1024]}
+    )
+
+
+def access_denied(message: str = "Access Denied") -> S3Error:
+    """Return the error of a caller who may not do this."""
+    return S3Error("AccessDenied", message, status=403)
