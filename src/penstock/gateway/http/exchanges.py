@@ -115,6 +115,10 @@ class ClientExchange:
         self.response = response = web.StreamResponse(status=status, headers=found)
         if length_bytes is None:
             response.enable_chunked_encoding()
+        if self.request.can_read_body:
+            # What is left of the body, or a body that a client with "Expect: 100-continue" never sends, must not be taken for
+            # the next request. aiohttp decides by the response, whatever the connection was told before.
+            response.force_close()
         await response.prepare(self.request)
 
     async def write(self, piece: Buffer) -> None:
