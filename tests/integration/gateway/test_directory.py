@@ -344,6 +344,7 @@ def test_a_multipart_upload(client: Any, bucket: str, root: Path) -> None:
         Bucket=bucket, Key="big/x", UploadId=upload, MultipartUpload={"Parts": named}
     )
     digest = hashlib.md5(hashlib.md5(PART).digest() + hashlib.md5(tail).digest()).hexdigest()
+    assert done["Location"] == f"{client.meta.endpoint_url}/{bucket}/big/x"
     assert done["ETag"] == f'"{digest}-2"'
     assert (root / bucket / "big" / "x").read_bytes() == PART + tail
     second = client.get_object(Bucket=bucket, Key="big/x", PartNumber=2)

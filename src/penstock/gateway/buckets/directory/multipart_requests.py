@@ -32,6 +32,7 @@ from penstock.gateway.buckets.requests import (
     tags_in_header,
 )
 from penstock.gateway.objects import Answer, S3Error
+from penstock.redaction import public_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -168,7 +169,7 @@ class MultipartRequests:
             check=condition_of(headers),
         )
         record = stored.record or StoredRecord()
-        rows = [("Location", request.url.rpartition("?")[0] or request.url)]
+        rows = [("Location", public_url(request.url))]
         rows += [("Bucket", self._name), ("Key", upload.key), ("ETag", stored.etag)]
         rows += checksum_elements(record.checksums, record.checksum_type)
         return document("CompleteMultipartUploadResult", rows)
