@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,15 @@ from aiohttp import web
 
 from penstock.gateway.aws_lambda import PATH, InternalEndpoint, LambdaTransform, WriteGetObjectResponse
 from penstock.gateway.config import AccessPoint, LambdaConfig
-from penstock.gateway.objects import Caller, GatewayRequest, ObjectHead, RequestHead, S3Error, VerifiedRequest
+from penstock.gateway.objects import (
+    Caller,
+    GatewayRequest,
+    ObjectHead,
+    RequestHead,
+    S3Error,
+    Transform,
+    VerifiedRequest,
+)
 
 
 class MemoryResult:
@@ -103,6 +111,7 @@ class Endpoint:
         self.posts: list[dict[str, str]] = []
         self.transforms: list[LambdaTransform] = []
         self.source = MemorySource(self, data, "folder/a b.tar")
+        self.routes: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {}
         self.internal: InternalEndpoint
         self._write: WriteGetObjectResponse
 
@@ -114,10 +123,21 @@ class Endpoint:
         self._write = WriteGetObjectResponse(self.internal.responses, authenticator=authenticator)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        for prefix, route in self.routes.items():
+            if request.path.startswith(prefix):
+                return await route(request)
         if request.path == PATH:
             self.posts.append(dict(request.headers))
             return await self._write(request)
-        return web.Response(body=self.source.data, headers={"ETag": '"1"'})
+        data, whole = self.source.data, web.Response(body=self.source.data, headers={"ETag": '"1"'})
+        span = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        if span is None:
+            return whole
+        if int(span[1]) >= len(data):
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{len(data)}", "ETag": '"1"'})
+        part = data[int(span[1]) : int(span[2]) + 1]
+        shown = f"bytes {span[1]}-{int(span[1]) + len(part) - 1}/{len(data)}"
+        return web.Response(status=206, body=part, headers={"ETag": '"1"', "Content-Range": shown})
 
     def transform(self, config: LambdaConfig, **settings: Any) -> LambdaTransform:
         """A transform of this endpoint, which is closed with it."""
@@ -141,7 +161,7 @@ class Endpoint:
         }
         return GatewayRequest(**(fields | changes))
 
-    async def run(self, transform: LambdaTransform, **changes: Any) -> MemoryResult:
+    async def run(self, transform: Transform, **changes: Any) -> MemoryResult:
         """Produce a result for a GET."""
         request = self.request(**changes)
         result = MemoryResult()
@@ -153,7 +173,7 @@ class Endpoint:
 async def endpoint(data: bytes = b"hello world") -> AsyncIterator[Endpoint]:
     """Serve on a free port of loopback."""
     made = Endpoint(data)
-    runner = web.ServerRunner(web.Server(made.handle))
+    runner = web.ServerRunner(web.Server(made.handle), shutdown_timeout=0.2)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.gateway.config import AccessPoint, LambdaConfig
+    from penstock.gateway.config import AccessPoint
     from penstock.gateway.objects import GatewayRequest
 
 PROTOCOL_VERSION = "1.00"
@@ -157,14 +157,14 @@ def required_headers(request: GatewayRequest) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() in REQUIRED_HEADERS}
 
 
-def arguments_of(request: GatewayRequest, config: LambdaConfig) -> dict[str, str]:
+def arguments_of(request: GatewayRequest, varies_by: tuple[str, ...] | None) -> dict[str, str]:
     """Return what distinguishes a request's result from those of others; the values may be secret, so headers are digests.
 
     By default this is everything that the handler can tell requests apart by: an answer for one caller, perhaps with names
     left out, must not be given to another.
     """
     arguments = {f"query:{name}": value for name, value in user_query(request).items()}
-    wanted = None if config.varies_by is None else {name.lower() for name in config.varies_by}
+    wanted = None if varies_by is None else {name.lower() for name in varies_by}
     if wanted is None or "caller" in wanted:
         arguments["caller"] = request.caller.access_key
     for name, value in request.headers.items():

@@ -72,6 +72,8 @@ class WriteGetObjectResponse:
         url = request.rel_url
         signed = RequestHead(request.method, url.raw_path, url.raw_query_string, headers)
         verified = self._authenticator.verify(signed)
+        if "/s3-object-lambda/aws4_request" not in headers.get("Authorization", ""):
+            raise S3Error("InvalidSignature", "The signature must name the service s3-object-lambda.", status=400)
         route, token = headers.get("x-amz-request-route", ""), headers.get("x-amz-request-token", "")
         if not route or not token:
             refuse("The headers x-amz-request-route and x-amz-request-token are required.")

@@ -1,0 +1,72 @@
+"""Buckets whose objects are transformed if a request names a webhook: ``GET /bucket/key?lambdaArn=ARN``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from penstock.gateway.objects import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.gateway.objects import Answer, Bucket, GatewayRequest, ObjectHead, OpenObject, RequestBody
+    from penstock.types import ByteRange, ListPage, Page
+
+PARAMETER = "lambdaArn"
+_ARN = re.compile(r"arn:minio:s3-object-lambda:[^:]*:([^:]+):webhook")
+
+
+class ArnBucket:
+    """A bucket that serves its objects as they are, or through the webhook that a request names; implements ``Bucket``.
+
+    MinIO takes the parameter for GET alone. Here it also works for HEAD, which then describes the transformed object.
+
+    Args:
+        plain: The bucket.
+        targets: The same bucket through a transform, by the ID of the webhook in ARNs.
+    """
+
+    def __init__(self, plain: Bucket, *, targets: Mapping[str, Bucket]) -> None:
+        self.name = plain.name
+        self.created_s = plain.created_s
+        self._plain = plain
+        self._targets = dict(targets)
+
+    async def head(self, request: GatewayRequest) -> ObjectHead:
+        """Describe an object, transformed if the request names a webhook."""
+        return await self._chosen(request).head(request)
+
+    async def open(self, request: GatewayRequest, hint: ByteRange | None) -> OpenObject:
+        """Begin to read an object, transformed if the request names a webhook."""
+        return await self._chosen(request).open(request, hint)
+
+    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
+        """Return one page of the listing, untransformed."""
+        return await self._plain.list_objects(request, operation)
+
+    async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """Perform any other operation on the bucket itself."""
+        return await self._plain.other(request, body)
+
+    async def close(self) -> None:
+        """Close the bucket and its targets; idempotent."""
+        for bucket in (self._plain, *self._targets.values()):
+            await bucket.close()
+
+    def _chosen(self, request: GatewayRequest) -> Bucket:
+        """Return the bucket that a request means.
+
+        Raises:
+            S3Error: The ARN is malformed, or names no webhook of the configuration.
+        """
+        arn = request.query.get(PARAMETER)
+        if arn is None:
+            return self._plain
+        match = _ARN.fullmatch(arn)
+        if match is None:
+            raise S3Error("LambdaARNInvalid", "The specified lambda ARN is invalid.", status=400)
+        target = self._targets.get(match[1])
+        if target is None:
+            raise S3Error("LambdaARNNotFound", "The specified lambda ARN does not exist.", status=404)
+        return target
