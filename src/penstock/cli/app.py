@@ -17,6 +17,7 @@ from penstock.cli.cat import cat
 from penstock.cli.convert import convert
 from penstock.cli.cp import cp
 from penstock.cli.du import du
+from penstock.cli.gateway import gateway
 from penstock.cli.index import index
 from penstock.cli.info import info
 from penstock.cli.ls import ls
@@ -87,6 +88,7 @@ for _command in (ls, cat, cp, sync, rm, du, index, manifest, pack, convert, veri
     app.command(name=_command.__name__, no_args_is_help=_command is not info)(_command)
 app.command(name="sandbox", context_settings={"allow_interspersed_args": False})(sandbox)  # the rest belongs to COMMAND
 app.add_typer(cache)
+app.add_typer(gateway)
 
 
 def commands() -> Any:

@@ -161,15 +161,16 @@ class GatewayConfig:
         domain: Host name whose subdomains are bucket names; empty takes only the names under ``localhost``.
         region: Region that signatures must name; empty accepts every region.
         workers: Number of processes that share the port.
-        cache: ``PATH:SIZE`` of the node's cache, in which blocks and results are kept.
+        cache: ``PATH:SIZE`` of the node's cache, in which blocks and results are kept; empty takes 10 GB in
+            ``$XDG_CACHE_HOME/penstock/gateway``, and ``"none"`` keeps nothing.
         metadata_ttl_s: How long sizes and versions of source objects are believed, in seconds; see ``CacheConfig``.
         results: URL of a prefix in which finished results are kept as well; empty for none.
         tls_certificate: Path of a certificate chain in PEM; empty for plain HTTP.
         tls_key: Path of its private key.
         keys_file: Path of a file with access keys; empty takes ``PENSTOCK_GATEWAY_KEYS``.
         log_format: ``"lines"`` or ``"json"``.
-        status: Who may see the status page and the metrics: ``"loopback"`` for clients on this machine, ``"everyone"`` for
-            whoever reaches the port, with any key or none.
+        status: Who may see the status page and the metrics: with ``"loopback"`` only clients on this machine see them; with
+            ``"metrics"`` whoever reaches the port sees the metrics, and with ``"everyone"`` the page as well.
         drain_s_max: Longest time that transfers may go on after SIGTERM, in seconds.
         limits: What one client may cost.
         webhook_service: How its transforms are served as webhooks.
@@ -190,7 +191,7 @@ class GatewayConfig:
     tls_key: str = ""
     keys_file: str = ""
     log_format: Literal["lines", "json"] = "lines"
-    status: Literal["loopback", "everyone"] = "loopback"
+    status: Literal["loopback", "metrics", "everyone"] = "loopback"
     drain_s_max: float = 30.0
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     webhook_service: WebhookServiceConfig = field(default_factory=WebhookServiceConfig)

@@ -123,6 +123,11 @@ class Front:
         """Number of requests that are being answered."""
         return len(self._sweeper.active)
 
+    @property
+    def exchanges(self) -> tuple[ClientExchange, ...]:
+        """Requests that are being answered."""
+        return tuple(self._sweeper.active)
+
     async def drain(self, timeout_s: float) -> bool:
         """Accept no more connections, finish the transfers under way, and close.
 

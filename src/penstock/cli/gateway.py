@@ -1,0 +1,410 @@
+"""``penstock gateway``: an S3 endpoint in front of a store, which transforms objects while they are read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import expand_groups
+from penstock.cli.output import print_message, print_result
+from penstock.errors import ConfigError
+from penstock.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, WebhookConfig
+
+gateway = typer.Typer(
+    name="gateway",
+    help="Serve a store as an S3 endpoint, and transform objects while they are read.",
+    invoke_without_command=True,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="TOML file with access points and everything else.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamGroup:
+    """The options that say what is served."""
+
+    upstream: Annotated[
+        str | None,
+        typer.Option("--upstream", metavar="URL", help="What is served: s3://bucket/prefix/, a directory, https://..."),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the bucket that clients see; default: the upstream's."),
+    ] = None
+    endpoint_url: Annotated[
+        str | None,
+        typer.Option("--endpoint-url", metavar="URL", help="URL of the upstream's S3 endpoint; default: as for ls."),
+    ] = None
+    upstream_region: Annotated[
+        str | None, typer.Option("--upstream-region", metavar="NAME", help="Region of the upstream's bucket.")
+    ] = None
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="Profile in ~/.aws/config for the upstream.")
+    ] = None
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Do not sign requests to the upstream, for public data.")
+    ] = False
+    read_write: Annotated[
+        bool, typer.Option("--read-write", help="Let clients change objects; only without a transform.")
+    ] = False
+
+    def options(self) -> dict[str, object]:
+        """Return the options of ``penstock.connect`` that were given."""
+        given = {
+            "endpoint_url": self.endpoint_url,
+            "region": self.upstream_region,
+            "profile": self.profile,
+            "anonymous": self.anonymous or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformGroup:
+    """The options that say what happens to objects while they are read."""
+
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            "--transform", metavar="NAME", help="A built-in transform (tar2tfrecord, ...) or module:function."
+        ),
+    ] = None
+    argument: Annotated[
+        list[str] | None,
+        typer.Option("--argument", metavar="NAME=VALUE", help="An argument of the transform; may be repeated."),
+    ] = None
+    handler: Annotated[
+        str | None,
+        typer.Option(
+            "--lambda", metavar="MODULE:HANDLER", help="An AWS Lambda handler of S3 Object Lambda, unchanged."
+        ),
+    ] = None
+    lambda_python: Annotated[
+        str | None,
+        typer.Option("--lambda-python", metavar="PATH", help="Interpreter that has the handler's dependencies."),
+    ] = None
+    lambda_dir: Annotated[
+        str | None,
+        typer.Option("--lambda-dir", metavar="DIR", help="Folder with the handler's module; default: this one."),
+    ] = None
+    sam: Annotated[
+        str | None,
+        typer.Option("--sam", metavar="FILE", help="A SAM template, whose function is the handler."),
+    ] = None
+    webhook: Annotated[
+        str | None, typer.Option("--webhook", metavar="URL", help="A webhook in MinIO's dialect as transform.")
+    ] = None
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of one transform process, e.g. 2GiB.")
+    ] = None
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Longest time for one result, e.g. 90s, 5min.")
+    ] = None
+    processes: Annotated[
+        int | None, typer.Option("--processes", metavar="N", help="Transform processes; default: one per processor.")
+    ] = None
+    version_tag: Annotated[
+        str | None,
+        typer.Option("--version-tag", metavar="TEXT", help="Part of the results' ETags: changing it makes all anew."),
+    ] = None
+    length: Annotated[
+        str | None,
+        typer.Option("--length", metavar="auto|stream|spool", help="Send the first byte at once, or the length first."),
+    ] = None
+    list_sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--list-sizes", metavar="transform|known-only|source", help="Sizes in listings that are not known yet."
+        ),
+    ] = None
+
+    def is_given(self) -> bool:
+        """Return whether any of the options was given."""
+        return any(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointGroup:
+    """The options that say where and how the gateway listens."""
+
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
+    ] = None
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", help="Port to listen on; default 9000, 0 takes a free one.")
+    ] = None
+    domain: Annotated[
+        str | None,
+        typer.Option("--domain", metavar="NAME", help="Domain whose subdomains are buckets, e.g. s3.example.com."),
+    ] = None
+    region: Annotated[
+        str | None, typer.Option("--region", metavar="NAME", help="Region that signatures must name; default: any.")
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", help="Processes that share the port; default 1.")
+    ] = None
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            "--keys", metavar="FILE", help="File of access keys; default: the variable PENSTOCK_GATEWAY_KEYS."
+        ),
+    ] = None
+    tls_certificate: Annotated[
+        str | None,
+        typer.Option("--tls-certificate", metavar="FILE", help="Certificate chain in PEM; SIGHUP reloads it."),
+    ] = None
+    tls_key: Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="Key of the certificate.")] = None
+    status: Annotated[
+        str | None,
+        typer.Option("--status", metavar="loopback|metrics|everyone", help="Who may see /-/metrics and the page /-/."),
+    ] = None
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", metavar="lines|json", help="Form of the log on stderr.")
+    ] = None
+    connections_max: Annotated[
+        int | None, typer.Option("--connections-max", metavar="N", help="Open connections of one process.")
+    ] = None
+    drain_timeout: Annotated[
+        str | None,
+        typer.Option("--drain-timeout", metavar="TIME", help="Time for transfers under way at the end; default 30s."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepingGroup:
+    """The options that say what is kept, and for how long."""
+
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--cache", metavar="PATH:SIZE", help="The node's cache; default 10GB below ~/.cache; none for none."
+        ),
+    ] = None
+    metadata_ttl: Annotated[
+        str | None,
+        typer.Option("--metadata-ttl", metavar="TIME", help="Time for which versions are believed unasked; default 0."),
+    ] = None
+    results: Annotated[
+        str | None,
+        typer.Option("--results", metavar="URL", help="Prefix that keeps finished results for all gateways."),
+    ] = None
+
+
+@gateway.callback()
+@expand_groups
+def serve(
+    context: typer.Context,
+    *,
+    config: ConfigFile = None,
+    upstream: UpstreamGroup,
+    transform: TransformGroup,
+    endpoint: EndpointGroup,
+    keeping: KeepingGroup,
+) -> None:
+    """Serve a store as an S3 endpoint, and transform objects while they are read.
+
+    Without --config there is one access point, which has the name of the upstream's bucket. A directory without a transform
+    is served as it is: each folder in it is a bucket. Without access keys, the gateway listens on this machine only.
+
+    For example:
+
+        penstock gateway --upstream s3://bucket/train/ --transform tar2tfrecord
+        penstock gateway --upstream s3://bucket --cache /nvme/penstock:200GB --workers 4
+        penstock gateway --upstream data/ --read-write --port 0
+        penstock gateway --upstream s3://bucket --lambda app:lambda_handler --lambda-python venv/bin/python
+        penstock gateway --config gateway.toml --host 0.0.0.0 --keys keys.txt
+
+    SIGHUP reloads access keys and certificate. SIGTERM and Ctrl-C finish transfers first; a second Ctrl-C does not.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from penstock.gateway.serving.startup import serve as start
+
+    raise typer.Exit(start(make_config(config, upstream, transform=transform, endpoint=endpoint, keeping=keeping)))
+
+
+@gateway.command()
+def check(config: Annotated[str, typer.Option("--config", metavar="FILE", help="TOML file to check.")]) -> None:
+    """Check a configuration and print what it would serve, without starting it.
+
+    For example:
+
+        penstock gateway check --config gateway.toml
+    """
+    from penstock.gateway.serving.plan import plan_lines
+
+    for line in plan_lines(make_config(config)):
+        print_result(line)
+    print_message(f"{config} is valid")
+
+
+def make_config(
+    config: str | None,
+    upstream: UpstreamGroup | None = None,
+    *,
+    transform: TransformGroup | None = None,
+    endpoint: EndpointGroup | None = None,
+    keeping: KeepingGroup | None = None,
+) -> GatewayConfig:
+    """Return the configuration that a file and flags describe; flags take precedence.
+
+    Raises:
+        ConfigError: A flag or a key of the file is not valid, or both describe access points.
+    """
+    from penstock.gateway.config import GatewayConfig
+    from penstock.gateway.serving.toml_file import read_toml
+
+    upstream = upstream or UpstreamGroup()
+    transform = transform or TransformGroup()
+    if config is None:
+        made = _served_by_flags(upstream, transform, GatewayConfig())
+    else:
+        if upstream != UpstreamGroup() or transform.is_given():
+            raise ConfigError(
+                "--config excludes the options of one access point, such as --upstream and --transform",
+                hint="write [access_points.NAME] in the file",
+            )
+        made = read_toml(config)
+    made = replace(made, **_endpoint_values(endpoint or EndpointGroup(), made))
+    return replace(made, **_keeping_values(keeping or KeepingGroup()))
+
+
+def _served_by_flags(upstream: UpstreamGroup, transform: TransformGroup, config: GatewayConfig) -> GatewayConfig:
+    if upstream.upstream is None:
+        raise ConfigError("there is nothing to serve", hint="--upstream s3://bucket, a directory, or --config FILE")
+    is_path = "://" not in upstream.upstream
+    if is_path and not transform.is_given() and upstream.name is None:
+        if upstream.options():
+            raise ConfigError(f"{upstream.upstream} is a directory, and {next(iter(upstream.options()))} is for S3")
+        folder = str(Path(upstream.upstream).expanduser().absolute())
+        return replace(config, directory=folder, read_write=upstream.read_write)
+    return replace(config, access_points=(_access_point(upstream, transform),))
+
+
+def _access_point(upstream: UpstreamGroup, transform: TransformGroup) -> AccessPoint:
+    from penstock.gateway.config import AccessPoint
+    from penstock.gateway.serving.values import parse_seconds
+
+    assert upstream.upstream is not None
+    url = upstream.upstream if "://" in upstream.upstream else str(Path(upstream.upstream).expanduser().absolute())
+    values: dict[str, Any] = {
+        "transform": transform.transform,
+        "version": transform.version_tag,
+        "length": _choice("--length", transform.length, ("auto", "stream", "spool")),
+        "list_sizes": _choice("--list-sizes", transform.list_sizes, ("transform", "known-only", "source")),
+        "processes": transform.processes,
+        "time_s_max": None if transform.timeout is None else parse_seconds(transform.timeout, option="--timeout"),
+        "memory_bytes_max": None if transform.memory is None else parse_bytes(transform.memory, option="--memory"),
+        "handler": _handler(transform),
+        "webhook": _webhook(transform),
+    }
+    return AccessPoint(
+        name=upstream.name or _name_of(url),
+        upstream=url,
+        upstream_options=upstream.options(),
+        arguments=dict(_argument(text) for text in transform.argument or ()),
+        read_write=upstream.read_write,
+        **{name: value for name, value in values.items() if value is not None},
+    )
+
+
+def _name_of(url: str) -> str:
+    """Return the name of an upstream's bucket, or of its directory."""
+    scheme, _, rest = url.rpartition("://")
+    found = rest.split("/")[0] if scheme == "s3" else ""
+    if not scheme or scheme == "file":
+        found = re.sub(r"[^a-z0-9-]+", "-", Path(rest).name.lower()).strip("-")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", found):
+        raise ConfigError(f"the upstream {url} gives the access point no name", hint="--name train")
+    return found
+
+
+def _argument(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--argument {text!r} must be NAME=VALUE", hint="--argument width=224")
+    return name, value
+
+
+def _handler(transform: TransformGroup) -> LambdaConfig | None:
+    from penstock.gateway.config import LambdaConfig
+    from penstock.gateway.serving.values import parse_seconds
+
+    if transform.handler is None:
+        for option, value in (("--lambda-python", transform.lambda_python), ("--lambda-dir", transform.lambda_dir)):
+            if value is not None:
+                raise ConfigError(f"{option} is for a handler", hint="--lambda module:handler")
+        return None
+    values: dict[str, Any] = {"handler": transform.handler}
+    values["code_dir"] = str(Path(transform.lambda_dir or ".").expanduser().absolute())
+    if transform.lambda_python is not None:
+        values["python"] = str(Path(transform.lambda_python).expanduser().absolute())
+    if transform.memory is not None:
+        values["memory_bytes_max"] = parse_bytes(transform.memory, option="--memory")
+    if transform.timeout is not None:
+        values["time_s_max"] = parse_seconds(transform.timeout, option="--timeout")
+    return LambdaConfig(**values)
+
+
+def _webhook(transform: TransformGroup) -> WebhookConfig | None:
+    from penstock.gateway.config import WebhookConfig
+    from penstock.gateway.serving.values import parse_seconds
+
+    if transform.webhook is None:
+        return None
+    if transform.timeout is None:
+        return WebhookConfig(url=transform.webhook)
+    return WebhookConfig(url=transform.webhook, time_s_max=parse_seconds(transform.timeout, option="--timeout"))
+
+
+def _endpoint_values(endpoint: EndpointGroup, config: GatewayConfig) -> dict[str, Any]:
+    from penstock.gateway.serving.values import parse_seconds
+
+    limits = None
+    if endpoint.connections_max is not None:
+        limits = replace(config.limits, connections_max=endpoint.connections_max)
+    drain = endpoint.drain_timeout
+    values = {
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "domain": endpoint.domain,
+        "region": endpoint.region,
+        "workers": endpoint.workers,
+        "keys_file": endpoint.keys,
+        "tls_certificate": endpoint.tls_certificate,
+        "tls_key": endpoint.tls_key,
+        "status": _choice("--status", endpoint.status, ("loopback", "metrics", "everyone")),
+        "log_format": _choice("--log-format", endpoint.log_format, ("lines", "json")),
+        "drain_s_max": None if drain is None else parse_seconds(drain, option="--drain-timeout"),
+        "limits": limits,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _keeping_values(keeping: KeepingGroup) -> dict[str, Any]:
+    from penstock.gateway.serving.values import parse_seconds
+
+    ttl = keeping.metadata_ttl
+    values = {
+        "cache": keeping.cache,
+        "metadata_ttl_s": None if ttl is None else parse_seconds(ttl, option="--metadata-ttl"),
+        "results": keeping.results,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _choice(option: str, value: str | None, choices: tuple[str, ...]) -> str | None:
+    if value is not None and value not in choices:
+        raise ConfigError(f"{option} {value!r} must be one of {', '.join(choices)}")
+    return value

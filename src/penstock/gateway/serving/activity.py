@@ -1,0 +1,96 @@
+"""What one process did lately: bytes and requests of each of the last seconds, and the last errors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from penstock.redaction import printable, public_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.gateway.http.access_log import AccessLog, AccessRecord
+
+SECONDS_MAX = 60
+ERRORS_MAX = 50
+TEXT_CHARACTERS_MAX = 400
+
+
+class Activity:
+    """Counts requests by second, and keeps the last errors. Only the event loop's thread uses it.
+
+    Args:
+        write: Writes the access log.
+    """
+
+    def __init__(self, write: AccessLog) -> None:
+        self._write = write
+        self._seconds: deque[list[float]] = deque(maxlen=SECONDS_MAX)  # [second, requests, bytes]
+        self._errors: deque[dict[str, Any]] = deque(maxlen=ERRORS_MAX)
+
+    def __call__(self, record: AccessRecord) -> None:
+        """Take the record of a request that has ended."""
+        second = int(record.time_s + record.seconds)
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._seconds.append([second, 0, 0])
+        self._seconds[-1][1] += 1
+        self._seconds[-1][2] += record.sent_bytes
+        if record.status >= 500 or not record.complete:
+            target = f"/{record.bucket}/{record.key}" if record.bucket else "/"
+            reason = record.code or ("the client left" if record.status == 499 else "broken off")
+            self.note_error(f"{record.method} {target}", f"{record.status} {reason}", record.request_id)
+        self._write(record)
+
+    def note_error(self, what: str, reason: str, request_id: str = "") -> None:
+        """Keep an error for the status page.
+
+        Args:
+            what: What failed: a request, or a part of the gateway.
+            reason: Why; secrets in URLs are removed.
+            request_id: ID of the request; empty if there is none.
+        """
+        self._errors.append(
+            {
+                "time_s": time.time(),
+                "what": _shortened(what),
+                "reason": _shortened(reason),
+                "request_id": request_id,
+            }
+        )
+
+    def details(self) -> dict[str, Any]:
+        """Return what a snapshot shows of it."""
+        return {"seconds": list(self._seconds), "errors": list(self._errors)}
+
+
+class ErrorHandler(logging.Handler):
+    """Keeps warnings and errors of the package's loggers for the status page. Any thread may log.
+
+    Args:
+        activity: Takes them.
+        call_soon: Runs a function on the event loop's thread.
+    """
+
+    def __init__(self, activity: Activity, call_soon: Callable[..., object]) -> None:
+        super().__init__(logging.WARNING)
+        self._activity = activity
+        self._call_soon = call_soon
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record."""
+        reason = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            reason += f" {record.exc_info[1]!r}"
+        request_id = str(getattr(record, "request_id", ""))
+        try:
+            self._call_soon(self._activity.note_error, record.name, reason, request_id)
+        except RuntimeError:  # the loop has ended
+            return
+
+
+def _shortened(text: str) -> str:
+    shown = printable(public_text(text))
+    return shown if len(shown) <= TEXT_CHARACTERS_MAX else shown[: TEXT_CHARACTERS_MAX - 1] + "…"

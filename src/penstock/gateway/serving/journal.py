@@ -1,0 +1,38 @@
+"""What the gateway tells on stderr beside requests: start, reloads, ends of processes. As lines or JSON, without secrets."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Literal
+
+from penstock.redaction import printable, public_text
+
+
+class Journal:
+    """Writes events to stderr, each as one line.
+
+    Args:
+        log_format: ``"lines"`` for people, ``"json"`` for machines.
+    """
+
+    def __init__(self, log_format: Literal["lines", "json"]) -> None:
+        self._is_json = log_format == "json"
+
+    def say(self, text: str, *, level: Literal["info", "warning", "error"] = "info", **fields: object) -> None:
+        """Write an event.
+
+        Args:
+            text: What happened. Secrets in URLs, and characters that control a terminal, are removed from it.
+            level: How bad it is.
+            fields: Further members of the JSON object; lines do not show them.
+        """
+        shown = printable(public_text(text))
+        if self._is_json:
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            line = json.dumps({"time": now, "level": level, "message": shown, **fields}, default=str)
+        else:
+            line = f"penstock gateway: {'' if level == 'info' else level + ': '}{shown}"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,138 @@
+"""A worker process: ``python -m penstock.gateway.serving.worker CHANNEL LISTENER``, with the numbers of two descriptors.
+
+What it serves comes over the channel. It ends when the supervisor says so, or when the channel ends because the supervisor
+was killed; should its event loop hang then, a thread ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from penstock.errors import PenstockError
+from penstock.gateway.serving.control import Channel, decode_keys, read_order
+from penstock.gateway.serving.journal import Journal
+from penstock.gateway.serving.process import GatewayProcess
+from penstock.gateway.serving.snapshots import Totals, add_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.gateway.serving.control import WorkerOrder
+
+GRACE_S = 5.0
+TOTALS_S_MAX = 3.0
+
+
+class SupervisedPeers:
+    """Asks the supervisor what all processes know. Implements ``Peers``.
+
+    Args:
+        channel: Connection to the supervisor.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._waiting: dict[int, asyncio.Future[Totals]] = {}
+        self._asked = 0
+
+    async def totals(self) -> Totals:
+        """Return the sums over all processes. Raises ``TimeoutError`` if the supervisor does not answer."""
+        self._asked += 1
+        number = self._asked
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._channel.send({"kind": "totals", "id": number})
+        try:
+            return await asyncio.wait_for(future, TOTALS_S_MAX)
+        finally:
+            self._waiting.pop(number, None)
+
+    def arrived(self, message: dict[str, object]) -> None:
+        """Take the supervisor's answer."""
+        future = self._waiting.pop(message["id"], None)  # type: ignore[call-overload]
+        if future is not None and not future.done():
+            totals = add_up(message["snapshots"], ended=message["ended"])  # type: ignore[arg-type]
+            totals.restarts = message["restarts"]  # type: ignore[assignment]
+            future.set_result(totals)
+
+
+async def _work(order: WorkerOrder, sock: socket.socket, listener: socket.socket) -> int:
+    channel = await Channel.over(sock)
+    peers = SupervisedPeers(channel)
+    journal = Journal(order.config.log_format)
+    process = GatewayProcess(order, peers=peers, journal=journal)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    hearing = asyncio.create_task(_hear(channel, process, peers, stop))
+    try:
+        try:
+            await process.start(listener)
+        except (PenstockError, OSError) as error:
+            channel.send({"kind": "failed", "message": str(error)})
+            await channel.drain()
+            return 1
+        channel.send({"kind": "ready"})
+        await stop.wait()
+        return 0 if await process.drain() else 1
+    finally:
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
+        await process.close()
+        channel.close()
+
+
+async def _hear(channel: Channel, process: GatewayProcess, peers: SupervisedPeers, stop: asyncio.Event) -> None:
+    """Do what the supervisor says, until it is gone."""
+    try:
+        while (message := await channel.receive()) is not None:
+            match message["kind"]:
+                case "drain":
+                    stop.set()
+                case "reload":
+                    process.reload(decode_keys(message["keys"]))
+                case "report":
+                    channel.send({"kind": "report", "id": message["id"], "snapshot": process.snapshot()})
+                case "totals":
+                    peers.arrived(message)
+    finally:
+        stop.set()
+
+
+def _watch(fd: int, drain_s_max: float) -> None:
+    """End this process if the supervisor is gone and the event loop does not notice."""
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP | select.POLLHUP)
+    poll.poll()
+    time.sleep(drain_s_max + GRACE_S)
+    os._exit(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until the supervisor says otherwise, and return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the supervisor decides
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    channel_fd, listener_fd = map(int, arguments)
+    sock, listener = socket.socket(fileno=channel_fd), socket.socket(fileno=listener_fd)
+    for each in (sock, listener):
+        each.set_inheritable(False)  # transforms run in processes of their own
+    try:
+        order = read_order(sock)
+    except EOFError:
+        return 1
+    watched = os.dup(sock.fileno())
+    threading.Thread(target=_watch, args=(watched, order.config.drain_s_max), daemon=True, name="watch").start()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_work(order, sock, listener))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

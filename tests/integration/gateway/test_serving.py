@@ -1,0 +1,427 @@
+"""``penstock gateway`` as a program: it starts, serves, reloads, drains and ends, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import trustme
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+pytestmark = pytest.mark.server
+
+WAIT_S = 60.0
+DATA = bytes(range(256)) * 40_000  # 10 MB
+
+
+class Gateway:
+    """A running ``penstock gateway``."""
+
+    def __init__(self, *arguments: str, folder: Path, environment: dict[str, str] | None = None) -> None:
+        self.log = folder / "gateway.log"
+        command = [sys.executable, "-W", "error", "-m", "penstock", "gateway", *arguments]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=folder, stderr=log, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+            )
+        wait_until(lambda: "serving" in self.text or self.process.poll() is not None)
+        assert self.process.poll() is None, self.text
+        found = re.search(r" at (https?://\S+) ", self.text)
+        assert found, self.text
+        self.url = found[1]
+        self.port = int(self.url.rpartition(":")[2])
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def workers(self) -> list[int]:
+        """Processes that this one started, in the order of their numbers."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(number) for number in children.split()]
+
+    def get(self, path: str, *, context: ssl.SSLContext | None = None, headers: dict[str, str] | None = None) -> bytes:
+        request = urllib.request.Request(self.url + path, headers=headers or {})
+        with urllib.request.urlopen(request, timeout=WAIT_S, context=context) as answer:
+            body: bytes = answer.read()
+        return body
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric over its labels."""
+        lines = self.get("/-/metrics").decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(WAIT_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end_s, "it took too long"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    data = tmp_path / "data"
+    (data / "deep").mkdir(parents=True)
+    (data / "deep" / "a.bin").write_bytes(DATA)
+    return tmp_path
+
+
+Start = Callable[..., Gateway]
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts gateways in front of one directory, and ends what the test did not end."""
+    started: list[Gateway] = []
+
+    def begin(*arguments: str, environment: dict[str, str] | None = None) -> Gateway:
+        base = ("--upstream", "data", "--name", "data", "--port", "0", "--cache", "cache:100MB")
+        gateway = Gateway(*base, *arguments, folder=folder, environment=environment)
+        started.append(gateway)
+        return gateway
+
+    yield begin
+    for gateway in started:
+        if gateway.process.poll() is None:
+            gateway.kill()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_boto3_reads_from_it(start: Start, workers: int) -> None:
+    """A client reads an object, a range and a listing; SIGTERM ends the gateway with code 0 and no process left."""
+    gateway = start("--workers", str(workers))
+    config = Config(signature_version="s3v4", s3={"addressing_style": "path"})
+    client = boto3.client(
+        "s3",
+        endpoint_url=gateway.url,
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+        config=config,
+    )
+    assert client.get_object(Bucket="data", Key="deep/a.bin")["Body"].read() == DATA
+    assert client.get_object(Bucket="data", Key="deep/a.bin", Range="bytes=5-9")["Body"].read() == DATA[5:10]
+    assert [each["Key"] for each in client.list_objects_v2(Bucket="data")["Contents"]] == ["deep/a.bin"]
+    assert [each["Name"] for each in client.list_buckets()["Buckets"]] == ["data"]
+    with pytest.raises(ClientError, match="NoSuchKey"):
+        client.get_object(Bucket="data", Key="nothing")
+    client.close()
+    processes = gateway.workers()
+    assert len(processes) >= (workers if workers > 1 else 0)
+    assert gateway.stop() == 0
+    assert not any(map(is_alive, processes))
+    assert 'GET "/data/deep/a.bin" 206 5 ' in re.sub(r"\?x-id=GetObject", "", gateway.text)
+
+
+def test_metrics_of_all_processes_are_added_up(start: Start) -> None:
+    """Each request is counted once, whichever process answered it and whichever is asked; a killed worker's counts remain."""
+    gateway = start("--workers", "2")
+    for _ in range(20):
+        gateway.get("/data/deep/a.bin")
+    wait_until(lambda: gateway.metric("penstock_gateway_requests_total") == 20)
+    assert gateway.metric("penstock_gateway_processes") == 2
+    assert gateway.metric("penstock_gateway_sent_bytes_total") == 20 * len(DATA)
+    assert gateway.metric("penstock_gateway_request_seconds_count") == 20
+    assert gateway.metric("penstock_cache_hit_bytes_total") >= 10 * len(DATA)
+    victim = gateway.workers()[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: len(gateway.workers()) == 2 and victim not in gateway.workers())
+    wait_until(lambda: gateway.metric("penstock_gateway_processes") == 2)
+    assert gateway.metric("penstock_gateway_requests_total") == 20
+    assert "worker" in gateway.text
+    assert "ended with code -9" in gateway.text
+    assert gateway.get("/data/deep/a.bin") == DATA
+    assert gateway.stop() == 0
+
+
+def slow_read(gateway: Gateway) -> socket.socket:
+    """A connection on which an object is requested, of which only the beginning was taken."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(WAIT_S)
+    client.connect(("127.0.0.1", gateway.port))
+    client.sendall(b"GET /data/deep/a.bin HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert client.recv(100).startswith(b"HTTP/1.1 200")
+    return client
+
+
+def read_rest(client: socket.socket) -> int:
+    count = 100
+    with contextlib.suppress(ConnectionError):
+        while piece := client.recv(1 << 20):
+            count += len(piece)
+    client.close()
+    return count
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
+def test_transfers_are_finished(start: Start, workers: int, number: int, code: int) -> None:
+    """A stop accepts no connection any more, and a transfer under way goes on to its last byte."""
+    gateway = start("--workers", str(workers))
+    client = slow_read(gateway)
+    gateway.process.send_signal(number)
+
+    def is_closed() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", gateway.port)) != 0
+
+    wait_until(is_closed)
+    assert gateway.process.poll() is None
+    assert read_rest(client) > len(DATA)
+    assert gateway.process.wait(WAIT_S) == code
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_drain_is_bounded(start: Start, workers: int) -> None:
+    """A client that takes nothing holds the gateway for the drain's time only, and its transfer visibly fails."""
+    gateway = start("--workers", str(workers), "--drain-timeout", "200ms")
+    client = slow_read(gateway)
+    assert gateway.stop() == 1
+    assert read_rest(client) < len(DATA)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_interrupt_ends_at_once(start: Start, workers: int) -> None:
+    """Ctrl-C twice waits for no transfer."""
+    gateway = start("--workers", str(workers), "--drain-timeout", "10min")
+    client = slow_read(gateway)
+    processes = gateway.workers()
+    gateway.process.send_signal(signal.SIGINT)
+
+    def is_closed() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", gateway.port)) != 0
+
+    wait_until(is_closed)
+    assert gateway.stop(signal.SIGINT) == 130
+    wait_until(lambda: not any(map(is_alive, processes)))
+    assert read_rest(client) < len(DATA)
+
+
+def test_nothing_survives_a_killed_supervisor(start: Start) -> None:
+    """Workers end by themselves when their supervisor is killed, and the port is free."""
+    gateway = start("--workers", "2", "--drain-timeout", "1s")
+    processes = gateway.workers()
+    assert len(processes) >= 2
+    gateway.kill()
+    wait_until(lambda: not any(map(is_alive, processes)))
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", gateway.port)) != 0
+
+
+def test_a_port_in_use_is_refused(start: Start, folder: Path) -> None:
+    """A second gateway at the same address is told, even though processes of one gateway share the port."""
+    gateway = start("--workers", "2")
+    command = [sys.executable, "-m", "penstock", "gateway", "--upstream", "data", "--port", str(gateway.port)]
+    done = subprocess.run(
+        [*command, "--workers", "2"], cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1 port {gateway.port}: Address already in use" in done.stderr
+
+
+KEYS = "READER:a-long-secret:ro\n"
+
+
+def client_of(gateway: Gateway, access_key: str = "READER", secret_key: str = "a-long-secret", **more: Any) -> Any:
+    config = Config(signature_version="s3v4", s3={"addressing_style": "path"}, retries={"max_attempts": 1})
+    return boto3.client(
+        "s3", endpoint_url=gateway.url, region_name="us-east-1", aws_access_key_id=access_key, aws_secret_access_key=secret_key,
+        config=config, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_keys_are_reloaded(start: Start, folder: Path, workers: int) -> None:
+    """SIGHUP takes new keys; a file that is not valid leaves the old ones in force, and the log says so."""
+    keys = folder / "keys.txt"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    gateway = start("--workers", str(workers), "--keys", "keys.txt")
+    old, new = client_of(gateway), client_of(gateway, "SECOND", "another-secret")
+    assert old.list_buckets()["Buckets"]
+    keys.write_text("nonsense")
+    gateway.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "the old access keys remain in force" in gateway.text)
+    assert old.list_buckets()["Buckets"]
+    keys.write_text("SECOND:another-secret:ro\n")
+    gateway.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "reloaded 1 access keys" in gateway.text)
+
+    def is_new() -> bool:
+        try:
+            return bool(new.list_buckets()["Buckets"])
+        except ClientError:
+            return False
+
+    wait_until(is_new)
+    assert "a-long-secret" not in gateway.text
+    assert "another-secret" not in gateway.text
+    old.close()
+    new.close()
+
+
+def test_keys_are_not_inherited(start: Start) -> None:
+    """Keys of the environment reach no worker's environment and no argument."""
+    gateway = start("--workers", "2", environment={"PENSTOCK_GATEWAY_KEYS": KEYS.strip()})
+    client = client_of(gateway)
+    assert client.list_buckets()["Buckets"]
+    client.close()
+    for pid in gateway.workers():
+        assert b"a-long-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"a-long-secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_tls_is_reloaded(start: Start, folder: Path) -> None:
+    """HTTPS with the given certificate; after SIGHUP new connections get the new one, and a wrong one changes nothing."""
+    certificates = []
+    for name in ("first", "second"):
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(folder / f"{name}.key")
+        issued.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        certificates.append(context)
+    first, second = certificates
+
+    def install(name: str) -> None:
+        (folder / "key.pem").write_bytes((folder / f"{name}.key").read_bytes())
+        (folder / "key.pem").chmod(0o600)
+        (folder / "chain.pem").write_bytes((folder / f"{name}.pem").read_bytes())
+
+    install("first")
+    gateway = start("--tls-certificate", "chain.pem", "--tls-key", "key.pem", "--workers", "2")
+    assert gateway.url.startswith("https://")
+    assert gateway.get("/data/deep/a.bin", context=first) == DATA
+    (folder / "chain.pem").write_bytes((folder / "second.pem").read_bytes())
+    gateway.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "the old TLS certificate remains in force" in gateway.text)
+    assert gateway.get("/-/health", context=first) == b"ok\n"
+    install("second")
+    gateway.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "reloaded the TLS certificate" in gateway.text)
+
+    def is_second() -> bool:
+        try:
+            return gateway.get("/-/health", context=second) == b"ok\n"
+        except urllib.error.URLError:
+            return False
+
+    wait_until(is_second)
+    with socket.create_connection(("127.0.0.1", gateway.port), WAIT_S) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert plain.recv(100) == b""
+
+
+def test_who_may_see_the_status(start: Start) -> None:
+    """The page and the metrics are for this machine: not for requests that were forwarded or that name a foreign host."""
+    gateway = start()
+    assert b"<h1>penstock gateway</h1>" in gateway.get("/-/")
+    assert json.loads(gateway.get("/-/status.json"))["values"]["state"] == "serving"
+    assert gateway.get("/-/ready") == b"serving\n"
+    for headers in ({"X-Forwarded-For": "127.0.0.1"}, {"Forwarded": "for=1.2.3.4"}, {"Host": "evil.example.com"}):
+        for path in ("/-/", "/-/status.json", "/-/metrics"):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                gateway.get(path, headers=headers)
+        assert gateway.get("/-/health", headers=headers) == b"ok\n"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        gateway.get("/-/nothing")
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        urllib.request.urlopen(urllib.request.Request(gateway.url + "/-/", method="POST"), timeout=WAIT_S)
+
+
+def test_the_metrics_can_be_opened(start: Start) -> None:
+    """With ``--status metrics`` everybody sees the metrics, and still not the page."""
+    gateway = start("--status", "metrics")
+    headers = {"X-Forwarded-For": "1.2.3.4"}
+    assert b"penstock_gateway_processes 1" in gateway.get("/-/metrics", headers=headers)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        gateway.get("/-/", headers=headers)
+
+
+def test_many_readers_of_the_status(start: Start) -> None:
+    """Readers of the metrics that ask at once all get an answer."""
+    gateway = start("--workers", "2")
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in range(10):
+                gateway.get("/-/metrics")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_json_log(start: Start) -> None:
+    """Every line of a JSON log is an object, about requests and about the gateway itself."""
+    gateway = start("--log-format", "json", "--workers", "2")
+    gateway.get("/data/deep/a.bin")
+    assert gateway.stop() == 0
+    rows = [json.loads(line) for line in gateway.text.splitlines()]
+    assert any(row.get("message", "").startswith("serving data") for row in rows)
+    assert any(row.get("key") == "deep/a.bin" and row["status"] == 200 for row in rows)
+
+
+REFUSED = {
+    "keys": (["--host", "0.0.0.0"], "without access keys, and everybody could read"),
+    "key file": (["--host", "0.0.0.0", "--keys", "open.txt"], "other users can read the file of access keys"),
+    "nothing": (["--upstream", "nowhere"], "nowhere is not a directory"),
+    "workers": (["--workers", "0"], "workers=0 must be a whole number"),
+    "certificate": (["--tls-certificate", "a"], "tls_key is not given"),
+    "choice": (["--log-format", "xml"], "must be one of lines, json"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_at_the_start(folder: Path, case: str) -> None:
+    """A configuration that cannot or must not be served ends with code 1 and one line that says why."""
+    (folder / "open.txt").write_text(KEYS)
+    (folder / "open.txt").chmod(0o644)
+    more, message = REFUSED[case]
+    command = [sys.executable, "-m", "penstock", "gateway", "--upstream", "data", "--port", "0", *more]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 1, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1

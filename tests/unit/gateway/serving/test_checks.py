@@ -1,0 +1,128 @@
+"""What excludes what, bounds, names and files are checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.gateway.config import AccessPoint, GatewayConfig, GatewayLimits, LambdaConfig, WebhookConfig
+from penstock.gateway.serving.checks import check_config, is_loopback
+from penstock.gateway.serving.values import parse_seconds
+
+POINT = AccessPoint(name="train", upstream="s3://bucket/")
+
+
+def config(**values: Any) -> GatewayConfig:
+    return GatewayConfig(access_points=(replace(POINT, **values),))
+
+
+def test_a_sound_configuration_passes() -> None:
+    """A plain access point has nothing wrong with it."""
+    check_config(config())
+
+
+POINTS = {
+    "capitals": ({"name": "Train"}, "name that is not one of a bucket"),
+    "short name": ({"name": "a"}, "name that is not one of a bucket"),
+    "hyphen": ({"name": "-ab"}, "name that is not one of a bucket"),
+    "path": ({"name": "../etc"}, "name that is not one of a bucket"),
+    "no upstream": ({"upstream": ""}, "upstream is empty"),
+    "no directory": ({"upstream": "/does/not/exist"}, "is not a directory"),
+    "option": ({"upstream_options": {"endpoint": "x"}}, "has no key 'endpoint'. Hint: did you mean endpoint_url"),
+    "option's type": ({"upstream_options": {"anonymous": "yes"}}, "must be of type bool"),
+    "two transforms": ({"transform": "gzip", "webhook": WebhookConfig(url="http://h/")}, "both transform and webhook"),
+    "a handler too": ({"transform": "gzip", "handler": LambdaConfig(handler="m.f")}, "both transform and handler"),
+    "writing": ({"transform": "gzip", "read_write": True}, "read_write = true excludes transform"),
+    "arguments": ({"arguments": {"a": "1"}}, "has arguments, and no transform"),
+    "account": ({"account": "12"}, "must have 12 digits"),
+    "region": ({"region": "Mars!"}, "is not a region"),
+    "time": ({"time_s_max": 0}, "time_s_max=0 must be a number, more than 0"),
+    "memory": ({"memory_bytes_max": 1}, "memory_bytes_max=1 must be a whole number"),
+    "output": ({"output_bytes_max": 0}, "output_bytes_max=0 must be a whole number"),
+    "processes": ({"processes": -1}, "processes=-1"),
+    "suffixes": ({"renamed_suffixes": {".tar": "/x"}}, "renamed_suffixes"),
+    "handler": ({"handler": LambdaConfig(handler="nothing")}, "is not module.function"),
+    "folder": ({"handler": LambdaConfig(handler="m.f", code_dir="/no/folder")}, "is not a directory"),
+    "python": ({"handler": LambdaConfig(handler="m.f", python="/no/python")}, "is not a program"),
+    "action": ({"handler": LambdaConfig(handler="m.f", actions=("PutObject",))}, "there is no action 'PutObject'"),
+    "webhook": ({"webhook": WebhookConfig(url="ftp://h/")}, "is not an http"),
+    "token": ({"webhook": WebhookConfig(url="http://h/", token="a\r\nb: c")}, "token is not one or two words"),
+}
+
+
+@pytest.mark.parametrize("case", POINTS)
+def test_access_points_that_are_refused(case: str) -> None:
+    """Each rule about one access point has its own message."""
+    values, message = POINTS[case]
+    with pytest.raises(ConfigError, match=message):
+        check_config(config(**values))
+
+
+GATEWAYS = {
+    "nothing": ({"access_points": ()}, "nothing to serve"),
+    "names": ({"access_points": (POINT, POINT)}, "two access points of the name 'train'"),
+    "port": ({"port": 65536}, "port=65536"),
+    "workers": ({"workers": 0}, "workers=0"),
+    "host": ({"host": "no such host"}, "is not an address"),
+    "domain": ({"domain": "Ex ample"}, "is not a host name"),
+    "region": ({"region": "US EAST"}, "is not a region"),
+    "key alone": ({"tls_key": "/k"}, "tls_certificate is not given"),
+    "certificate alone": ({"tls_certificate": "/k"}, "tls_key is not given"),
+    "no certificate": ({"tls_certificate": "/no/c", "tls_key": "/no/k"}, "tls_certificate: /no/c is not a file"),
+    "keys": ({"keys_file": "/no/keys"}, "/no/keys is not a file"),
+    "directory": ({"directory": "/no/folder"}, "directory: /no/folder is not a directory"),
+    "writing": ({"read_write": True}, "read_write = true is of a directory"),
+    "cache": ({"cache": "/nvme"}, "does not say how large"),
+    "drain": ({"drain_s_max": -1}, "drain_s_max=-1"),
+    "connections": ({"limits": GatewayLimits(connections_max=0)}, "limits.connections_max=0"),
+    "header time": ({"limits": GatewayLimits(header_s_max=0)}, "limits.header_s_max=0"),
+    "header bytes": ({"limits": GatewayLimits(header_bytes_max=10)}, "limits.header_bytes_max=10"),
+}
+
+
+@pytest.mark.parametrize("case", GATEWAYS)
+def test_gateways_that_are_refused(case: str) -> None:
+    """Each rule about the whole gateway has its own message."""
+    values, message = GATEWAYS[case]
+    with pytest.raises(ConfigError, match=message):
+        check_config(replace(config(), **values))
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """The key of the certificate is a secret, whoever the gateway listens to."""
+    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    certificate.touch()
+    key.touch()
+    key.chmod(0o644)
+    sound = replace(config(), tls_certificate=str(certificate), tls_key=str(key))
+    with pytest.raises(ConfigError, match=r"mode 0644: others can read or change it\. Hint: chmod 600"):
+        check_config(sound)
+    key.chmod(0o600)
+    check_config(sound)
+
+
+def test_loopback() -> None:
+    """Only addresses of this machine are loopback; a host name is not, except localhost."""
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost")))
+    assert not any(
+        map(is_loopback, ("0.0.0.0", "::", "192.0.2.1", "localhost.example.com", "", "127.0.0.1.example.com"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("1.5s", 1.5), ("10min", 600.0), ("2h", 7200.0), ("250ms", 0.25)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    """A duration is a number with an optional unit."""
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1s", "1 year", "s", "1e3"])
+def test_texts_that_are_no_duration(text: str) -> None:
+    """Anything else is refused with the name of its option."""
+    with pytest.raises(ConfigError, match=r"--timeout .* is not a duration"):
+        parse_seconds(text, option="--timeout")
