@@ -12,6 +12,7 @@ from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
+from botocore.crt.auth import CrtS3SigV4Auth, CrtS3SigV4QueryAuth
 from multidict import CIMultiDict
 
 from penstock.gateway.authentication import AccessKey, AccessKeys, SignatureAuthenticator
@@ -71,6 +72,16 @@ def presigned(
     """What arrives of a request to a URL that botocore presigned."""
     request = AWSRequest(method, f"http://{HOST}{target}", headers=dict(headers or {}))
     signer = S3SigV4QueryAuth(Credentials(key.access_key, key.secret_key, token), service, region, expires=expires_s)
+    signer.add_auth(request)
+    return arrived(request)
+
+
+def signed_by_crt(target: str, *, headers: dict[str, str] | None = None, is_presigned: bool = False) -> RequestHead:
+    """What arrives of a GET that the AWS Common Runtime signs in its headers, or in its query."""
+    request = AWSRequest("GET", f"http://{HOST}{target}", headers=dict(headers or {}))
+    request.context["client_config"] = Config(s3={"payload_signing_enabled": True})
+    kind = CrtS3SigV4QueryAuth if is_presigned else CrtS3SigV4Auth
+    signer = kind(Credentials(KEY.access_key, KEY.secret_key), "s3", "us-east-1")
     signer.add_auth(request)
     return arrived(request)
 

@@ -40,10 +40,14 @@ def canonical_query(raw_query: str) -> str:
     return "&".join([f"{name}={value}" for name, value in encoded])
 
 
-def query_as_sent(raw_query: str) -> str:
-    """Return the parameters of a query as they were sent, in order, without the signature itself."""
-    pairs = sorted(part.partition("=")[::2] for part in raw_query.split("&") if part)
-    return "&".join([f"{name}={value}" for name, value in pairs if name != SIGNATURE_PARAMETER])
+def query_as_sent(raw_query: str) -> tuple[str, str]:
+    """Return the parameters of a query as they were sent, without the signature itself: in order, and in their own order.
+
+    curl 7 signs them in the order in which it sends them.
+    """
+    parts = [part for part in raw_query.split("&") if not part.startswith(SIGNATURE_PARAMETER + "=")]
+    pairs = sorted(part.partition("=")[::2] for part in parts if part)
+    return "&".join([f"{name}={value}" for name, value in pairs]), "&".join(parts)
 
 
 def _encoded(text: str) -> str:

@@ -8,7 +8,7 @@ import time
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 from penstock.gateway.authentication.canonical import SIGNATURE_PARAMETER
 from penstock.gateway.objects import S3Error
@@ -33,6 +33,7 @@ SIGNING_PARAMETERS = frozenset(
 )
 """Parameters of a query that sign it; nobody behind the front sees them."""
 
+_REQUIRED = SIGNING_PARAMETERS - {"X-Amz-Security-Token"}
 _FIELDS_MAX = 3
 _NAMES_MAX = 128
 _SIGNED_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(?:;[a-z0-9!#$%&'*+.^_`|~-]+)*")
@@ -85,7 +86,7 @@ def read_claim(head: RequestHead) -> SignatureClaim | None:
         return _from_header(authorization, head.headers)
     if in_query:
         return _from_query(query, head.headers)
-    if "Signature=" in query and _VERSION_2.issubset(name for name, _ in _parameters(query)):
+    if "Signature=" in query and _VERSION_2.issubset(part.partition("=")[0] for part in query.split("&")):
         raise _unsupported("Signature Version 2")
     return None
 
@@ -127,14 +128,14 @@ def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureCla
 
 def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
     found: dict[str, str] = {}
-    for name, value in _parameters(query):
+    for part in query.split("&"):
+        name, _, value = part.partition("=")
         if name in SIGNING_PARAMETERS:
             if name in found:
                 raise _bad_query(f"{name} is given twice.")
-            found[name] = value
-    for name in sorted(SIGNING_PARAMETERS - {"X-Amz-Security-Token"}):
-        if name not in found:
-            raise _bad_query(f"{name} is missing.")
+            found[name] = unquote_plus(value, errors="surrogateescape")
+    if missing := _REQUIRED - found.keys():
+        raise _bad_query(f"{min(missing)} is missing.")
     if found["X-Amz-Algorithm"] != ALGORITHM:
         raise _bad_query(f"X-Amz-Algorithm must be {ALGORITHM}.")
     stamp, expires = found["X-Amz-Date"], found["X-Amz-Expires"]
@@ -162,10 +163,6 @@ def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
         found.get("X-Amz-Security-Token", ""),
         int(expires),
     )
-
-
-def _parameters(query: str) -> list[tuple[str, str]]:
-    return parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
 
 
 @lru_cache(maxsize=256)
@@ -206,7 +203,8 @@ def _bad_query(what: str) -> S3Error:
 
 
 def _unsupported(what: str) -> S3Error:
-    return S3Error("InvalidRequest", f"{what} is not supported. Please use {ALGORITHM}.", status=400)
+    message = f"{what} is not supported. Please use {ALGORITHM}; in boto3, Config(signature_version='s3v4') does."
+    return S3Error("InvalidRequest", message, status=400)
 
 
 def wrong_scope(claim: SignatureClaim, *, region: str) -> S3Error:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import time
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from penstock.gateway.authentication import canonical
@@ -21,7 +22,7 @@ from penstock.gateway.objects import Caller, S3Error, VerifiedRequest
 from penstock.transport import UNSIGNED_PAYLOAD, signing_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from penstock.gateway.objects import RequestHead
 
@@ -140,12 +141,17 @@ class SignatureAuthenticator:
 class OpenAuthenticator:
     """Takes every request as it is, for a gateway without keys, which listens on loopback only.
 
+    A web page could reach such a gateway through the browser of a user of this host, under a name of its own that resolves to
+    loopback. Therefore requests must name an address of loopback, ``localhost``, or one of `domains`.
+
     Args:
         may_write: Whether the callers may change objects.
+        domains: Further host names under which the gateway is reached; their subdomains are names of buckets.
     """
 
-    def __init__(self, *, may_write: bool = True) -> None:
+    def __init__(self, *, may_write: bool = True, domains: Sequence[str] = ()) -> None:
         self._may_write = may_write
+        self._domains = ("localhost", *(domain.lower() for domain in domains if domain))
 
     def may_use(self, caller: Caller, bucket: str) -> bool:
         """Return True: there are no keys to tell callers apart."""
@@ -153,8 +159,28 @@ class OpenAuthenticator:
         return True
 
     def verify(self, head: RequestHead) -> VerifiedRequest:
-        """Accept a request. Its body is decoded, and compared with its checksums; signatures are not verified."""
+        """Accept a request. Its body is decoded, and compared with its checksums; signatures are not verified.
+
+        Raises:
+            S3Error: The request names a host that is not this one.
+        """
+        if not _is_local(head.headers.get("host", ""), self._domains):
+            raise S3Error("AccessDenied", "A gateway without keys answers only to names of this host.", status=403)
         return unsigned_request(head, may_write=self._may_write)
+
+
+@lru_cache(maxsize=256)
+def _is_local(host: str, domains: tuple[str, ...]) -> bool:
+    name = host.lower()
+    if not name.endswith("]") and name.rpartition(":")[2].isdigit():
+        name = name.rpartition(":")[0]
+    name = name.strip("[]").removesuffix(".")
+    if any(name == domain or name.endswith(f".{domain}") for domain in domains):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def unsigned_request(head: RequestHead, *, may_write: bool) -> VerifiedRequest:
@@ -187,11 +213,10 @@ def _matches(head: RequestHead, claim: SignatureClaim, day_key: bytes) -> bool:
     lines = canonical.canonical_headers(head.headers, names)
     if _is_signature(claim, day_key, (head.method, path, query, lines)):
         return True
-    raw = (head.method, head.raw_path or "/", canonical.query_as_sent(head.raw_query))
-    raw_lines = canonical.headers_as_sent(head.headers, names)
-    forms: Iterable[tuple[str, str, str, str]] = {(*raw, lines), (*raw, raw_lines)} - {
-        (head.method, path, query, lines)
-    }
+    raw_path, raw_lines = head.raw_path or "/", canonical.headers_as_sent(head.headers, names)
+    sorted_query, raw_query = canonical.query_as_sent(head.raw_query)
+    forms = {(head.method, raw_path, sent, line) for sent in (sorted_query, raw_query) for line in (lines, raw_lines)}
+    forms.discard((head.method, path, query, lines))
     return any([_is_signature(claim, day_key, form) for form in forms])  # noqa: C419 - tries all, whichever is right
 
 

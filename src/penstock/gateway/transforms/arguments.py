@@ -47,7 +47,7 @@ class ArgumentSchema(NamedTuple):
     specs: Mapping[str, ArgumentSpec]
     takes_more: bool
 
-    def convert(self, given: Mapping[str, object]) -> dict[str, Any]:
+    def convert(self, given: Mapping[str, str]) -> dict[str, Any]:
         """Return typed arguments, with defaults for those that are not given.
 
         Raises:
@@ -65,16 +65,15 @@ class ArgumentSchema(NamedTuple):
                 raise ConfigError(f"{self.name} needs the argument {name}", hint=f"{name}={spec.expected}")
             else:
                 values[name] = spec.default
-        return values | {name: str(value) for name, value in given.items() if name not in self.specs}
+        return values | {name: text for name, text in given.items() if name not in self.specs}
 
-    def convert_one(self, name: str, value: object) -> Any:
+    def convert_one(self, name: str, text: str) -> Any:
         """Return one argument, converted.
 
         Raises:
             ConfigError: The text is wrong; the message says what is expected.
         """
         spec = self.specs[name]
-        text = str(value).lower() if isinstance(value, bool) else str(value)  # TOML has types of its own
         try:
             return spec.convert(text)
         except PenstockError as error:

@@ -15,7 +15,7 @@ This module imports only the standard library, so that a module of transforms st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -40,18 +40,23 @@ class SourceReader(Protocol):
 
     Every method may raise a ``StoreError``, above all ``ObjectChangedError`` if the source was replaced since the call began.
     A transform lets it through.
-
-    Attributes:
-        key: Key of the source.
-        size_bytes: Size of the source in bytes.
-        etag: ETag of its version, with quotes.
-        headers: Headers of the source, with names in lower case: ``content-type``, ``x-amz-meta-...``.
     """
 
-    key: str
-    size_bytes: int | None
-    etag: str | None
-    headers: Mapping[str, str]
+    @property
+    def key(self) -> str:
+        """Key of the source."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Size of the source in bytes."""
+
+    @property
+    def etag(self) -> str | None:
+        """ETag of its version, with quotes."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the source, with names in lower case: ``content-type``, ``x-amz-meta-...``."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next `size` bytes, fewer only at the end; all the rest if `size` is negative or None."""
@@ -111,7 +116,7 @@ class TransformRequest:
     rng: random.Random
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Response:
     """A result with headers. A transform that needs none returns, or yields, the bytes alone.
 
@@ -123,6 +128,7 @@ class Response:
     """
 
     body: Buffer | Iterable[Buffer]
+    _: KW_ONLY
     headers: Mapping[str, str] = field(default_factory=dict)
     size_bytes: int | None = None
 

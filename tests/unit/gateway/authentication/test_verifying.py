@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import string
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,8 @@ from multidict import CIMultiDict
 
 from penstock.gateway.authentication import AccessKey, AccessKeys, OpenAuthenticator, presign
 from penstock.gateway.objects import RequestHead, S3Error
-from signed_requests import HOST, KEY, READER, authenticator, changed, presigned, signed, signed_at_s
+from penstock.transport import signing_key
+from signed_requests import HOST, KEY, READER, authenticator, changed, presigned, signed, signed_at_s, signed_by_crt
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=20)
 NAMES = st.text(string.ascii_letters + string.digits + "-._~ /+%&=?üß漢", min_size=1, max_size=10)
@@ -50,6 +53,17 @@ def test_what_botocore_signs_is_accepted(key: str, pairs: list[tuple[str, str]],
 
 
 @settings(max_examples=100, deadline=None)
+@given(key=TEXT, pairs=st.lists(st.tuples(NAMES, NAMES), max_size=3), headers=HEADERS)
+def test_what_the_common_runtime_signs_is_accepted(
+    key: str, pairs: list[tuple[str, str]], headers: dict[str, str]
+) -> None:
+    """The signer in C that Mountpoint, s3torchconnector and the AWS CLI 2 use, in headers and in the query."""
+    target = f"/bucket/{quote(key, safe='/-_.~')}" + (f"?{encoded(pairs)}" if pairs else "")
+    assert authenticator().verify(signed_by_crt(target, headers=headers)).caller.access_key == KEY.access_key
+    assert authenticator().verify(signed_by_crt(target, is_presigned=True)).caller.access_key == KEY.access_key
+
+
+@settings(max_examples=100, deadline=None)
 @given(key=TEXT, pairs=st.lists(st.tuples(NAMES, NAMES), max_size=3, unique_by=lambda pair: pair[0]))
 def test_what_botocore_presigns_is_accepted(key: str, pairs: list[tuple[str, str]]) -> None:
     """Any key and any query, signed in the query."""
@@ -69,6 +83,7 @@ SAME = {
     "order of the query": ("/bucket?a=1&a=2&b=3", "/bucket?b=3&a=2&a=1"),
     "empty values": ("/bucket?delimiter=&prefix=", "/bucket?prefix&delimiter="),
     "empty parts": ("/bucket?prefix=a", "/bucket?&prefix=a&"),
+    "a plus that is a plus": ("/bucket/a%2Bb", "/bucket/a+b"),
     "slash in the query": ("/bucket?prefix=a%2Fb", "/bucket?prefix=a/b"),
 }
 
@@ -85,6 +100,21 @@ def test_other_spellings_of_one_request_are_accepted(canonical: str, sent: str) 
 def test_what_is_signed_as_it_is_sent_is_accepted(target: str) -> None:
     """Some clients sign the characters that they send; botocore does, for a URL that it is given."""
     assert authenticator().verify(signed(target)).caller.access_key == KEY.access_key
+
+
+def test_a_query_that_is_signed_in_its_own_order_is_accepted() -> None:
+    """curl 7 neither sorts nor encodes the query that it signs."""
+    head = signed("/bucket?list-type=2&prefix=a%20b&delimiter=/")
+    text = "GET\n/bucket\nlist-type=2&prefix=a%20b&delimiter=/\n" + "".join(
+        f"{name}:{head.headers[name]}\n" for name in ("host", "x-amz-content-sha256", "x-amz-date")
+    )
+    text += f"\nhost;x-amz-content-sha256;x-amz-date\n{head.headers['x-amz-content-sha256']}"
+    scope = f"{head.headers['x-amz-date'][:8]}/us-east-1/s3/aws4_request"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    to_sign = f"AWS4-HMAC-SHA256\n{head.headers['x-amz-date']}\n{scope}\n{digest}"
+    signature = hmac.digest(signing_key(KEY.secret_key, scope), to_sign.encode(), "sha256").hex()
+    authorization = head.headers["Authorization"].split("Signature=")[0] + f"Signature={signature}"
+    assert authenticator().verify(changed(head, Authorization=authorization)).caller.access_key == KEY.access_key
 
 
 @pytest.mark.parametrize("value", ["a  b", " a b ", "a\tb"])
@@ -136,6 +166,33 @@ def test_a_gateway_without_keys_takes_everything() -> None:
         found = OpenAuthenticator(may_write=False)
         assert found.verify(head).caller == ("", False)
         assert found.may_use(found.verify(head).caller, "bucket")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1:9000", True),
+        ("[::1]:9000", True),
+        ("localhost", True),
+        ("bucket.LOCALHOST.:80", True),
+        ("bucket.gateway.example", True),
+        ("evil.example", False),
+        ("notlocalhost", False),
+        ("127.0.0.1.evil.example", False),
+        ("10.0.0.1", False),
+        ("[", False),
+        ("", False),
+    ],
+)
+def test_without_keys_the_host_must_be_this_one(host: str, is_local: bool) -> None:
+    """A web page cannot use a user's browser to reach the gateway under a name of its own."""
+    head = RequestHead("GET", "/", "", CIMultiDict({"Host": host}))
+    found = OpenAuthenticator(domains=["gateway.example"])
+    if is_local:
+        assert found.verify(head).caller == ("", True)
+    else:
+        with pytest.raises(S3Error, match="AccessDenied"):
+            found.verify(head)
 
 
 def test_keys_are_replaced_as_a_whole() -> None:

@@ -1,0 +1,119 @@
+"""Frames between the gateway and its worker processes, over a Unix stream socket.
+
+A frame is a head of eight bytes, kind and length, and a payload. The gateway sends a pickle once (what to run) and JSON after
+that. A worker sends only JSON and bytes: it runs code that need not be trusted with the gateway's secrets, so nothing
+that it sends is unpickled.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.config import KIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HEAD = struct.Struct("<II")
+CONTROL_BYTES_MAX = 1 * MIB
+"""Largest payload of a frame that is not data."""
+DATA_BYTES_MAX = 1 << 30
+"""Largest payload of a frame of data; longer pieces are sent in several."""
+MESSAGE_CHARACTERS_MAX = 4 * KIB
+TRACEBACK_CHARACTERS_MAX = 16 * KIB
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is."""
+
+    SETUP = 1
+    """To a worker: ``WorkerSetup`` as a pickle. Answered by READY or ERROR."""
+    CALL = 2
+    """To a worker: ``TransformCall``. Answered by HEAD, any number of DATA, and END, or at any time by ERROR."""
+    SIZES = 3
+    """To a worker: objects whose results' sizes are wanted. Answered by SIZES or ERROR."""
+    READY = 4
+    """From a worker: the ``ProgramDescription``."""
+    HEAD = 5
+    """From a worker: headers and size of the result."""
+    DATA = 6
+    """From a worker: bytes of the result."""
+    END = 7
+    """From a worker: the result is complete."""
+    ERROR = 8
+    """From a worker: ``WorkerFailure``. It is ready for another call."""
+
+
+class TransformLimits(NamedTuple):
+    """What one call may cost.
+
+    Attributes:
+        time_s_max: Longest time of a call, without the time in which the output could not be taken, in seconds.
+        memory_bytes_max: Largest address space of a worker process.
+        output_bytes_max: Largest result.
+        calls_max: Number of calls after which a worker process is replaced; 0 for no limit.
+        waiting_max: Largest number of calls that wait for a worker.
+        start_s_max: Longest time in which a worker imports its program, in seconds.
+    """
+
+    time_s_max: float
+    memory_bytes_max: int
+    output_bytes_max: int
+    calls_max: int = 0
+    waiting_max: int = 4096
+    start_s_max: float = 60.0
+
+
+class TransformCall(NamedTuple):
+    """One call.
+
+    Attributes:
+        url: URL of the source's store.
+        stored_key: Key in that store.
+        key: Key of the source, for the transform.
+        size_bytes: Size of the source.
+        etag: ETag of the version to read; None if the store has none.
+        headers: Headers of the source, with names in lower case.
+        arguments: What distinguishes the request from others.
+        span: Range of the result that is wanted; None for all of it.
+    """
+
+    url: str
+    stored_key: str
+    key: str
+    size_bytes: int
+    etag: str | None
+    headers: Mapping[str, str]
+    arguments: Mapping[str, str]
+    span: tuple[int, int] | None
+
+
+class WorkerFailure(NamedTuple):
+    """Why a call failed, in a worker.
+
+    Attributes:
+        kind: Name of the exception's class.
+        message: Its message.
+        traceback: Its traceback, for the log.
+        store_error: Whether it is an error of penstock's about the source, which the gateway raises again.
+        refusal: Code, message and status if the author raised an ``S3Error``.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+    store_error: bool = False
+    refusal: tuple[str, str, int] | None = None
+
+
+def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
+    """Return a whole frame."""
+    return HEAD.pack(kind, len(payload)) + payload
+
+
+def json_frame(kind: FrameKind, value: Any) -> bytes:
+    """Return a frame whose payload is JSON."""
+    return frame(kind, json.dumps(value, separators=(",", ":")).encode())

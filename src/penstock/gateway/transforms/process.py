@@ -1,0 +1,374 @@
+"""One worker process, as the gateway sees it: started, called, cancelled, ended. All of it runs on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.config import KIB, MIB
+from penstock.errors import PenstockError, WorkerDiedError
+from penstock.gateway.transforms.messages import (
+    CONTROL_BYTES_MAX,
+    HEAD,
+    FrameKind,
+    TransformCall,
+    WorkerFailure,
+    frame,
+    json_frame,
+)
+from penstock.gateway.transforms.process_log import ProcessLog
+from penstock.gateway.transforms.program import ProgramDescription
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.gateway.objects import ResultWriter
+    from penstock.gateway.transforms.program import ProcessSetup
+    from penstock.types import ObjectInfo
+
+CANCEL_S_MAX = 2.0
+"""Time in which a cancelled call may end by itself, in seconds."""
+CLOSE_S_MAX = 1.0
+"""Time in which a worker without a call may end by itself, in seconds."""
+SEND_BUFFER_BYTES = 1 * MIB
+TURN_BYTES = 1 * MIB
+"""Bytes that are received before other tasks of the event loop have their turn."""
+_SECRET_PREFIXES = ("AWS_", "PENSTOCK_GATEWAY_")
+_NO_SECRETS = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE"})
+
+
+class ProcessOptions(NamedTuple):
+    """How a worker process is started.
+
+    Attributes:
+        name: Name of the access point, for logs.
+        setup: What it is told.
+    """
+
+    name: str
+    setup: ProcessSetup
+
+
+class TransformFailedError(PenstockError):
+    """A transform failed in its worker process.
+
+    Attributes:
+        failure: What the worker said.
+    """
+
+    FIELDS = ("failure",)
+    failure: WorkerFailure
+
+
+class TransformProcess:
+    """One worker process. It runs one call at a time; the pool sees to that.
+
+    Args:
+        options: How it is started.
+
+    Attributes:
+        is_clean: Whether it waits for a call.
+        calls_count: Number of calls that it has got.
+    """
+
+    def __init__(self, options: ProcessOptions) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self.is_clean = False
+        self.calls_count = 0
+        self._head = bytearray(HEAD.size)
+        self._head_length = 0
+        self._rest_bytes = 0  # bytes of the current frame that have not been received
+        self._scratch: memoryview | None = None
+        ours, theirs = socket.socketpair()
+        output_read, output_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._process = self._popen(theirs.fileno(), output_write)
+        except BaseException:
+            ours.close()
+            os.close(output_read)
+            raise
+        finally:
+            theirs.close()
+            os.close(output_write)
+        ours.setblocking(False)
+        self._socket = ours
+        self._pid_fd = os.pidfd_open(self._process.pid)
+        self._log = ProcessLog(output_read, name=options.name, process_id=self._process.pid)
+
+    def _popen(self, descriptor: int, output: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "penstock.gateway.transforms.worker", str(descriptor), str(_parent())],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=worker_environment(),
+            process_group=0,  # signals of a terminal go to the gateway, which decides
+        )
+
+    @property
+    def process_id(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Descriptor of the socket; while no call runs, it becomes readable if the process dies."""
+        return self._socket.fileno()
+
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def begin(self) -> ProgramDescription:
+        """Send the program, and wait until the worker has imported it.
+
+        Raises:
+            TransformFailedError: It cannot be imported, or its arguments are wrong.
+            WorkerDiedError: The process died.
+        """
+        await self._send(frame(FrameKind.SETUP, pickle.dumps(self._options.setup)))
+        described = await self._answer(FrameKind.READY)
+        self.is_clean = True
+        return ProgramDescription.of(described)
+
+    async def call(self, call: TransformCall, output: ResultWriter) -> None:
+        """Run one call, and write its output. If this is cancelled, ``settle`` must follow.
+
+        Raises:
+            TransformFailedError: The transform failed; the worker is ready for another call.
+            WorkerDiedError: The process died.
+        """
+        self.is_clean = False
+        self.calls_count += 1
+        await self._send(json_frame(FrameKind.CALL, call._asdict()))
+        while True:
+            kind = await self._next_frame()
+            if kind == FrameKind.DATA:
+                await self._receive_data(output)
+            elif kind == FrameKind.HEAD:
+                head = json.loads(await self._payload())
+                output.begin(head["headers"], size_bytes=head["size_bytes"])
+            elif kind == FrameKind.END:
+                await self._payload()
+                self.is_clean = True
+                return
+            else:
+                await self._raise(kind)
+
+    async def sizes(self, infos: Sequence[ObjectInfo], arguments: dict[str, str]) -> list[int | None]:
+        """Ask the transform for sizes of results.
+
+        Raises:
+            TransformFailedError: It failed.
+            WorkerDiedError: The process died.
+        """
+        self.is_clean = False
+        rows = [(info.key, info.size_bytes, info.etag, info.last_modified_s) for info in infos]
+        await self._send(json_frame(FrameKind.SIZES, {"objects": rows, "arguments": arguments}))
+        sizes: list[int | None] = await self._answer(FrameKind.SIZES)
+        self.is_clean = True
+        return sizes
+
+    async def _answer(self, expected: FrameKind) -> Any:
+        kind = await self._next_frame()
+        if kind != expected:
+            await self._raise(kind)
+        return json.loads(await self._payload())
+
+    async def _raise(self, kind: int) -> None:
+        if kind != FrameKind.ERROR:
+            raise WorkerDiedError(f"a worker of {self._options.name} sent a frame of kind {kind}")
+        failure = WorkerFailure(**json.loads(await self._payload()))
+        self.is_clean = True
+        raise TransformFailedError(f"{failure.kind}: {failure.message}", failure=failure)
+
+    def cancel(self) -> None:
+        """Tell the worker that the result is not wanted any more. It answers with an ERROR, or ends the call before that."""
+        if self._pid_fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR1)
+
+    async def settle(self) -> bool:
+        """Cancel the call whose task was cancelled, and wait a little for its end. Returns whether another call can follow."""
+        if self.is_clean:
+            return True
+        self.cancel()
+        try:
+            async with asyncio.timeout(CANCEL_S_MAX):
+                while await self._next_frame() not in (FrameKind.END, FrameKind.ERROR, FrameKind.SIZES):
+                    pass
+                await self._skip()
+        except (TimeoutError, WorkerDiedError):
+            return False
+        self.is_clean = True
+        return True
+
+    # ── frames ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _next_frame(self) -> int:
+        """Return the kind of the next frame. What has not been received of the current one is skipped."""
+        await self._skip()
+        while self._head_length < HEAD.size:
+            self._head_length += await self._receive_into(memoryview(self._head)[self._head_length :])
+        self._head_length = 0
+        kind, self._rest_bytes = HEAD.unpack(self._head)
+        if kind != FrameKind.DATA and self._rest_bytes > CONTROL_BYTES_MAX:
+            raise WorkerDiedError(f"a worker of {self._options.name} sent a frame of {self._rest_bytes} bytes")
+        return int(kind)
+
+    async def _receive_data(self, output: ResultWriter) -> None:
+        """Receive a frame of data directly into the memory of the result."""
+        turn_bytes = 0
+        while self._rest_bytes:
+            target = output.buffer()
+            count = await self._receive_into(target[: self._rest_bytes])
+            self._rest_bytes -= count
+            turn_bytes += count
+            await output.filled(count)
+            if turn_bytes >= TURN_BYTES:
+                turn_bytes = 0
+                await asyncio.sleep(0)
+
+    async def _payload(self) -> bytes:
+        data = bytearray(self._rest_bytes)
+        view = memoryview(data)
+        while self._rest_bytes:
+            count = await self._receive_into(view[len(data) - self._rest_bytes :])
+            self._rest_bytes -= count
+        return bytes(data)
+
+    async def _skip(self) -> None:
+        if self._rest_bytes and self._scratch is None:
+            self._scratch = memoryview(bytearray(256 * KIB))
+        while self._rest_bytes:
+            assert self._scratch is not None
+            self._rest_bytes -= await self._receive_into(self._scratch[: self._rest_bytes])
+        self._scratch = None
+
+    async def _receive_into(self, target: memoryview) -> int:
+        while True:
+            try:
+                count = self._socket.recv_into(target)
+            except BlockingIOError:
+                await _readable(self._loop, self._socket.fileno())
+                continue
+            except OSError:
+                count = 0
+            if not count:
+                raise await self._death()
+            return count
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            await self._loop.sock_sendall(self._socket, data)
+        except OSError:
+            raise await self._death() from None
+
+    # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _death(self) -> WorkerDiedError:
+        """Return the error for a process that has closed its end."""
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await _readable(self._loop, self._pid_fd)
+        except TimeoutError:
+            return WorkerDiedError(f"the worker process {self._process.pid} closed its socket")
+        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return WorkerDiedError(f"the worker process {self._process.pid} ended")
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit status {code}"
+        return WorkerDiedError(
+            f"the worker process {self._process.pid} {how}", process_id=self._process.pid, exit_code=code
+        )
+
+    async def close(self) -> None:
+        """End the process: by itself if it waits for a call, otherwise by SIGKILL, with all processes that it started."""
+        if self._pid_fd < 0:
+            return
+        try:
+            if self.is_clean:
+                self.is_clean = False
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                await self._wait_end(CLOSE_S_MAX)
+            self._signal_all()
+            await self._wait_end(CLOSE_S_MAX)  # freeing many gigabytes takes a while
+        finally:
+            self.kill()
+
+    async def _wait_end(self, time_s_max: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time_s_max):
+                await _readable(self._loop, self._pid_fd)
+
+    def _signal_all(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still this process's
+
+    def kill(self) -> None:
+        """Kill the process and all that it started, and release everything; idempotent."""
+        if self._pid_fd < 0:
+            return
+        self.is_clean = False
+        self._signal_all()
+        self._process.wait()
+        self._socket.close()
+        self._log.close()
+        os.close(self._pid_fd)
+        self._pid_fd = -1
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+    waiter = loop.create_future()
+    loop.add_reader(descriptor, _wake, waiter)
+    try:
+        await waiter
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _parent() -> int:
+    """The id of this process, if the kernel may end the worker with it; otherwise 0.
+
+    The kernel does so when the *thread* that started the worker ends, so only the main thread may ask for it.
+    """
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment of worker processes: without the upstream's keys and those of the gateway's clients."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _NO_SECRETS or not name.startswith(_SECRET_PREFIXES)
+    }
+    return {
+        **kept,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space that RLIMIT_AS bounds
+        "OPENCV_FOR_THREADS_NUM": "1",  # as many workers as there are cores are faster with one each
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONUNBUFFERED": "1",
+    }

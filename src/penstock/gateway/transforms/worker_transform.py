@@ -1,0 +1,366 @@
+"""``make_transform``: a transform that is a Python function, run in worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import errors
+from penstock.config import check_whole, cores_count
+from penstock.errors import ConfigError, StoreError, WorkerDiedError
+from penstock.gateway.objects import S3Error
+from penstock.gateway.transforms.deadline import CallDeadline
+from penstock.gateway.transforms.messages import TransformCall, TransformLimits, WorkerFailure
+from penstock.gateway.transforms.pool import TransformPool
+from penstock.gateway.transforms.process import TransformFailedError
+from penstock.gateway.transforms.program import (
+    HEADER,
+    QUERY,
+    TransformProgram,
+    callable_program,
+    checked_number,
+    spelled_program,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from penstock.gateway.config import AccessPoint
+    from penstock.gateway.objects import GatewayRequest, ResultWriter, Source
+    from penstock.types import ByteRange, ObjectInfo
+
+log = logging.getLogger("penstock.gateway.transforms")
+
+SIZES_MAX = 1000
+"""Objects in one question for sizes, as in a page of a listing."""
+SIZES_S_MAX = 10.0
+"""Longest time for one question for sizes, in seconds."""
+_HEADERS = frozenset(
+    {"content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"}
+)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+def make_transform(
+    access_point: AccessPoint, *, function: Callable[..., Any] | None = None, folder: str | Path = "."
+) -> WorkerTransform:
+    """Return the transform of an access point. Its processes are started by ``start()``.
+
+    Args:
+        access_point: Names the transform: a built-in one, ``module:function``, ``path.py:function``, each with arguments in
+            parentheses if it takes any, or several with ``|`` between them.
+        function: The transform itself, instead of a name; it is sent to the processes by value.
+        folder: Folder whose modules can be imported, and to which paths are relative.
+
+    Raises:
+        ConfigError: The spelling is wrong, or names no built-in transform.
+    """
+    arguments, text = access_point.arguments, access_point.transform
+    if function is not None:
+        program = callable_program(function, arguments=arguments, folder=str(folder))
+    elif text:
+        program = spelled_program(text, arguments=arguments, folder=str(folder))
+    else:
+        raise ConfigError(f"the access point {access_point.name} names no transform")
+    check_whole("processes", access_point.processes, 0, 1024)
+    if access_point.epoch:
+        checked_number("epoch", access_point.epoch)
+    return WorkerTransform(program, access_point=access_point)
+
+
+class WorkerTransform:
+    """A transform that runs in worker processes; it implements ``Transform``.
+
+    Args:
+        program: What the processes run.
+        access_point: Its limits.
+
+    Attributes:
+        name: Name for logs and metrics.
+        identity: Text that changes whenever code, versions or arguments change; empty before ``start()``.
+        is_deterministic: Whether results may be kept, as the access point or else the author says.
+        maps_ranges: Whether ranges of results can be produced by themselves.
+        pool: Its processes.
+    """
+
+    def __init__(self, program: TransformProgram, *, access_point: AccessPoint) -> None:
+        self.name = program.name
+        self.identity = ""
+        self.is_deterministic = True
+        self.maps_ranges = False
+        self._access_point = access_point
+        self._limits = TransformLimits(
+            time_s_max=access_point.time_s_max,
+            memory_bytes_max=access_point.memory_bytes_max,
+            output_bytes_max=access_point.output_bytes_max,
+        )
+        count = access_point.processes or cores_count()
+        self.pool = TransformPool(program, name=access_point.name, limits=self._limits, processes_count=count)
+        # Questions for sizes have a process of their own, so that a listing does not wait for a transform to end.
+        self._size_pool = TransformPool(program, name=access_point.name, limits=self._limits, processes_count=1)
+        self._size_start = asyncio.Lock()
+        self._questions: dict[tuple[tuple[str, str], ...], _SizeQuestion] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._uses_epoch = self._has_size = False
+        self._query: tuple[str, ...] = ()
+        self._headers: tuple[str, ...] = ()
+
+    async def start(self) -> None:
+        """Start the processes, and wait until the first one has imported the transform; idempotent.
+
+        Raises:
+            ConfigError: It cannot be imported, or its arguments are wrong; the message has the author's traceback.
+        """
+        described = await self.pool.start()
+        chosen = self._access_point.deterministic
+        self.identity = described.identity
+        self.is_deterministic = described.is_deterministic if chosen is None else chosen
+        self.maps_ranges = described.maps_ranges
+        self._uses_epoch, self._has_size = described.uses_epoch, described.has_size
+        self._query, self._headers = described.query, described.headers
+
+    def arguments(self, request: GatewayRequest) -> Mapping[str, str]:
+        """Return epoch, seed, and the parameters and headers that the transform declares, as far as the request has them.
+
+        Epoch and seed are ``x-penstock-epoch`` and ``x-penstock-seed`` in the query, or headers of these names.
+
+        Raises:
+            S3Error: Epoch or seed is not a number.
+        """
+        found: dict[str, str] = {}
+        if self._uses_epoch:
+            configured = {"epoch": self._access_point.epoch, "seed": ""}
+            for name, default in configured.items():
+                field = f"x-penstock-{name}"
+                text = request.query.get(field) or request.headers.get(field) or default
+                if text:
+                    found[name] = _number(field, text)
+        found |= {f"{QUERY}{name}": request.query[name] for name in self._query if name in request.query}
+        for name in self._headers:
+            value = request.headers.get(name)
+            if value is not None:
+                found[f"{HEADER}{name}"] = value
+        return found
+
+    # ── sizes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def size_bytes(self, source: ObjectInfo, arguments: Mapping[str, str]) -> int | None:
+        """Return the size of a result if the transform tells it.
+
+        Calls at the same time share one question to the worker. If the author's function fails, that is logged, and the size
+        is not known.
+
+        Cost: About 0.2 ms for a question, and the time of the author's function.
+        """
+        if not self._has_size:
+            return None
+        key = tuple(sorted(arguments.items()))
+        question = self._questions.get(key)
+        if question is None or len(question.infos) >= SIZES_MAX:
+            question = self._questions[key] = _SizeQuestion([], asyncio.get_running_loop().create_future())
+            task = asyncio.get_running_loop().create_task(self._ask(key, question))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+        place = len(question.infos)
+        question.infos.append(source)
+        sizes = await asyncio.shield(question.sizes)
+        return sizes[place]
+
+    async def _ask(self, key: tuple[tuple[str, str], ...], question: _SizeQuestion) -> None:
+        """Ask one question, for all sizes that are wanted in this turn of the event loop."""
+        await asyncio.sleep(0)
+        if self._questions.get(key) is question:
+            del self._questions[key]
+        sizes: list[int | None] = [None] * len(question.infos)
+        try:
+            async with asyncio.timeout(SIZES_S_MAX):
+                async with self._size_start:
+                    await self._size_pool.start()
+                sizes = await self._size_pool.sizes(question.infos, dict(key))
+        except TransformFailedError as error:
+            self._log_sizes(f"failed\n{error.failure.traceback}")
+        except (TimeoutError, errors.PenstockError, S3Error) as error:
+            self._log_sizes(f"gave no answer: {error}")
+        finally:
+            if not question.sizes.done():
+                question.sizes.set_result(sizes)
+
+    def _log_sizes(self, text: str) -> None:
+        log.error("%s: size() of %s %s", self._access_point.name, self.name, text)
+
+    # ── running ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(
+        self,
+        source: Source,
+        request: GatewayRequest,
+        arguments: Mapping[str, str],
+        output: ResultWriter,
+        span: ByteRange | None = None,
+    ) -> None:
+        """Have a worker process write the result, or with `span` a range of it.
+
+        Raises:
+            S3Error: The transform failed, was stopped at a limit, or refused; the log has the reason.
+            StoreError: The source could not be read, or was replaced.
+
+        Cost: One copy of each byte, from the kernel into the memory of the result, and about 1 ms for a call.
+        """
+        call = self._call(source, arguments, span)
+        deadline = CallDeadline(self._limits.time_s_max)
+        bounded = BoundedWriter(output, bytes_max=self._limits.output_bytes_max, deadline=deadline)
+        try:
+            async with deadline:
+                await self.pool.run(call, bounded, deadline=deadline)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            self._log(request, source, f"stopped after {self._limits.time_s_max:g} s")
+            message = f"The transform {self.name} took longer than {self._limits.time_s_max:g} s."
+            raise S3Error("TransformTimeout", message, status=400) from None
+        except TransformFailedError as error:
+            raise self._failed(request, source, error.failure) from None
+        except WorkerDiedError as error:
+            self._log(request, source, error.what)
+            message = f"The worker process of the transform {self.name} ended: {_how(error)}."
+            raise S3Error("TransformFailed", message, status=500) from None
+
+    def _call(self, source: Source, arguments: Mapping[str, str], span: ByteRange | None) -> TransformCall:
+        head = source.head
+        if head.size_bytes is None:
+            raise S3Error("TransformFailed", "The length of the source is not known.", status=400)
+        url, stored_key = source.worker_url()
+        return TransformCall(
+            url=url,
+            stored_key=stored_key,
+            key=source.key,
+            size_bytes=head.size_bytes,
+            etag=head.etag or None,
+            headers={name.lower(): value for name, value in head.headers.items()},
+            arguments=dict(arguments),
+            span=(span.start, span.end) if span is not None else None,
+        )
+
+    def _failed(self, request: GatewayRequest, source: Source, failure: WorkerFailure) -> Exception:
+        """Log why a transform failed, and return the error for the client, which names no path of this host."""
+        if failure.kind == "CallCancelled":  # by close(), since nobody else waits for the result of a cancelled call
+            return S3Error("ServiceUnavailable", "The gateway is being stopped.", status=503)
+        if failure.refusal is not None:
+            code, message, status = failure.refusal
+            return S3Error(code, message, status=status if 400 <= status < 600 else 400)
+        if failure.store_error:
+            kind = getattr(errors, failure.kind, StoreError)
+            is_changed = kind is errors.ObjectChangedError
+            self._log(request, source, f"could not read its source: {failure.message}")
+            error: Exception = kind(
+                "the source was replaced while it was transformed" if is_changed else "the source could not be read"
+            )
+            return error
+        self._log(request, source, f"failed: {failure.kind}: {failure.message}\n{failure.traceback}".rstrip())
+        shown = failure.kind if failure.kind.isidentifier() else "an error"
+        reason = f"failed with {shown}"
+        if failure.kind == "MemoryError":
+            reason = "needs more memory than it is allowed"
+        return S3Error("TransformFailed", f"The transform {self.name} {reason}.", status=400)
+
+    def _log(self, request: GatewayRequest, source: Source, text: str) -> None:
+        log.error(
+            "%s: the transform %s of %r %s (request %s)",
+            self._access_point.name,
+            self.name,
+            source.key,
+            text,
+            request.request_id,
+        )
+
+    async def close(self) -> None:
+        """End the processes; calls that run fail. Idempotent."""
+        for task in list(self._asking):
+            task.cancel()
+        await asyncio.gather(*self._asking, self.pool.close(), self._size_pool.close(), return_exceptions=True)
+
+
+class _SizeQuestion(NamedTuple):
+    """Sizes that are wanted.
+
+    Attributes:
+        infos: The sources.
+        sizes: The answer.
+    """
+
+    infos: list[ObjectInfo]
+    sizes: asyncio.Future[list[int | None]]
+
+
+class BoundedWriter:
+    """Checks what a worker writes, and stops the clock while the result takes no more; a ``ResultWriter``.
+
+    Args:
+        output: Where it goes.
+        bytes_max: Largest result.
+        deadline: Is paused while the output takes nothing.
+    """
+
+    def __init__(self, output: ResultWriter, *, bytes_max: int, deadline: CallDeadline) -> None:
+        self._output = output
+        self._rest_bytes = bytes_max
+        self._deadline = deadline
+
+    def begin(self, headers: Mapping[str, str], *, size_bytes: int | None = None) -> None:
+        """Describe the output.
+
+        Raises:
+            S3Error: A header is not one that a result may have.
+        """
+        for name, value in headers.items():
+            is_known = name.lower() in _HEADERS or name.lower().startswith("x-amz-meta-")
+            if not (is_known and _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+                log.error("a transform set the header %r to %r", name, value)
+                raise S3Error("TransformFailed", "The transform set a header that a result cannot have.", status=400)
+        self._output.begin(headers, size_bytes=size_bytes)
+
+    def buffer(self) -> memoryview:
+        """Return memory for the next bytes."""
+        return self._output.buffer()
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        self._charge(len(data))
+        self._deadline.pause()
+        try:
+            await self._output.write(data)
+        finally:
+            self._deadline.resume()
+
+    async def filled(self, length_bytes: int) -> None:
+        """Append bytes that were written to ``buffer()``."""
+        self._charge(length_bytes)
+        self._deadline.pause()
+        try:
+            await self._output.filled(length_bytes)
+        finally:
+            self._deadline.resume()
+
+    def _charge(self, length_bytes: int) -> None:
+        self._rest_bytes -= length_bytes
+        if self._rest_bytes < 0:
+            raise S3Error("TransformFailed", "The result is larger than allowed.", status=400)
+
+
+def _number(name: str, text: str) -> str:
+    try:
+        return checked_number(name, text)
+    except ConfigError as error:
+        raise S3Error("InvalidArgument", error.what, status=400) from None
+
+
+def _how(error: WorkerDiedError) -> str:
+    """Describe the end of a process without its number."""
+    code = error.exit_code
+    if code is None:
+        return "it broke the protocol"
+    return f"signal {-code}" if code < 0 else f"exit status {code}"
