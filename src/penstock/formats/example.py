@@ -137,6 +137,26 @@ def _feature_heads(view: memoryview) -> list[FeatureHead] | None:
     return heads if len({head.name for head in heads}) == len(heads) else None
 
 
+def stored_features(view: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """Yield the name and the serialised map entry of each feature of an Example, in stored order.
+
+    Joined, with the length of all of them in front, the entries are an Example again.
+
+    Raises:
+        ValueError: `view` is not a serialised Example.
+    """
+    whole = _merged(view)
+    at = 0
+    while at < len(whole):
+        number, kind, start, stop = _field(whole, at, len(whole))
+        if number == 1:
+            if kind != 2:
+                raise ValueError(f"not a tf.train.Example: an entry of wire type {kind}")
+            names = [_name(bytes(whole[a:b])) for inner, a, b in _messages(whole, start, stop) if inner == 1]
+            yield names[-1] if names else "", whole[at:stop]
+        at = stop
+
+
 def _merged(view: memoryview) -> memoryview:
     """Concatenate the contents of several ``Features`` messages, which is how protobuf merges them."""
     pieces = []

@@ -2,6 +2,9 @@
 
 _MODULES = {
     "shards": ("tar2tfrecord", "tfrecord2tar"),
+    "selecting": ("select", "redact"),
+    "tables": ("jsonl2csv",),
+    "compressing": ("gzip", "gunzip", "zstd", "unzstd"),
 }
 
 BUILTINS: dict[str, str] = {name: f"{__name__}.{module}:{name}" for module, names in _MODULES.items() for name in names}

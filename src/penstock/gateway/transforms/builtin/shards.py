@@ -17,6 +17,7 @@ from penstock.gateway.transforms.builtin.streams import (
     located,
     parser_for,
     peek,
+    plain_key,
     samples_in,
     singly,
 )
@@ -118,7 +119,7 @@ class _ExampleConversion:
         if columns is None:
             for sample in singly(samples):
                 with located(self._source, sample):
-                    self._writer.add({KEY: _plain_key(sample.key), **self._fields(sample)})
+                    self._writer.add({KEY: plain_key(sample.key), **self._fields(sample)})
             return
         names = tuple(columns)
         framer = self._framers.get(names)
@@ -148,7 +149,7 @@ class _ExampleConversion:
         if self._key and self._key != KEY:
             if self._key in taken:
                 raise DataError(f"the sample already has a field {self._key!r}", field=self._key)
-            taken[self._key] = check_key(_plain_key(sample.key))
+            taken[self._key] = check_key(plain_key(sample.key))
         return taken
 
     def _columns(self, samples: Samples) -> dict[str, Sequence[Any]] | None:
@@ -168,7 +169,7 @@ class _ExampleConversion:
                 return None  # one by one, the error names the sample
         if self._key:
             try:
-                columns[self._key] = [check_key(_plain_key(key)).encode() for key in samples.keys]
+                columns[self._key] = [check_key(plain_key(key)).encode() for key in samples.keys]
             except ValueError:
                 return None
         return columns
@@ -196,13 +197,6 @@ def _pixel_columns(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]
         pixels.append(array.tobytes())
         shapes.append(array.shape)
     return [pixels, *map(list, zip(*shapes, strict=True))]
-
-
-def _plain_key(key: str) -> str:
-    """Return a key without the ``./`` that ``tar -C DIR .`` puts before every name."""
-    while key.startswith("./"):
-        key = key[2:]
-    return key
 
 
 # ── TFRecord to tar ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -163,6 +163,13 @@ def singly(samples: Sequence[Sample]) -> Iterator[Sample]:
     return (samples[index] for index in range(len(samples))) if isinstance(samples, Samples) else iter(samples)
 
 
+def plain_key(key: str) -> str:
+    """Return a key without the ``./`` that ``tar -C DIR .`` puts before every name."""
+    while key.startswith("./"):
+        key = key[2:]
+    return key
+
+
 @contextmanager
 def located(source: str, sample: Sample) -> Iterator[None]:
     """Add the source and the offset of a sample to errors that its content causes.

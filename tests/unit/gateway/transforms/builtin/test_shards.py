@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import itertools
 import struct
 import tarfile
 from typing import TYPE_CHECKING, Any
@@ -20,27 +19,12 @@ from penstock.crc import crc32c
 from penstock.errors import CorruptShardError, DataError
 from penstock.formats.example import parse_example
 from penstock.gateway.transforms.builtin.shards import tar_to_tfrecord, tfrecord_to_tar
+from transformed_sources import pieces, png_of, tar_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAPPING = "image=png:pixels,label=cls:int"
-
-
-def tar_of(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, value in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(value)
-            archive.addfile(info, io.BytesIO(value))
-    return out.getvalue()
-
-
-def png_of(pixels: np.ndarray[Any, Any]) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return out.getvalue()
 
 
 def cifar(count: int, *, prefix: str = "") -> tuple[dict[str, bytes], list[np.ndarray[Any, Any]]]:
@@ -68,11 +52,6 @@ def records(data: bytes) -> Iterator[bytes]:
         assert struct.unpack_from("<I", data, at + 12 + size)[0] == masked(record)
         yield record
         at += 16 + size
-
-
-def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
-    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
 def to_tfrecord(data: bytes, **arguments: Any) -> bytes:
