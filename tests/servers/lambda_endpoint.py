@@ -16,10 +16,8 @@ from penstock.gateway.objects import (
     Caller,
     GatewayRequest,
     ObjectHead,
-    RequestHead,
     S3Error,
     Transform,
-    VerifiedRequest,
 )
 
 
@@ -72,37 +70,6 @@ class MemorySource:
         yield self.data if span is None else self.data[span.start : span.end]
 
 
-class PlainBody:
-    """The body of a request as it arrives, as ``RequestBody``."""
-
-    checksums: Mapping[str, str] = {}
-
-    def __init__(self, arriving: AsyncIterator[bytes], length_bytes: int | None) -> None:
-        self.length_bytes = length_bytes
-        self._arriving = arriving
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._arriving
-
-
-class KeyOnly:
-    """An ``Authenticator`` that looks only at the key and the service which a signature names."""
-
-    def __init__(self, access_key: str) -> None:
-        self._access_key = access_key
-
-    def verify(self, head: RequestHead) -> VerifiedRequest:
-        scope = re.search(r"Credential=([^/]+)/\d{8}/[^/]+/([^/]+)/", head.headers.get("Authorization", ""))
-        if scope is None or scope[1] != self._access_key or scope[2] != "s3-object-lambda":
-            raise S3Error("InvalidSignature", "The request is not signed as it must be.", status=400)
-        length = head.headers.get("Content-Length")
-        size = None if length is None else int(length)
-        return VerifiedRequest(Caller(self._access_key, True), lambda arriving: PlainBody(arriving, size))
-
-    def may_use(self, caller: Caller, bucket: str) -> bool:
-        return bool(caller and bucket)
-
-
 class Endpoint:
     """The server. ``posts`` are the headers of all requests to ``WriteGetObjectResponse``."""
 
@@ -118,9 +85,8 @@ class Endpoint:
     def attach(self, port: int) -> None:
         """Begin to accept answers."""
         self.port = port
-        self.internal = InternalEndpoint(port=port)
-        authenticator = KeyOnly(self.internal.access_key)
-        self._write = WriteGetObjectResponse(self.internal.responses, authenticator=authenticator)
+        self.internal = InternalEndpoint(port)
+        self._write = WriteGetObjectResponse(self.internal)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         for prefix, route in self.routes.items():

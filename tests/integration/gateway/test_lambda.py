@@ -255,7 +255,7 @@ def test_events_context_and_environment(handler: Callable[..., LambdaConfig], ca
             assert event["protocolVersion"] == "1.00"
             assert event["userIdentity"]["accessKeyId"] == "AKUSER"
             environment = answer["environment"]
-            assert environment["AWS_SECRET_ACCESS_KEY"] == server.internal.secret_key
+            assert environment["AWS_SECRET_ACCESS_KEY"] == server.internal.key.secret_key
             assert environment["MODE"] == "x"
             assert environment["LAMBDA_TASK_ROOT"] == config.code_dir
             assert environment["_HANDLER"] == "app.lambda_handler"

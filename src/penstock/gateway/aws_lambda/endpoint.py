@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from penstock.gateway.authentication import AccessKey, AccessKeys, SignatureAuthenticator
 from penstock.gateway.aws_lambda.responses import PendingResponses
 
-
-def _new_access_key() -> str:
-    return f"PSK{secrets.token_hex(8).upper()}"
-
-
-def _new_secret_key() -> str:
-    return secrets.token_urlsafe(30)
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InternalEndpoint:
-    """The internal endpoint of one gateway process, which listens on 127.0.0.1.
+    """The internal endpoint of one gateway process, which listens on 127.0.0.1, as far as handlers are concerned.
+
+    Args:
+        port: Its port.
 
     Attributes:
         port: Its port.
-        access_key: ID of the key with which handlers sign ``WriteGetObjectResponse``. It is valid for nothing else.
-        secret_key: Its secret.
+        key: Key with which handlers sign ``WriteGetObjectResponse``. It is valid for nothing else.
         responses: Answers that the handlers of this process owe.
+        authenticator: Verifies ``WriteGetObjectResponse``.
     """
 
-    port: int
-    access_key: str = field(default_factory=_new_access_key)
-    secret_key: str = field(default_factory=_new_secret_key, repr=False)
-    responses: PendingResponses = field(default_factory=PendingResponses, repr=False)
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.key = AccessKey.generate()
+        self.responses = PendingResponses()
+        self.authenticator = SignatureAuthenticator(AccessKeys([self.key]))
 
     @property
     def url(self) -> str:
         """URL for clients that put a route in front of the host name; names below localhost must resolve to 127.0.0.1."""
         return f"http://localhost:{self.port}"
+
+    def accept_keys_of(self, environment: Mapping[str, str]) -> None:
+        """Accept answers signed with AWS keys of a handler's own environment, which it may need for other services."""
+        access_key, secret_key = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
+        if access_key and secret_key:
+            key = AccessKey(access_key=access_key, secret_key=secret_key)
+            self.authenticator.keys = self.authenticator.keys.with_key(key)

@@ -57,6 +57,7 @@ class LambdaTransform:
         self._access_point = access_point
         self._config = config
         self._responses = endpoint.responses
+        endpoint.accept_keys_of(config.environment)
         settings = HandlerSettings(
             name=access_point.name,
             config=config,

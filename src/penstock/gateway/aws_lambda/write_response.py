@@ -20,8 +20,9 @@ from penstock.gateway.objects import RequestHead, S3Error
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from penstock.gateway.aws_lambda.responses import PendingResponse, PendingResponses
-    from penstock.gateway.objects import Authenticator, RequestBody
+    from penstock.gateway.aws_lambda.endpoint import InternalEndpoint
+    from penstock.gateway.aws_lambda.responses import PendingResponse
+    from penstock.gateway.objects import RequestBody
 
 PATH = "/WriteGetObjectResponse"
 ERROR_BODY_BYTES_MAX = 64 * 1024
@@ -34,13 +35,12 @@ class WriteGetObjectResponse:
     """The operation, as a handler of HTTP requests to ``PATH``.
 
     Args:
-        responses: Answers that are expected.
-        authenticator: Verifies signatures with the service ``s3-object-lambda`` and the internal key.
+        endpoint: The endpoint that handlers send their answers to.
     """
 
-    def __init__(self, responses: PendingResponses, *, authenticator: Authenticator) -> None:
-        self._responses = responses
-        self._authenticator = authenticator
+    def __init__(self, endpoint: InternalEndpoint) -> None:
+        self._responses = endpoint.responses
+        self._authenticator = endpoint.authenticator
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Take one answer.

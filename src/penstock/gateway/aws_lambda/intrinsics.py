@@ -1,0 +1,160 @@
+"""CloudFormation templates: YAML with tags such as ``!Ref``, and what they refer to."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.config import MIB
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+TEMPLATE_BYTES_MAX = 1 * MIB  # CloudFormation's own limit
+DEPTH_MAX = 20
+PSEUDO_PARAMETERS = {
+    "AWS::Region": "us-east-1",
+    "AWS::AccountId": "000000000000",
+    "AWS::Partition": "aws",
+    "AWS::StackName": "penstock",
+    "AWS::URLSuffix": "amazonaws.com",
+    "AWS::StackId": "penstock",
+}
+_VARIABLE = re.compile(r"\$\{(!?)([^}]+)\}")
+
+
+class Intrinsic(NamedTuple):
+    """A function of CloudFormation in a template, e.g. ``Ref`` of a parameter."""
+
+    name: str
+    argument: Any
+
+
+def read_template(path: Path) -> dict[str, Any]:
+    """Read a template, in YAML or JSON.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no template; or PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError("reading SAM templates needs PyYAML", hint="pip install 'penstock[gateway]'") from error
+
+    class TemplateLoader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        """Makes an ``Intrinsic`` of each tag that begins with an exclamation mark."""
+
+    def intrinsic(loader: Any, name: str, node: Any) -> Intrinsic:
+        if isinstance(node, yaml.ScalarNode):
+            return Intrinsic(name, loader.construct_scalar(node))
+        if isinstance(node, yaml.SequenceNode):
+            return Intrinsic(name, loader.construct_sequence(node, deep=True))
+        return Intrinsic(name, loader.construct_mapping(node, deep=True))
+
+    TemplateLoader.add_multi_constructor("!", intrinsic)
+    try:
+        if path.stat().st_size > TEMPLATE_BYTES_MAX:
+            raise ConfigError(f"{path} has more than {TEMPLATE_BYTES_MAX} bytes")
+        document = yaml.load(path.read_bytes(), TemplateLoader)
+    except OSError as error:
+        raise ConfigError(f"the template {str(path)!r} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is not a template")
+    return document
+
+
+class Resolver:
+    """Replaces references by values that are known without CloudFormation.
+
+    Args:
+        document: The template.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        parameters = document.get("Parameters")
+        self._parameters: dict[str, Any] = dict(PSEUDO_PARAMETERS)
+        for name, item in (parameters if isinstance(parameters, dict) else {}).items():
+            if isinstance(item, dict) and "Default" in item:
+                self._parameters[str(name)] = item["Default"]
+        mappings = document.get("Mappings")
+        self._mappings: dict[str, Any] = mappings if isinstance(mappings, dict) else {}
+
+    @staticmethod
+    def names(value: Any, resource: str) -> bool:
+        """Whether a value is the ARN of a resource of the template: ``!GetAtt NAME.Arn`` in any of its forms."""
+        function = _intrinsic_of(value)
+        if function is None or function.name not in ("GetAtt", "Ref", "Sub"):
+            return False
+        argument = function.argument
+        text = ".".join(map(str, argument)) if isinstance(argument, list) else str(argument)
+        return text.strip("${}") in (resource, f"{resource}.Arn", f"{resource}.Alias")
+
+    def resolve(self, value: Any, place: str, depth: int = 0) -> Any:
+        """Return a value without references.
+
+        Args:
+            value: A value of the template.
+            place: Where it is, for messages.
+            depth: How many references led to it.
+
+        Raises:
+            ConfigError: It refers to something that only CloudFormation knows.
+        """
+        function = _intrinsic_of(value)
+        if function is None:
+            return value
+        if depth > DEPTH_MAX:
+            raise ConfigError(f"{place} refers to itself")
+        resolved = self._apply(function, place, depth + 1)
+        return self.resolve(resolved, place, depth + 1)
+
+    def _apply(self, function: Intrinsic, place: str, depth: int) -> Any:
+        name, argument = function
+        if name == "Ref":
+            return self._parameter(argument, place)
+        if name == "Sub":
+            return self._substituted(argument, place, depth)
+        if name == "Join" and isinstance(argument, list) and len(argument) == 2 and isinstance(argument[1], list):
+            return str(argument[0]).join(str(self.resolve(part, place, depth)) for part in argument[1])
+        if name == "FindInMap" and isinstance(argument, list) and len(argument) == 3:
+            found: Any = self._mappings
+            for key in argument:
+                found = found.get(self.resolve(key, place, depth)) if isinstance(found, dict) else None
+            if found is not None:
+                return found
+        raise ConfigError(f"{place} uses !{name}, whose value only CloudFormation knows", hint="write the value itself")
+
+    def _parameter(self, name: Any, place: str) -> Any:
+        if not isinstance(name, str) or name not in self._parameters:
+            hint = "give the parameter a Default, or write the value itself"
+            raise ConfigError(f"{place} refers to {name!r}, which is no parameter with a default", hint=hint)
+        return self._parameters[name]
+
+    def _substituted(self, argument: Any, place: str, depth: int) -> str:
+        text, local = argument if isinstance(argument, list) and len(argument) == 2 else (argument, {})
+        if not isinstance(text, str) or not isinstance(local, dict):
+            raise ConfigError(f"{place}: !Sub needs text")
+
+        def value_of(match: re.Match[str]) -> str:
+            if match[1]:
+                return f"${{{match[2]}}}"
+            name = match[2].strip()
+            value = local[name] if name in local else self._parameter(name, place)
+            return str(self.resolve(value, place, depth))
+
+        return _VARIABLE.sub(value_of, text)
+
+
+def _intrinsic_of(value: Any) -> Intrinsic | None:
+    """Return a value as a function, from its short form (``!Ref X``) or its long one (``{"Ref": "X"}``)."""
+    if isinstance(value, Intrinsic):
+        return value
+    if isinstance(value, dict) and len(value) == 1:
+        name, argument = next(iter(value.items()))
+        if name == "Ref" or (isinstance(name, str) and name.startswith("Fn::")):
+            return Intrinsic(name.removeprefix("Fn::"), argument)
+    return None

@@ -1,0 +1,206 @@
+"""Handlers described by a SAM template: ``AWS::Serverless::Function`` becomes a ``LambdaConfig``.
+
+Source: the specification of AWS SAM templates.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import MIB
+from penstock.errors import ConfigError
+from penstock.gateway.aws_lambda.intrinsics import Resolver, read_template
+from penstock.gateway.config import LambdaConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FUNCTION = "AWS::Serverless::Function"
+OBJECT_LAMBDA = "AWS::S3ObjectLambda::AccessPoint"
+MEMORY_MIB_DEFAULT, TIME_S_DEFAULT = 128, 3
+MEMORY_MIB_MAX, TIME_S_MAX = 10_240, 900
+INTERPRETER_S_MAX = 30.0
+LOG = logging.getLogger("penstock.gateway.lambda")
+
+_RUNTIME = re.compile(r"python(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamFunction:
+    """One function of a template.
+
+    Attributes:
+        name: Its logical ID.
+        place: Template and name, for messages.
+        properties: Its properties, with the template's defaults, not resolved yet.
+        resolver: Resolves what its properties refer to.
+    """
+
+    name: str
+    place: str
+    properties: Mapping[str, Any]
+    resolver: Resolver
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a property that must be text."""
+        value = self.resolver.resolve(self.properties.get(name, default), f"{self.place}: {name}")
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{self.place}: {name} must be text, not {value!r}")
+        return value
+
+    def number(self, name: str, default: int, *, maximum: int) -> int:
+        """Return a property that must be a whole number from 1 to a bound."""
+        value = self.resolver.resolve(self.properties.get(name, default), f"{self.place}: {name}")
+        text = str(value)
+        if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= maximum:
+            raise ConfigError(f"{self.place}: {name} must be a number from 1 to {maximum}, not {value!r}")
+        return int(text)
+
+    def environment(self) -> dict[str, str]:
+        """Return its environment variables."""
+        environment = self.properties.get("Environment") or {}
+        variables = environment.get("Variables") if isinstance(environment, dict) else None
+        if not isinstance(environment, dict) or not isinstance(variables or {}, dict):
+            raise ConfigError(f"{self.place}: Environment.Variables must be names with values")
+        found = {}
+        for name, value in (variables or {}).items():
+            resolved = self.resolver.resolve(value, f"{self.place}: Environment.Variables.{name}")
+            if isinstance(resolved, bool):
+                resolved = str(resolved).lower()
+            if not isinstance(resolved, str | int | float):
+                raise ConfigError(f"{self.place}: the variable {name} must be text, not {resolved!r}")
+            found[str(name)] = str(resolved)
+        return found
+
+
+def lambda_config_of(template: str | Path, function: str | None = None, *, python: str | None = None) -> LambdaConfig:
+    """Return the handler that a SAM template describes.
+
+    ``Handler``, ``CodeUri``, ``MemorySize``, ``Timeout``, ``Environment`` and ``Runtime`` are taken from the function and the
+    template's ``Globals``. If the template also has an Object Lambda access point for the function, its actions and payload
+    are taken as well. Parameters have their defaults.
+
+    Args:
+        template: Path of the template, in YAML or JSON; ``PATH:NAME`` also names the function.
+        function: Logical ID of the function; None if the template has only one.
+        python: Interpreter that has the handler's dependencies; None takes the gateway's.
+
+    Raises:
+        ConfigError: The template cannot be read, or describes no function that can be run here.
+
+    Cost: starts the interpreter once, to ask for its version.
+    """
+    path, named = _split(str(template))
+    document = read_template(path)
+    found = _function_of(document, path, function or named)
+    properties = found.properties
+    if properties.get("PackageType", "Zip") != "Zip" or "InlineCode" in properties:
+        raise ConfigError(
+            f"{found.place}: only functions whose code is in a folder can be run, not images or inline code"
+        )
+    _check_runtime(found, python)
+    payload, actions = _object_lambda_of(document, found)
+    return LambdaConfig(
+        handler=found.text("Handler"),
+        code_dir=str(_code_dir(found, path)),
+        python=python,
+        memory_bytes_max=found.number("MemorySize", MEMORY_MIB_DEFAULT, maximum=MEMORY_MIB_MAX) * MIB,
+        time_s_max=float(found.number("Timeout", TIME_S_DEFAULT, maximum=TIME_S_MAX)),
+        environment=found.environment(),
+        payload=payload,
+        actions=actions,
+    )
+
+
+def _split(template: str) -> tuple[Path, str | None]:
+    path, colon, name = template.rpartition(":")
+    if colon and name.isalnum() and not Path(template).exists():
+        return Path(path), name
+    return Path(template), None
+
+
+def _function_of(document: Mapping[str, Any], path: Path, name: str | None) -> SamFunction:
+    """Return the function that is meant."""
+    resources = document.get("Resources")
+    if not isinstance(resources, dict):
+        raise ConfigError(f"{path} has no Resources, so that it is no SAM template")
+    functions = [key for key, item in resources.items() if isinstance(item, dict) and item.get("Type") == FUNCTION]
+    if name is None and len(functions) != 1:
+        hint = f"name one of them: {path}:NAME" if functions else f"only resources of the type {FUNCTION} are known"
+        raise ConfigError(f"{path} has {len(functions)} functions: {', '.join(map(str, functions))}", hint=hint)
+    if name is not None and name not in functions:
+        raise ConfigError(f"{path} has no function {name!r}; it has {', '.join(map(str, functions)) or 'none'}")
+    chosen = name or functions[0]
+    defaults = document.get("Globals") or {}
+    common = (defaults.get("Function") if isinstance(defaults, dict) else None) or {}
+    own = resources[chosen].get("Properties") or {}
+    if not isinstance(own, dict) or not isinstance(common, dict):
+        raise ConfigError(f"{path}:{chosen}: Properties must be names with values")
+    merged = _merged(common, own)
+    return SamFunction(name=chosen, place=f"{path}:{chosen}", properties=merged, resolver=Resolver(document))
+
+
+def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return properties with defaults: maps are merged, everything else is replaced."""
+    merged = dict(common)
+    for name, value in own.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merged(merged[name], value) if both else value
+    return merged
+
+
+def _code_dir(found: SamFunction, template: Path) -> Path:
+    uri = found.text("CodeUri", ".")
+    if "://" in uri:
+        raise ConfigError(f"{found.place}: CodeUri is {uri!r}; only folders on this machine can be run")
+    folder = template.parent / uri
+    if not folder.is_dir():
+        raise ConfigError(f"{found.place}: CodeUri {uri!r} is not a folder beside the template")
+    return folder
+
+
+def _check_runtime(found: SamFunction, python: str | None) -> None:
+    """Compare the runtime with the interpreter: an older one is refused, a newer one is worth a warning."""
+    runtime = found.text("Runtime")
+    wanted = _RUNTIME.fullmatch(runtime)
+    if wanted is None:
+        raise ConfigError(f"{found.place}: Runtime is {runtime!r}; only Python handlers can be run")
+    needed, present = (int(wanted[1]), int(wanted[2])), _version_of(python or sys.executable, found.place)
+    if present < needed:
+        hint = f"name an interpreter of {runtime} that has the handler's dependencies"
+        raise ConfigError(
+            f"{found.place}: Runtime is {runtime}, but the interpreter is {present[0]}.{present[1]}", hint=hint
+        )
+    if present > needed:
+        LOG.warning("%s: Runtime is %s, and the interpreter is %d.%d.", found.place, runtime, *present)
+
+
+def _version_of(python: str, place: str) -> tuple[int, int]:
+    command = [python, "-c", "import sys; print(*sys.version_info[:2])"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INTERPRETER_S_MAX, check=True)
+        major, minor = done.stdout.split()
+        return int(major), int(minor)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{place}: the interpreter {python!r} cannot be started: {error}") from error
+
+
+def _object_lambda_of(document: Mapping[str, Any], found: SamFunction) -> tuple[str, tuple[str, ...]]:
+    """Return payload and actions of the Object Lambda access point that names the function; defaults if there is none."""
+    for item in document["Resources"].values():
+        if not (isinstance(item, dict) and item.get("Type") == OBJECT_LAMBDA):
+            continue
+        properties = item.get("Properties") or {}
+        configuration = properties.get("ObjectLambdaConfiguration") or {}
+        for each in configuration.get("TransformationConfigurations") or ():
+            target = ((each.get("ContentTransformation") or {}).get("AwsLambda")) or {}
+            if Resolver.names(target.get("FunctionArn"), found.name):
+                payload = found.resolver.resolve(target.get("FunctionPayload", ""), f"{found.place}: FunctionPayload")
+                return str(payload), tuple(map(str, each.get("Actions") or ("GetObject",)))
+    return "", ("GetObject",)

@@ -1,0 +1,159 @@
+"""SAM templates become handlers."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from penstock.config import MIB
+from penstock.errors import ConfigError
+from penstock.gateway.aws_lambda import lambda_config_of
+
+RUNTIME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+FULL = f"""
+    AWSTemplateFormatVersion: "2010-09-09"
+    Transform: AWS::Serverless-2016-10-31
+    Parameters:
+      Bucket: {{Type: String, Default: shards}}
+      NoDefault: {{Type: String}}
+    Mappings:
+      Sizes: {{us-east-1: {{memory: 512}}}}
+    Globals:
+      Function:
+        Timeout: 30
+        Runtime: {RUNTIME}
+        Environment:
+          Variables: {{SHARED: "1", MODE: global}}
+    Resources:
+      Convert:
+        Type: AWS::Serverless::Function
+        Properties:
+          Handler: app.lambda_handler
+          CodeUri: code/
+          MemorySize: !FindInMap [Sizes, !Ref AWS::Region, memory]
+          Role: !GetAtt Role.Arn
+          Policies:
+            - S3ReadPolicy: {{BucketName: !Ref NoDefault}}
+          Environment:
+            Variables:
+              MODE: !Sub "${{Bucket}}-${{!literal}}-${{AWS::AccountId}}"
+              LIST: !Join [",", [a, !Ref Bucket]]
+              COUNT: 3
+              FLAG: true
+      Role: {{Type: AWS::IAM::Role}}
+      Point:
+        Type: AWS::S3ObjectLambda::AccessPoint
+        Properties:
+          ObjectLambdaConfiguration:
+            TransformationConfigurations:
+              - Actions: [GetObject, HeadObject]
+                ContentTransformation:
+                  AwsLambda: {{FunctionArn: !GetAtt Convert.Arn, FunctionPayload: '{{"k": 1}}'}}
+    Outputs:
+      Arn: {{Value: !If [A, !GetAtt Convert.Arn, !ImportValue x]}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    """A template with a folder of code beside it."""
+    (folder / "code").mkdir(exist_ok=True)
+    path = folder / "template.yaml"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_a_function_with_globals_and_references(tmp_path: Path) -> None:
+    """All fields are taken, with defaults of Globals, parameters and mappings; intrinsic functions elsewhere do no harm."""
+    config = lambda_config_of(written(tmp_path, FULL))
+    assert config.handler == "app.lambda_handler"
+    assert Path(config.code_dir) == tmp_path / "code"
+    assert config.memory_bytes_max == 512 * MIB
+    assert config.time_s_max == 30.0
+    assert config.environment == {
+        "SHARED": "1",
+        "MODE": "shards-${literal}-000000000000",
+        "LIST": "a,shards",
+        "COUNT": "3",
+        "FLAG": "true",
+    }
+    assert config.payload == '{"k": 1}'
+    assert config.actions == ("GetObject", "HeadObject")
+
+
+ONE = f"""
+    Resources:
+      One: {{Type: AWS::Serverless::Function, Properties: {{Handler: a.b, CodeUri: code, Runtime: {RUNTIME}}}}}
+"""
+
+
+def test_defaults_are_those_of_sam(tmp_path: Path) -> None:
+    """Memory and time have SAM's defaults."""
+    config = lambda_config_of(str(written(tmp_path, ONE)))
+    assert (config.memory_bytes_max, config.time_s_max) == (128 * MIB, 3.0)
+    assert (config.payload, config.actions) == ("", ("GetObject",))
+
+
+def test_one_of_several_functions_is_named(tmp_path: Path) -> None:
+    """``PATH:NAME`` or `function` chooses; without either, the error names the functions."""
+    text = ONE + ONE.split("Resources:\n")[1].replace("One", "Two").replace("a.b", "c.d")
+    path = written(tmp_path, text)
+    assert lambda_config_of(f"{path}:Two").handler == "c.d"
+    assert lambda_config_of(path, "One").handler == "a.b"
+    with pytest.raises(ConfigError, match="2 functions: One, Two"):
+        lambda_config_of(path)
+    with pytest.raises(ConfigError, match="no function 'Three'; it has One, Two"):
+        lambda_config_of(path, "Three")
+
+
+def changed(old: str, new: str) -> str:
+    """The simple template with another text."""
+    assert old in ONE
+    return ONE.replace(old, new)
+
+
+WRONG = {
+    "no_yaml": ("a: [", "is not valid YAML"),
+    "no_template": ("- 1", "is not a template"),
+    "no_resources": ("a: 1", "has no Resources"),
+    "no_function": ("Resources: {A: {Type: B}}", "has 0 functions"),
+    "unknown_parameter": (changed("a.b", "!Ref Missing"), "Handler refers to 'Missing'"),
+    "attribute": (changed("a.b", "!GetAtt X.Y"), "uses !GetAtt"),
+    "long_form": (changed("a.b", '{"Fn::ImportValue": x}'), "uses !ImportValue"),
+    "no_text": (changed("a.b", "[1]"), "Handler must be text"),
+    "memory": (changed("CodeUri", "MemorySize: 0, CodeUri"), "MemorySize must be a number from 1 to 10240"),
+    "timeout": (changed("CodeUri", "Timeout: soon, CodeUri"), "Timeout must be a number from 1 to 900"),
+    "bucket_code": (changed("CodeUri: code", "CodeUri: s3://a/b"), "only folders on this machine"),
+    "missing_code": (changed("CodeUri: code", "CodeUri: other"), "is not a folder"),
+    "image": (changed("CodeUri", "PackageType: Image, CodeUri"), "not images"),
+    "other_language": (changed(RUNTIME, "nodejs20.x"), "only Python handlers"),
+    "newer_python": (changed(RUNTIME, "python3.99"), "but the interpreter is"),
+    "environment": (changed("CodeUri", "Environment: {Variables: [1]}, CodeUri"), "names with values"),
+    "variable": (changed("CodeUri", "Environment: {Variables: {A: [1]}}, CodeUri"), "the variable A must be text"),
+    "python_object": ("Resources: !!python/object/apply:os.system [ls]", "is not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_templates_that_describe_no_handler(name: str, tmp_path: Path) -> None:
+    """Each problem has a message that names the place."""
+    text, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        lambda_config_of(written(tmp_path, text))
+
+
+def test_references_in_a_circle_end(tmp_path: Path) -> None:
+    """A parameter whose default refers to itself is an error."""
+    text = 'Parameters: {A: {Default: {"Ref": A}}}' + textwrap.dedent(changed("a.b", "!Ref A"))
+    with pytest.raises(ConfigError, match="refers to itself"):
+        lambda_config_of(written(tmp_path, text))
+
+
+def test_missing_template_and_interpreter(tmp_path: Path) -> None:
+    """Paths that lead nowhere are named."""
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        lambda_config_of(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot be started"):
+        lambda_config_of(written(tmp_path, ONE), python="/nowhere/python")
