@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from penstock.gateway.transforms.authoring import SourceReader as SourceReader
     from penstock.gateway.transforms.authoring import TransformRequest as TransformRequest
     from penstock.gateway.transforms.authoring import transform as transform
+    from penstock.gateway.transforms.trial import try_transform as try_transform
 
 _ORIGIN = {
     "S3Error": "objects",
     **dict.fromkeys(("Response", "SourceReader", "TransformRequest", "transform"), "transforms.authoring"),
+    "try_transform": "transforms.trial",
 }
 
 __all__ = sorted(_ORIGIN)  # noqa: PLE0605 - computed from the one table

@@ -301,7 +301,8 @@ class Source(Protocol):
         """Return a URL for ``penstock.connect``, and the key in it, by which another process of this user reads the object.
 
         The other process needs no credentials: it gets the path of a directory, or a URL that the upstream's keys have
-        signed for a limited time.
+        signed for a limited time. The ETag that it sees there is the one in `head`: if the upstream has no ETags, it reads
+        at the gateway's own endpoint.
         """
 
     def signed_url(self, headers: Mapping[str, str]) -> str:

@@ -108,8 +108,15 @@ def callable_program(
         pickled = cloudpickle.dumps(function)
     except Exception as error:
         raise ConfigError(f"{function_name(function)} cannot be sent to a worker process: {error}") from error
-    step = ProgramStep(function_name(function), "", pickled, (), _texts(arguments))
+    step = callable_step(function, arguments=arguments, pickled=pickled)
     return TransformProgram((step,), str(Path(folder).absolute()))
+
+
+def callable_step(
+    function: Callable[..., Any], *, arguments: Mapping[str, str] | None = None, pickled: bytes = b""
+) -> ProgramStep:
+    """Return the step of a function that is not found by a name."""
+    return ProgramStep(function_name(function), "", pickled, (), _texts(arguments))
 
 
 def _texts(arguments: Mapping[str, object] | None) -> dict[str, str]:
@@ -420,11 +427,20 @@ def load_program(program: TransformProgram) -> LoadedProgram:
         ConfigError: A function does not exist, or an argument is unknown, missing or ill-typed.
         Exception: Whatever importing the author's module raises.
     """
-    return LoadedProgram(steps=tuple(_load_step(step, program.folder) for step in program.steps))
+    steps = []
+    for step in program.steps:
+        pickled = step.pickled
+        function = pickle.loads(pickled) if pickled else import_function(step.target, folder=program.folder)
+        steps.append(load_step(step, function))
+    return LoadedProgram(steps=tuple(steps))
 
 
-def _load_step(step: ProgramStep, folder: str) -> LoadedStep:
-    function = pickle.loads(step.pickled) if step.pickled else import_function(step.target, folder=folder)
+def load_step(step: ProgramStep, function: Any) -> LoadedStep:
+    """Convert the arguments of a function that was imported.
+
+    Raises:
+        ConfigError: It is not a transform, or an argument is unknown, missing or ill-typed.
+    """
     if not callable(function):
         raise ConfigError(f"{step.name} is {type(function).__name__}, not a function transform(reader, request)")
     declared = declaration_of(function)

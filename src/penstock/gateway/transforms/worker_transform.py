@@ -23,6 +23,7 @@ from penstock.gateway.transforms.program import (
     checked_number,
     spelled_program,
 )
+from penstock.types import strong_etag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -239,7 +240,7 @@ class WorkerTransform:
             stored_key=stored_key,
             key=source.key,
             size_bytes=head.size_bytes,
-            etag=head.etag or None,
+            etag=strong_etag(head.etag),
             headers={name.lower(): value for name, value in head.headers.items()},
             arguments=dict(arguments),
             span=(span.start, span.end) if span is not None else None,
