@@ -85,6 +85,7 @@ class RunningFront:
     async def _start(self) -> None:
         self.front = self._make()
         await self.front.start([self._socket])
+        self._socket.close()
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -92,7 +93,6 @@ class RunningFront:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._socket.close()
 
     async def _stop(self) -> None:
         await self.front.close()
@@ -119,7 +119,8 @@ def s3_client(url: str, **options: Any) -> Any:
     from botocore.config import Config
 
     more = options.pop("config", {})
-    config = Config(read_timeout=20, retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, **more)
+    more = {"signature_version": "s3v4", "read_timeout": 20, "retries": {"total_max_attempts": 1}} | more
+    config = Config(s3={"addressing_style": "path"}, **more)
     options = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"} | options
     return boto3.client("s3", endpoint_url=url, config=config, **options)
 

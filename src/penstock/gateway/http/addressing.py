@@ -6,23 +6,11 @@ import re
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from penstock.gateway.authentication import SIGNING_PARAMETERS
 from penstock.gateway.objects import S3Error
 from penstock.store.keys import KEY_BYTES_MAX
 
-SIGNING_PARAMETERS = frozenset(
-    {
-        "x-amz-algorithm",
-        "x-amz-credential",
-        "x-amz-date",
-        "x-amz-expires",
-        "x-amz-security-token",
-        "x-amz-signature",
-        "x-amz-signedheaders",
-        "awsaccesskeyid",
-        "signature",
-        "expires",
-    }
-)
+_SIGNING = frozenset({name.lower() for name in SIGNING_PARAMETERS} | {"awsaccesskeyid", "signature", "expires"})
 """Parameters of a query that sign it, in lower case, of both versions of presigned URLs."""
 
 _PARAMETERS_COUNT_MAX = 256
@@ -126,7 +114,7 @@ def parse_query(raw_query: str) -> dict[str, str]:
             continue
         name, _, value = piece.partition("=")
         name = decoded(name.replace("+", " "), "query")
-        if name.lower() in SIGNING_PARAMETERS:
+        if name.lower() in _SIGNING:
             continue
         if name in found:
             raise S3Error("InvalidArgument", "A parameter of the query is repeated.", status=400)
@@ -138,9 +126,7 @@ def public_query(raw_query: str) -> str:
     """Return a query as it was sent, without the parameters that sign it."""
     if not raw_query:
         return ""
-    return "&".join(
-        piece for piece in raw_query.split("&") if piece.partition("=")[0].lower() not in SIGNING_PARAMETERS
-    )
+    return "&".join(piece for piece in raw_query.split("&") if piece.partition("=")[0].lower() not in _SIGNING)
 
 
 def find_address(raw_path: str, host: str, domains: tuple[str, ...]) -> Address:

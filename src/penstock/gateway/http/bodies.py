@@ -25,9 +25,6 @@ class LazyBody:
         exchange: The request.
         open_body: Makes the decoded body of the bytes that arrive.
         length_bytes_max: Largest body in bytes, as it is sent; None for no limit.
-
-    Attributes:
-        was_read: Whether somebody began to read it.
     """
 
     def __init__(
@@ -39,8 +36,14 @@ class LazyBody:
     ) -> None:
         self._exchange = exchange
         self._length_bytes_max = length_bytes_max
-        self._body = open_body(self._pieces())
-        self.was_read = False
+        self._open_body = open_body
+        self._opened: RequestBody | None = None
+
+    @property
+    def _body(self) -> RequestBody:
+        if self._opened is None:
+            self._opened = self._open_body(self._pieces())
+        return self._opened
 
     @property
     def length_bytes(self) -> int | None:
@@ -58,7 +61,6 @@ class LazyBody:
     async def _pieces(self) -> AsyncIterator[bytes]:
         exchange, limit = self._exchange, self._length_bytes_max
         request = exchange.request
-        self.was_read = True
         if limit is not None and (request.content_length or 0) > limit:
             raise _too_large(limit)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:

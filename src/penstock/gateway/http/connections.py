@@ -69,6 +69,12 @@ class ConnectionPool(web.Server):
         }
         super().__init__(handler, handler_cancellation=True, **self.handler_arguments)
 
+    def drain(self) -> None:
+        """Close idle connections now, and the others after their answer."""
+        for connection in self.connections:
+            if isinstance(connection, ClientConnection):
+                connection.drain()
+
     def __call__(self) -> ClientConnection:
         """Make the protocol of a new connection."""
         return ClientConnection(self, loop=asyncio.get_running_loop(), **self.handler_arguments)
@@ -101,6 +107,13 @@ class ClientConnection(web.RequestHandler):
         if self._head_timer is None and self._waiter is not None and not self._waiter.done():
             loop = asyncio.get_running_loop()
             self._head_timer = loop.call_later(self._pool.limits.header_s_max, self._head_is_late)
+
+    def drain(self) -> None:
+        """Close the connection, at once if it is idle, otherwise after its answer."""
+        if self._waiter is not None and not self._waiter.done():
+            self.force_close()
+        else:
+            self.close()
 
     def head_arrived(self) -> None:
         """Stop the clock of the head."""

@@ -96,7 +96,7 @@ class Front:
         """
         loop = asyncio.get_running_loop()
         if self._pool is None:
-            self._pool = ConnectionPool(self.handle, refusal=_refusal, limits=self.limits)
+            self._pool = ConnectionPool(self.handle, refusal=self._refuse_malformed, limits=self.limits)
             self._sweeper.start()
         for bound in sockets:
             server = await loop.create_server(
@@ -140,7 +140,7 @@ class Front:
         for server in self._servers:
             server.close()
         if self._pool is not None:
-            self._pool.pre_shutdown()
+            self._pool.drain()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
         while self._sweeper.active and loop.time() < end_s:
@@ -177,9 +177,9 @@ class Front:
         try:
             try:
                 await self._answer(exchange)
-            except ConnectionError:
-                raise
             except Exception as error:
+                if isinstance(error, ConnectionError) and not isinstance(error, PenstockError):
+                    raise
                 code = await self._fail(exchange, error)
                 is_complete = exchange.response is not None and not exchange.is_broken
             else:
@@ -239,11 +239,7 @@ class Front:
             exchange.bucket = name
         limit = None if _is_upload(request) else self.limits.body_bytes_max
         body = LazyBody(exchange, verified.open_body, length_bytes_max=limit)
-        try:
-            await self._service.answer(exchange, bucket, request, body)
-        finally:
-            if not body.was_read and exchange.request.can_read_body:
-                exchange.close_after()
+        await self._service.answer(exchange, bucket, request, body)
 
     async def _fail(self, exchange: ClientExchange, error: Exception) -> str:
         """Send an error document, or break the connection off if the answer has begun; return the error's code."""
@@ -257,10 +253,13 @@ class Front:
         if exchange.response is not None:
             exchange.break_off()
             return refusal.code
-        if exchange.request.can_read_body and not exchange.request.content.at_eof():
-            exchange.close_after()
         await exchange.refuse(refusal)
         return refusal.code
+
+    def _refuse_malformed(self, request: BaseRequest, status: int) -> StreamResponse:
+        """Return the answer to what is not a valid HTTP request, or to one that failed in a way that nobody foresaw."""
+        self.metrics.add("penstock_gateway_malformed_total")
+        return _refusal(request, status)
 
     def _note(self, exchange: ClientExchange, code: str, *, is_complete: bool) -> None:
         request, status = exchange.request, exchange.status
