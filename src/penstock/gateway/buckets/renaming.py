@@ -52,6 +52,10 @@ class KeyRenaming:
         found = [key[: -len(new)] + old for new, old in self._old_by_new.items() if key.endswith(new)]
         return [source_key for source_key in found if self.result_key(source_key) == key]
 
+    def has_in_suffix(self, text: str) -> bool:
+        """Whether a suffix contains `text`."""
+        return any(text in suffix for suffix in (*self._new_by_old, *self._old_by_new))
+
     def source_prefix(self, prefix: str) -> str:
         """Return a prefix of all sources whose results begin with `prefix`. Sources of other results may have it, too."""
         shortest = prefix

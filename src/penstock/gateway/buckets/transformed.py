@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import ObjectMissingError
+from penstock.gateway.buckets.listed_sizes import ListedResult, listed_sizes
+from penstock.gateway.buckets.mapped import MappedResult
 from penstock.gateway.buckets.renaming import KeyRenaming
 from penstock.gateway.buckets.source import BucketSource, source_request
+from penstock.gateway.buckets.upstream import etag_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.gateway.results.identity import ResultIdentity, ResultName
 from penstock.gateway.results.open_result import OpenResult
 from penstock.gateway.results.plan import ResultPlan
 from penstock.gateway.results.record import DEFAULT_TYPE
-from penstock.types import ObjectInfo
+from penstock.types import ObjectInfo, Page
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from penstock.gateway.config import AccessPoint
     from penstock.gateway.objects import (
@@ -31,7 +35,18 @@ if TYPE_CHECKING:
     )
     from penstock.gateway.results.results import Results
     from penstock.gateway.results.shared_result import SharedResult
-    from penstock.types import ByteRange
+    from penstock.types import ByteRange, ListPage
+
+_SOURCE_PAGES_MAX = 32
+"""Pages of sources that are looked through for one page: all results on a page may be left out."""
+
+_NEXT_PAGE, _AFTER_KEY = "t", "a"
+"""First character of a continuation token: the rest is a token of the source bucket, or a key of it."""
+
+_AFTER_ALL = "\U0010ffff"
+
+EPOCH_NAMES = ("x-penstock-epoch", "x-penstock-seed")
+"""Parameters of the query, or headers, that make a transform with random numbers deterministic."""
 
 LENGTH_HEADER = "x-penstock-length"
 
@@ -52,7 +67,7 @@ class TransformedBucket:
         created_s: When it was created.
 
     Raises:
-        ConfigError: The suffixes that it renames are not valid.
+        ConfigError: The suffixes that it renames, or ``list_sizes``, are not valid.
     """
 
     def __init__(
@@ -72,6 +87,7 @@ class TransformedBucket:
         self._transform = transform
         self._results = results
         self._links = links
+        self._sizes = listed_sizes(access_point.list_sizes)
         self._renaming = KeyRenaming(access_point.renamed_suffixes)
         self._is_deterministic = (
             transform.is_deterministic if access_point.deterministic is None else access_point.deterministic
@@ -96,14 +112,10 @@ class TransformedBucket:
         used before.
         """
         source = await self._find_source(request)
+        if self._transform.maps_ranges:
+            return await self._open_mapped(request, source)
         shared = await self._share(request, source)
-        head = ObjectHead(
-            key=request.key,
-            size_bytes=None,
-            etag=shared.plan.name.etag,
-            last_modified_s=source.head.last_modified_s,
-            headers={"Content-Type": DEFAULT_TYPE},
-        )
+        head = _head_of(request, source, shared.plan)
         length = self._length_mode(request)
         return OpenResult(shared, head, spools=length == "spool", hides_size=length == "stream")
 
@@ -132,25 +144,83 @@ class TransformedBucket:
     async def _share(self, request: GatewayRequest, source: BucketSource) -> SharedResult:
         """Return the result of a source. Nothing is computed for one that is kept, or that somebody reads already."""
         arguments = self._transform.arguments(request)
-        identity = self._identity(source.key, source.head.etag, arguments)
-        name = ResultName(identity.scope, identity.key, identity.etag)
+        name = await self._name_for(request, source, arguments)
         shared = self._results.shared(name)
         if shared is not None:
             return shared
         record = await self._results.find(name)
         size_bytes = None if record is not None else await self._transform.size_bytes(_as_info(source), arguments)
-        plan = ResultPlan(
+        plan = self._plan(request, source, name=name, arguments=arguments, size_bytes=size_bytes)
+        return self._results.share(plan, record)
+
+    async def _open_mapped(self, request: GatewayRequest, source: BucketSource) -> MappedResult:
+        """Begin to read a result of which the transform produces any range by itself."""
+        arguments = self._transform.arguments(request)
+        name = self._name(source.key, source.head.etag, arguments)
+        size_bytes = await self._transform.size_bytes(_as_info(source), arguments)
+        plan = self._plan(request, source, name=name, arguments=arguments, size_bytes=size_bytes)
+        return MappedResult(
+            replace(_head_of(request, source, plan), size_bytes=size_bytes),
+            plan=plan,
+            results=self._results,
+            produce=lambda span: self._producer(request, source, arguments, span),
+        )
+
+    def _plan(
+        self,
+        request: GatewayRequest,
+        source: BucketSource,
+        *,
+        name: ResultName,
+        arguments: Mapping[str, str],
+        size_bytes: int | None,
+    ) -> ResultPlan:
+        return ResultPlan(
             name=name,
             produce=self._producer(request, source, arguments),
             transform=self._transform.name,
             arguments=arguments,
-            is_deterministic=self._is_deterministic,
+            is_deterministic=self._is_deterministic or bool(self._epoch(request)),
             size_bytes=size_bytes,
             last_modified_s=source.head.last_modified_s,
             time_s_max=self._access_point.time_s_max,
             output_bytes_max=self._access_point.output_bytes_max,
         )
-        return self._results.share(plan, record)
+
+    async def _name_for(
+        self, request: GatewayRequest, source: BucketSource, arguments: Mapping[str, str]
+    ) -> ResultName:
+        """Return the name of the result that a request gets.
+
+        If the transform is not deterministic and the request names no epoch, it is the result whose ETag the request names,
+        else the one that is held, else a new one.
+        """
+        if not self._is_deterministic:
+            arguments = {**arguments, **self._epoch(request)}
+        identity = self._identity(source.key, source.head.etag, arguments)
+        base = ResultName(identity.scope, identity.key, identity.etag)
+        if self._is_deterministic or self._epoch(request):
+            return base
+        pinned = identity.with_nonce_of(request.headers.get("if-match") or request.headers.get("if-range") or "")
+        if pinned is not None and await self._results.exists(name := base._replace(etag=pinned.etag)):
+            return name
+        return await self._results.held.name_for(base, lambda: base._replace(etag=identity.with_new_nonce().etag))
+
+    def _epoch(self, request: GatewayRequest) -> dict[str, str]:
+        """Return the epoch and the seed that a request or the configuration names."""
+        found = {}
+        for name in EPOCH_NAMES:
+            value = request.query.get(name) or request.headers.get(name)
+            if value:
+                found[name] = value
+        if not found and self._access_point.epoch:
+            found[EPOCH_NAMES[0]] = self._access_point.epoch
+        return found
+
+    def _name(self, key: str, etag: str, arguments: Mapping[str, str]) -> ResultName:
+        """Return the name of the result of one version of a source, if the transform is deterministic."""
+        identity = self._identity(key, etag, arguments)
+        return ResultName(identity.scope, identity.key, identity.etag)
 
     def _identity(self, key: str, etag: str, arguments: Mapping[str, str]) -> ResultIdentity:
         return ResultIdentity.of(
@@ -163,13 +233,105 @@ class TransformedBucket:
         )
 
     def _producer(
-        self, request: GatewayRequest, source: BucketSource, arguments: Mapping[str, str]
+        self,
+        request: GatewayRequest,
+        source: BucketSource,
+        arguments: Mapping[str, str],
+        span: ByteRange | None = None,
     ) -> Callable[[ResultWriter], Awaitable[None]]:
         async def produce(output: ResultWriter) -> None:
-            await self._transform.run(source, request, arguments, output)
+            await self._transform.run(source, request, arguments, output, span)
             await source.check_unchanged()
 
         return produce
+
+    # ── listings ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def list_objects(self, request: GatewayRequest, operation: ListPage) -> Page | Answer:
+        """Return one page; see ``Bucket.list_objects``.
+
+        Pages follow the order of the sources; within a page the keys of the results are sorted. The next page is found by its
+        token, or by the last key.
+
+        Cost: what the source bucket needs for a page, one look at the disk for each result that this process has not used
+        before, and what ``AccessPoint.list_sizes`` says about sizes that are not known.
+        """
+        if operation.delimiter and self._renaming.has_in_suffix(operation.delimiter):
+            raise S3Error("NotImplemented", "This delimiter occurs in suffixes that are renamed.", status=501)
+        wanted = self._source_page(operation)
+        for _ in range(_SOURCE_PAGES_MAX):
+            page = await self._source_bucket.list_objects(source_request(request, self._source_bucket, ""), wanted)
+            if not isinstance(page, Page):
+                return page
+            found = await self._listed_page(request, page, operation.prefix)
+            if found.objects or found.prefixes or found.next_token is None:
+                return found
+            wanted = self._source_page(operation._replace(token=found.next_token))
+        return found  # nothing so far is served here, but there is more
+
+    def _source_page(self, operation: ListPage) -> ListPage:
+        """Return the operation on the source bucket for one on this bucket."""
+        after = operation.start_after
+        token = operation.token
+        if token is not None:
+            kind, token = token[:1], token[1:]
+            if kind not in (_NEXT_PAGE, _AFTER_KEY):
+                raise S3Error("InvalidArgument", "The continuation token provided is incorrect", status=400)
+            if kind == _AFTER_KEY:
+                after, token = token, None
+        elif after:
+            after = next(iter(self._renaming.source_keys(after)), after)
+        prefix = self._renaming.source_prefix(operation.prefix)
+        return operation._replace(prefix=prefix, token=token, start_after=after if token is None else "")
+
+    async def _listed_page(self, request: GatewayRequest, page: Page, prefix: str) -> Page:
+        """Return the page of results that a page of sources stands for; shorter if not all sizes are ready."""
+        listed = [each for info in page.objects if (each := self._listed(request, info, prefix)) is not None]
+        await self._learn_sizes(request, listed)
+        decided_count = await self._sizes.decide(listed)
+        token = None if page.next_token is None else _NEXT_PAGE + page.next_token
+        prefixes = [each for each in page.prefixes if each.startswith(prefix)]
+        if decided_count < len(listed):
+            end = listed[decided_count].source.key
+            prefixes = [each for each in prefixes if each < end]
+            last = max([each.source.key for each in listed[:decided_count]], default="")
+            token = _AFTER_KEY + max([last, *(each + _AFTER_ALL for each in prefixes[-1:])])
+        objects = [
+            each.info._replace(size_bytes=each.size_bytes)
+            for each in listed[:decided_count]
+            if each.size_bytes is not None
+        ]
+        return Page(sorted(objects, key=lambda info: info.key.encode()), prefixes, token)
+
+    def _listed(self, request: GatewayRequest, info: ObjectInfo, prefix: str) -> ListedResult | None:
+        """Return the result of a listed source; None if it is not served here, or not below `prefix`."""
+        key = self._renaming.result_key(info.key)
+        if key is None or not key.startswith(prefix):
+            return None
+        name = self._name(info.key, etag_of(info), self._transform.arguments(request))
+
+        async def produce() -> int:
+            head = await self.head(replace(request, key=key, method="HEAD"))
+            assert head.size_bytes is not None
+            return head.size_bytes
+
+        return ListedResult(
+            ObjectInfo(key, info.size_bytes, name.etag, info.last_modified_s), source=info, produce=produce
+        )
+
+    async def _learn_sizes(self, request: GatewayRequest, listed: Sequence[ListedResult]) -> None:
+        """Set the sizes that are known without producing anything."""
+        names = [ResultName(self._access_point.upstream, each.source.key, each.info.etag or "") for each in listed]
+        known = await self._results.known_sizes_bytes(names)
+        unknown = []
+        for each, name in zip(listed, names, strict=True):
+            each.size_bytes = known.get(name)
+            if each.size_bytes is None:
+                unknown.append(each)
+        arguments = self._transform.arguments(request)
+        sizes = await asyncio.gather(*(self._transform.size_bytes(each.source, arguments) for each in unknown))
+        for each, size_bytes in zip(unknown, sizes, strict=True):
+            each.size_bytes = size_bytes
 
     # ── everything else ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -185,6 +347,16 @@ class TransformedBucket:
             await self._transform.close()
         finally:
             await self._source_bucket.close()
+
+
+def _head_of(request: GatewayRequest, source: BucketSource, plan: ResultPlan) -> ObjectHead:
+    return ObjectHead(
+        key=request.key,
+        size_bytes=None,
+        etag=plan.name.etag,
+        last_modified_s=source.head.last_modified_s,
+        headers={"Content-Type": DEFAULT_TYPE},
+    )
 
 
 def _as_info(source: BucketSource) -> ObjectInfo:

@@ -73,7 +73,12 @@ class ResultIdentity:
             raw = text.encode(errors="surrogateescape")
             digest.update(len(raw).to_bytes(8, "little"))
             digest.update(raw)
-        return f'"{digest.hexdigest()}"'
+        return f'"{digest.hexdigest()}-{self.nonce}"' if self.nonce else f'"{digest.hexdigest()}"'
+
+    def with_nonce_of(self, etag: str) -> ResultIdentity | None:
+        """Return the identity that has this ETag, if it differs in nothing but the nonce; else None."""
+        found = replace(self, nonce=etag.strip('"').partition("-")[2])
+        return found if found.nonce and found.etag == etag else None
 
 
 class ResultName(NamedTuple):

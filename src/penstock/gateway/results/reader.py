@@ -120,6 +120,8 @@ class ResultReader:
         elif (piece := self._result.recent_piece(blocks, cursor.position, cursor.end)) is not None:
             self._result.count_bytes(len(piece), place="memory")
             return piece
+        elif size_bytes is None and not self._result.has_full_block(blocks, cursor.position):
+            return None
         else:
             piece = await self._result.read_stored(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
         if piece is None:

@@ -14,13 +14,14 @@ from penstock.config import KIB, MIB
 from penstock.errors import ClosedError
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.results.config import ResultsConfig
+from penstock.gateway.results.held import HeldResults
 from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.memory import BlockPool, RecentBlocks
 from penstock.gateway.results.run import Run
 from penstock.gateway.results.shared_result import SharedResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from penstock.gateway.results.cursor import Cursor
     from penstock.gateway.results.plan import ResultPlan
@@ -63,6 +64,9 @@ class Results:
         self._tasks: dict[asyncio.Task[None], SharedResult] = {}
         self._reading_count = 0
         self._closed = False
+        self._is_shut = False
+        self.held = HeldResults(self, self.config.hold_s)
+        """Results of transforms that are not deterministic."""
 
     # ── finding ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -80,6 +84,33 @@ class Results:
             return None
         self.remember(record)
         return record
+
+    async def exists(self, name: ResultName) -> bool:
+        """Whether a result is kept, or is being produced by a process of this node."""
+        if name in self._shared or name in self._records:
+            return True
+        return await self.on_thread(self.storage.find, name) is not None
+
+    async def known_sizes_bytes(self, names: Sequence[ResultName]) -> dict[ResultName, int]:
+        """Return the sizes of those results that are complete. Cost: as ``find`` for each, all on one thread."""
+        sizes: dict[ResultName, int] = {}
+        missing = []
+        for name in names:
+            shared, record = self._shared.get(name), self._records.get(name)
+            run = shared.run if shared is not None else None
+            if record is not None and record.size_bytes is not None:
+                sizes[name] = record.size_bytes
+            elif run is not None and run.is_done:
+                sizes[name] = run.produced_bytes
+            else:
+                missing.append(name)
+        if missing:
+            records = await self.on_thread(lambda: [self.storage.find(each) for each in missing])
+            for name, record in zip(missing, records, strict=True):
+                if record is not None and record.is_complete and record.size_bytes is not None:
+                    self.remember(record)
+                    sizes[name] = record.size_bytes
+        return sizes
 
     def shared(self, name: ResultName) -> SharedResult | None:
         """Return a result that somebody in this process reads or produces; None if nobody does."""
@@ -102,6 +133,16 @@ class Results:
             found = self._shared[plan.name] = SharedResult(plan, results=self, record=record)
         return found
 
+    def private(self, plan: ResultPlan) -> SharedResult:
+        """Return a result that has one reader and is not kept.
+
+        Raises:
+            ClosedError: The gateway is ending.
+        """
+        if self._closed:
+            raise ClosedError("the gateway is ending")
+        return SharedResult(plan, results=self, record=None, is_storable=False)
+
     def remember(self, record: ResultRecord) -> None:
         """Note that a result is kept."""
         name = ResultName(record.scope, record.key, record.etag)
@@ -115,6 +156,23 @@ class Results:
         self._records.pop(ResultName(record.scope, record.key, record.etag), None)
         if not self._closed:
             self._executor.submit(self.storage.remove, record)
+
+    def retire(self, name: ResultName) -> None:
+        """Forget a result, so that later requests do not find it. Those who read it go on."""
+        self._records.pop(name, None)
+        self._shared.pop(name, None)
+        self._unkept.pop(name, None)
+
+    def remove_soon(self, name: ResultName) -> None:
+        """Remove the record of a name on a thread."""
+
+        def remove() -> None:
+            record = self.storage.find(name)
+            if record is not None:
+                self.storage.remove(record)
+
+        if not self._closed:
+            self._executor.submit(remove)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -220,7 +278,9 @@ class Results:
     def remember_unkept(self, shared: SharedResult) -> None:
         """Keep a small result that could not be stored in reach as long as its blocks are in memory."""
         run = shared.run
-        if run is None or run.produced_bytes > self.config.recent_bytes_max // 4:
+        if self._shared.get(shared.plan.name) is not shared or run is None:
+            return
+        if run.produced_bytes > self.config.recent_bytes_max // 4:
             return
         self._unkept[shared.plan.name] = shared
         self._unkept.move_to_end(shared.plan.name)
@@ -236,6 +296,9 @@ class Results:
             for shared in self._tasks.values():
                 shared.cancel()
             await asyncio.wait(list(self._tasks))
+        if not self._is_shut:
+            self._is_shut = True
+            await self.held.close()
         self._recent.clear()
         self._unkept.clear()
         await asyncio.to_thread(self._executor.shutdown)

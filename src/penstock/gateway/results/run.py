@@ -285,10 +285,15 @@ class Run:
         while len(self._storing) >= self._config.storing_blocks_max:
             await asyncio.wait(list(self._storing.values()), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
-        if not self._is_recorded and self.is_kept:
+        if not self._is_recorded:
+            await self.announce()
+        await self._wait_for_readers()
+
+    async def announce(self) -> None:
+        """Store an incomplete record, by which other processes find the run."""
+        if self.is_kept:
             self._is_recorded = True
             await self._on_thread(self._storage.put_record, self.record(is_complete=False))
-        await self._wait_for_readers()
 
     async def _wait_for_readers(self) -> None:
         """Wait until the readers of a paced run have taken all but a few blocks. The waiting is not the transform's time."""

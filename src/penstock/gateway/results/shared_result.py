@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.gateway.objects import S3Error
 from penstock.gateway.results.cursor import Cursor
 from penstock.gateway.results.reader import ResultReader
 from penstock.gateway.results.run import as_refusal
@@ -42,6 +43,7 @@ class SharedResult:
         plan: What the result is.
         results: The results of this process.
         record: The record of the result if it is known to be kept.
+        is_storable: Whether to store it at all.
 
     Attributes:
         record: The record of the result: complete, or of a run in another process; None if neither is known.
@@ -49,7 +51,9 @@ class SharedResult:
         cursors: The readers in this process.
     """
 
-    def __init__(self, plan: ResultPlan, *, results: Results, record: ResultRecord | None) -> None:
+    def __init__(
+        self, plan: ResultPlan, *, results: Results, record: ResultRecord | None, is_storable: bool = True
+    ) -> None:
         self.plan = plan
         self.record = record
         self.run: Run | None = None
@@ -61,7 +65,8 @@ class SharedResult:
         self._waiters: list[asyncio.Future[None]] = []
         self._size_waiters_count = 0
         self._touched_s = 0.0
-        self._is_storable = True
+        self._is_storable = is_storable
+        self._runs_count = 0
 
     # ── what is known ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,6 +154,11 @@ class SharedResult:
         """Read a piece of a stored block; see ``Results.read_stored``."""
         return self._results.read_stored(blocks, position, end, size_bytes=size_bytes)
 
+    def has_full_block(self, blocks: RunBlocks, position: int) -> bool:
+        """Whether the block around a position is stored, and is a full one."""
+        storage = self._results.storage
+        return storage.has_block(blocks, position // storage.block_bytes)
+
     def recent_piece(self, blocks: RunBlocks, position: int, end: int) -> memoryview | None:
         """Return bytes of a block that was produced lately; None if it is not in memory any more."""
         return self._results.recent_piece(blocks, position, end)
@@ -191,6 +201,7 @@ class SharedResult:
         """Note that a block of a complete result is missing or corrupt, so that the result must be produced again."""
         if self.record is record:
             self.record = None
+            self._runs_count += 1
             self._results.forget(record)
 
     def block_gone(self, run: Run) -> None:
@@ -242,6 +253,8 @@ class SharedResult:
             raise
         except Exception as error:
             failure = error
+            if not self.plan.is_deterministic:
+                self._results.held.drop(self.plan.name)
             log.warning("The result of %s for %r failed: %s", self.plan.transform, self.plan.name.key, error)
         finally:
             self._task = None
@@ -273,10 +286,16 @@ class SharedResult:
             await asyncio.sleep(pause_s)
 
     async def _clean_up(self, record: ResultRecord | None) -> None:
-        """Remove what a process left behind that was killed while it produced the result."""
+        """Remove what a process left behind that was killed while it produced the result.
+
+        Raises:
+            S3Error: Somebody may have read bytes of it, and another run would have others.
+        """
         self.record = None
         if record is not None:
             await self._results.on_thread(self._results.storage.remove, record)
+        if not self.plan.is_deterministic and (record is not None or self._runs_count):
+            raise S3Error("InternalError", "This result is lost; read the object again.", status=500)
 
     def _complete(self, record: ResultRecord) -> None:
         self.record = record
@@ -284,12 +303,15 @@ class SharedResult:
 
     async def _produce(self) -> None:
         async with self._results.turn():
+            self._runs_count += 1
             run = self.run = self._results.new_run(
                 self.plan,
                 cursors=self.cursors,
                 is_size_wanted=lambda: self._size_waiters_count > 0,
                 stores=self._is_storable,
             )
+            if not self.plan.is_deterministic:
+                await run.announce()  # so that whoever takes over knows that bytes were read
             self._wake()
             outcome = "failed"
             began_s = time.monotonic()

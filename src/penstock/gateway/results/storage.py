@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.cache.directory import BlockRead, CacheDirectory, NewEntry
@@ -73,7 +74,7 @@ class ResultStorage(Protocol):
         """Fill `view` from a block, beginning with its byte `start`; False if the block is missing or corrupt."""
 
     def has_block(self, blocks: RunBlocks, index: int) -> bool:
-        """Whether a block is stored. Cost: one system call."""
+        """Whether a full block is stored; the last block of a result may be shorter. Cost: one system call."""
 
     def remove(self, record: ResultRecord) -> None:
         """Remove a result: its record, if that is still the same, and its blocks."""
@@ -83,6 +84,9 @@ class ResultStorage(Protocol):
 
     def mark_used(self, name: ResultName) -> bool:
         """Mark a result as used now, and return whether its record exists. Cost: one system call."""
+
+    def unused_s(self, name: ResultName) -> float | None:
+        """Return the time since a result was last used, in seconds; None if there is no record. Cost: one system call."""
 
     def try_lease(self, name: ResultName) -> bool:
         """Take the right to produce a result; False if another process of the node has it."""
@@ -150,8 +154,13 @@ class DirectoryStorage:
         return self.directory.read_blocks(blocks.identity, [wanted])[0]
 
     def has_block(self, blocks: RunBlocks, index: int) -> bool:
-        """Whether a block is stored."""
-        return self.directory.exists(block_name(blocks.digest, index))
+        """Whether a full block is stored."""
+        file_bytes = header_bytes_of(blocks.identity, self.block_bytes) + self.block_bytes
+        try:
+            path = self.directory.entries + block_name(blocks.digest, index).path
+            return os.stat(path).st_size == file_bytes  # noqa: PTH116 - paths are text here
+        except OSError:
+            return False
 
     def remove(self, record: ResultRecord) -> None:
         """Remove a result: its record, if that is still the same, and its blocks."""
@@ -171,12 +180,21 @@ class DirectoryStorage:
 
     def mark_used(self, name: ResultName) -> bool:
         """Mark a result as used now, and return whether its record exists."""
-        path = self.directory.entries + record_entry(name.record_identity(self._namespace))[0].path
         try:
-            os.utime(path, follow_symlinks=False)
+            os.utime(self._record_path(name), follow_symlinks=False)
         except OSError as error:  # read-only, or another user's file: other processes then maintain the order of use
             return error.errno not in (errno.ENOENT, errno.ENOTDIR)
         return True
+
+    def unused_s(self, name: ResultName) -> float | None:
+        """Return the time since a result was last used, in seconds; None if there is no record."""
+        try:
+            return time.time() - os.stat(self._record_path(name)).st_mtime  # noqa: PTH116 - paths are text here
+        except OSError:
+            return None
+
+    def _record_path(self, name: ResultName) -> str:
+        return self.directory.entries + record_entry(name.record_identity(self._namespace))[0].path
 
     def try_lease(self, name: ResultName) -> bool:
         """Take the right to produce a result; also True if leases are not available."""
@@ -240,6 +258,10 @@ class NoStorage:
     def mark_used(self, name: ResultName) -> bool:
         """Return that there is no such record."""
         return False
+
+    def unused_s(self, name: ResultName) -> float | None:
+        """Return that there is no such record."""
+        return None
 
     def try_lease(self, name: ResultName) -> bool:
         """Return True, because no other process shares anything."""

@@ -22,6 +22,7 @@ from gateway_support.results import (
 )
 from penstock.errors import ObjectChangedError
 from penstock.gateway.objects import S3Error
+from penstock.gateway.results.config import ResultsConfig
 from penstock.types import ByteRange
 
 TEXT = random.Random(1).randbytes(5 * BLOCK_BYTES + 1234)
@@ -339,5 +340,148 @@ def test_an_empty_result_is_a_result(tmp_path: Path) -> None:
         assert transform.runs_count == 1
         assert await read_all(await point.open(request_of("a"), None)) == b""
         await results.close()
+
+    run(test)
+
+
+def _random_transform() -> FunctionTransform:
+    async def function(source, arguments, output):  # type: ignore[no-untyped-def]
+        await output.write(random.randbytes(3 * BLOCK_BYTES))
+
+    return FunctionTransform(function, is_deterministic=False)
+
+
+def test_ranges_of_one_read_fit_together_without_determinism(tmp_path: Path) -> None:
+    """Within the hold time all requests get one result; afterwards it is gone, and the next read gets another one."""
+
+    async def test() -> None:
+        results = open_results(tmp_path, config=ResultsConfig(hold_s=0.2))
+        transform = _random_transform()
+        point = point_of(transform, results, {"a": b""})
+        first = await point.open(request_of("a"), None)
+        whole = await read_all(first)
+        cut = 2 * BLOCK_BYTES + 7
+        assert await get(point, "a", ByteRange(0, cut)) + await get(point, "a", ByteRange(cut, len(whole))) == whole
+        assert await get(point, "a", if_match=first.head.etag) == whole
+        assert transform.runs_count == 1
+        while list((tmp_path / "cache" / "v1" / "entries").glob("*/*")):
+            await asyncio.sleep(0.02)
+        second = await point.open(request_of("a", if_match=first.head.etag), None)
+        assert second.head.etag != first.head.etag
+        assert await read_all(second) != whole
+        await results.close()
+
+    run(test)
+
+
+def test_an_epoch_makes_a_result_that_is_kept(tmp_path: Path) -> None:
+    """The epoch of the query, the header or the access point is part of the ETag."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        transform = _random_transform()
+        point = point_of(transform, results, {"a": b""})
+        etags = []
+        for request in (
+            request_of("a", query={"x-penstock-epoch": "3"}),
+            request_of("a", query={"x-penstock-epoch": "3"}),
+            request_of("a", x_penstock_epoch="4"),
+            request_of("a", x_penstock_seed="4"),
+        ):
+            opened = await point.open(request, None)
+            await read_all(opened)
+            etags.append(opened.head.etag)
+        assert (len(set(etags)), transform.runs_count) == (3, 3)
+        await results.close()
+
+    run(test)
+
+
+def test_processes_share_a_held_result(tmp_path: Path) -> None:
+    """A second process on the same cache gets the result that the first one holds."""
+
+    async def test() -> None:
+        first, second = open_results(tmp_path), open_results(tmp_path)
+        transform = _random_transform()
+        points = [point_of(transform, results, {"a": b""}) for results in (first, second)]
+        assert await get(points[0], "a") == await get(points[1], "a")
+        opened = [await point.open(request_of("a"), None) for point in points]
+        assert opened[0].head.etag == opened[1].head.etag
+        assert transform.runs_count == 1
+        await first.close()
+        await second.close()
+
+    run(test)
+
+
+def test_an_etag_of_another_result_is_not_believed(tmp_path: Path) -> None:
+    """If-Match does not reach results of other transforms of the same source."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        secret = point_of(FunctionTransform(swap_case), results, {"a": b"secret"})
+        opened = await secret.open(request_of("a"), None)
+        await read_all(opened)
+        point = point_of(_random_transform(), results, {"a": b"secret"})
+        other = await point.open(request_of("a", if_match=opened.head.etag), None)
+        assert other.head.etag != opened.head.etag
+        await results.close()
+
+    run(test)
+
+
+def test_processes_share_one_run(tmp_path: Path) -> None:
+    """A second process on the same cache reads the blocks that the first one stores, while it stores them."""
+
+    async def test() -> None:
+        first, second = open_results(tmp_path), open_results(tmp_path)
+        gate = Gate(TEXT)
+        transform = FunctionTransform(gate)
+        points = [point_of(transform, results, {"a": b""}) for results in (first, second)]
+        gate.allow(3 * BLOCK_BYTES + 5)
+        leading = asyncio.create_task(get(points[0], "a"))
+        while transform.runs_count == 0:
+            await asyncio.sleep(0)
+        following = await points[1].open(request_of("a"), None)
+        pieces = following.read(None)
+        found = bytes(await anext(pieces))
+        while len(found) < 3 * BLOCK_BYTES:
+            found += bytes(await anext(pieces))
+        gate.allow()
+        async for piece in pieces:
+            found += bytes(piece)
+        assert found == await leading == TEXT
+        assert transform.runs_count == 1
+        await first.close()
+        await second.close()
+
+    run(test)
+
+
+def test_a_follower_takes_over_from_a_failed_leader(tmp_path: Path) -> None:
+    """If the process that produces a result gives up, another one that waits produces it."""
+
+    async def test() -> None:
+        first, second = open_results(tmp_path), open_results(tmp_path)
+        gates = [Gate(TEXT), Gate(TEXT)]
+        transforms = [FunctionTransform(gate) for gate in gates]
+        points = [
+            point_of(transform, results, {"a": b""})
+            for transform, results in zip(transforms, (first, second), strict=True)
+        ]
+        gates[0].allow(2 * BLOCK_BYTES + 5)
+        leading = asyncio.create_task(get(points[0], "a"))
+        while transforms[0].runs_count == 0:
+            await asyncio.sleep(0)
+        following = asyncio.create_task(get(points[1], "a"))
+        await asyncio.sleep(0)
+        gates[1].allow()
+        gates[0].allow(2 * BLOCK_BYTES + 5, error=S3Error("InternalError", "It broke.", status=500))
+        with pytest.raises(S3Error):
+            await leading
+        assert await following == TEXT
+        assert [transform.runs_count for transform in transforms] == [1, 1]
+        await first.close()
+        await second.close()
 
     run(test)

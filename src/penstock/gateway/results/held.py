@@ -1,0 +1,155 @@
+"""Results of transforms that are not deterministic: each is held while it is used, so that the ranges of one read fit together.
+
+Such a result has a nonce in its ETag. Whoever reads the same source with the same arguments within ``hold_s`` after the last
+use gets the same result, in all processes of the node; later readers get a new one. The *pointer*, a record under the ETag that
+the result would have without a nonce, says which result is held; the time of its file is that of the last use.
+
+A held result is produced once. If its bytes are lost, its readers get an error, and the next reader gets a new result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from penstock.gateway.results.identity import ResultName
+from penstock.gateway.results.record import ResultRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.gateway.results.results import Results
+
+_POLL_S = 0.004
+_POLLS_MAX = 250
+
+
+class _Held:
+    """A result that is held by this process."""
+
+    __slots__ = ("marked_s", "name", "used_s")
+
+    def __init__(self, name: ResultName) -> None:
+        self.name = name
+        self.used_s = self.marked_s = time.monotonic()
+
+
+class HeldResults:
+    """The held results of one process. All methods run on the event loop.
+
+    Args:
+        results: The results of the process.
+        hold_s: How long a result is held after its last use, in seconds.
+    """
+
+    def __init__(self, results: Results, hold_s: float) -> None:
+        self._results = results
+        self._hold_s = hold_s
+        self._held: dict[ResultName, _Held] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def name_for(self, base: ResultName, make: Callable[[], ResultName]) -> ResultName:
+        """Return the name of the result that is held, or of a new one.
+
+        Args:
+            base: Name that the result would have if it were deterministic.
+            make: Returns the name of a new result.
+
+        Cost: nothing if this process holds a result; else one or two small files, on a thread.
+        """
+        held = self._held.get(base)
+        if held is None or time.monotonic() - held.used_s > self._hold_s:
+            held = _Held(await self._name_on_node(base, make))
+            self._held[base] = held
+        held.used_s = time.monotonic()
+        self._mark(base, held)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        return held.name
+
+    async def _name_on_node(self, base: ResultName, make: Callable[[], ResultName]) -> ResultName:
+        storage = self._results.storage
+        is_taken = await self._take_lease(base)
+        try:
+            found = await self._results.on_thread(self._current, base)
+            if found is not None:
+                return ResultName(base.scope, base.key, found)
+            name = make()
+            pointer = ResultRecord(
+                scope=base.scope, key=base.key, etag=base.etag, run=name.etag, block_bytes=storage.block_bytes
+            )
+            await self._results.on_thread(storage.put_record, pointer)
+            return name
+        finally:
+            if is_taken:
+                storage.release_lease(base)
+
+    async def _take_lease(self, base: ResultName) -> bool:
+        for _ in range(_POLLS_MAX):
+            if self._results.storage.try_lease(base):
+                return True
+            await asyncio.sleep(_POLL_S)
+        return False  # its holder was stopped; then two processes may hold results of their own
+
+    def _current(self, base: ResultName) -> str | None:
+        """Return the ETag of the result that a process of this node holds; None if there is none."""
+        age_s = self._results.storage.unused_s(base)
+        if age_s is None or not -self._hold_s <= age_s <= self._hold_s:
+            return None
+        record = self._results.storage.find(base)
+        return record.run if record is not None and is_pointer(record) else None
+
+    def _mark(self, base: ResultName, held: _Held) -> None:
+        if held.used_s - held.marked_s > self._hold_s / 4:
+            held.marked_s = held.used_s
+            self._results.storage.mark_used(base)
+
+    def drop(self, name: ResultName) -> None:
+        """Hold a result no longer, because its bytes are lost."""
+        for base in [base for base, held in self._held.items() if held.name == name]:
+            del self._held[base]
+            self._results.retire(name)
+            self._results.remove_soon(base)
+
+    async def _sweep(self) -> None:
+        """Remove what nobody uses any more, as long as anything is held."""
+        while self._held:
+            await asyncio.sleep(self._hold_s / 4)
+            now_s = time.monotonic()
+            for base, held in list(self._held.items()):
+                shared = self._results.shared(held.name)
+                if shared is not None and shared.is_wanted:
+                    held.used_s = now_s
+                    self._mark(base, held)
+                elif now_s - held.used_s > self._hold_s:
+                    del self._held[base]
+                    self._results.retire(held.name)
+                    await self._results.on_thread(self._remove, base, held.name)
+        self._sweeper = None
+
+    def _remove(self, base: ResultName, name: ResultName) -> None:
+        """Remove a held result and its pointer, unless another process has used it."""
+        storage = self._results.storage
+        age_s = storage.unused_s(base)
+        pointer = storage.find(base)
+        if pointer is not None and pointer.run == name.etag:
+            if age_s is not None and abs(age_s) < self._hold_s / 2:
+                return  # the other process removes it
+            storage.remove(pointer)
+        record = storage.find(name)
+        if record is not None:
+            storage.remove(record)
+
+    async def close(self) -> None:
+        """Stop looking after held results; idempotent. Those whose time is not over remain until they are evicted."""
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.cancel()
+            await asyncio.wait([sweeper])
+        self._held.clear()
+
+
+def is_pointer(record: ResultRecord) -> bool:
+    """Whether a record is the pointer to a held result."""
+    return record.run.startswith('"')
