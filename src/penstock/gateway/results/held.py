@@ -19,7 +19,7 @@ from penstock.gateway.results.record import ResultRecord
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.gateway.results.results import Results
+    from penstock.gateway.results.context import ResultsContext
 
 _POLL_S = 0.004
 _POLLS_MAX = 250
@@ -39,13 +39,22 @@ class HeldResults:
     """The held results of one process. All methods run on the event loop.
 
     Args:
-        results: The results of the process.
-        hold_s: How long a result is held after its last use, in seconds.
+        context: The parts that the results of the process share.
+        is_wanted: Whether somebody in this process is reading a result.
+        retire: Forgets a result, so that later requests do not find it.
     """
 
-    def __init__(self, results: Results, hold_s: float) -> None:
-        self._results = results
-        self._hold_s = hold_s
+    def __init__(
+        self,
+        context: ResultsContext,
+        *,
+        is_wanted: Callable[[ResultName], bool],
+        retire: Callable[[ResultName], None],
+    ) -> None:
+        self._context = context
+        self._hold_s = context.config.hold_s
+        self._is_wanted = is_wanted
+        self._retire = retire
         self._held: dict[ResultName, _Held] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -69,17 +78,17 @@ class HeldResults:
         return held.name
 
     async def _name_on_node(self, base: ResultName, make: Callable[[], ResultName]) -> ResultName:
-        storage = self._results.storage
+        storage = self._context.storage
         is_taken = await self._take_lease(base)
         try:
-            found = await self._results.on_thread(self._current, base)
+            found = await self._context.on_thread(self._current, base)
             if found is not None:
                 return ResultName(base.scope, base.key, found)
             name = make()
             pointer = ResultRecord(
                 scope=base.scope, key=base.key, etag=base.etag, run=name.etag, block_bytes=storage.block_bytes
             )
-            await self._results.on_thread(storage.put_record, pointer)
+            await self._context.on_thread(storage.put_record, pointer)
             return name
         finally:
             if is_taken:
@@ -87,30 +96,30 @@ class HeldResults:
 
     async def _take_lease(self, base: ResultName) -> bool:
         for _ in range(_POLLS_MAX):
-            if self._results.storage.try_lease(base):
+            if self._context.storage.try_lease(base):
                 return True
             await asyncio.sleep(_POLL_S)
         return False  # its holder was stopped; then two processes may hold results of their own
 
     def _current(self, base: ResultName) -> str | None:
         """Return the ETag of the result that a process of this node holds; None if there is none."""
-        age_s = self._results.storage.unused_s(base)
+        age_s = self._context.storage.unused_s(base)
         if age_s is None or not -self._hold_s <= age_s <= self._hold_s:
             return None
-        record = self._results.storage.find(base)
+        record = self._context.storage.find(base)
         return record.run if record is not None and is_pointer(record) else None
 
     def _mark(self, base: ResultName, held: _Held) -> None:
         if held.used_s - held.marked_s > self._hold_s / 4:
             held.marked_s = held.used_s
-            self._results.storage.mark_used(base)
+            self._context.storage.mark_used(base)
 
     def drop(self, name: ResultName) -> None:
         """Hold a result no longer, because its bytes are lost."""
         for base in [base for base, held in self._held.items() if held.name == name]:
             del self._held[base]
-            self._results.retire(name)
-            self._results.remove_soon(base)
+            self._retire(name)
+            self._context.remove_soon(base)
 
     async def _sweep(self) -> None:
         """Remove what nobody uses any more, as long as anything is held."""
@@ -118,19 +127,18 @@ class HeldResults:
             await asyncio.sleep(self._hold_s / 4)
             now_s = time.monotonic()
             for base, held in list(self._held.items()):
-                shared = self._results.shared(held.name)
-                if shared is not None and shared.is_wanted:
+                if self._is_wanted(held.name):
                     held.used_s = now_s
                     self._mark(base, held)
                 elif now_s - held.used_s > self._hold_s:
                     del self._held[base]
-                    self._results.retire(held.name)
-                    await self._results.on_thread(self._remove, base, held.name)
+                    self._retire(held.name)
+                    await self._context.on_thread(self._remove, base, held.name)
         self._sweeper = None
 
     def _remove(self, base: ResultName, name: ResultName) -> None:
         """Remove a held result and its pointer, unless another process has used it."""
-        storage = self._results.storage
+        storage = self._context.storage
         age_s = storage.unused_s(base)
         pointer = storage.find(base)
         if pointer is not None and pointer.run == name.etag:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.cursor import Cursor
@@ -14,11 +14,12 @@ from penstock.gateway.results.reader import ResultReader
 from penstock.gateway.results.run import as_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
 
+    from penstock.gateway.results.context import ResultsContext
+    from penstock.gateway.results.identity import ResultName
     from penstock.gateway.results.plan import ResultPlan
     from penstock.gateway.results.record import ResultRecord
-    from penstock.gateway.results.results import Results
     from penstock.gateway.results.run import Run
     from penstock.gateway.results.storage import RunBlocks
     from penstock.types import ByteRange
@@ -33,6 +34,22 @@ _UNBOUNDED = 1 << 62
 _TOUCH_S = 600.0
 
 
+class ResultKeeper(Protocol):
+    """What a result asks of those who look after all results of the process."""
+
+    def start(self, shared: SharedResult, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Start the task that produces a result."""
+
+    def left(self, shared: SharedResult) -> None:
+        """Decide what happens to a result that a reader has left."""
+
+    def remember_unkept(self, shared: SharedResult) -> None:
+        """Keep a result that could not be stored in reach as long as its blocks are in memory."""
+
+    def lost_for_ever(self, name: ResultName) -> None:
+        """Note that a result of a transform that is not deterministic is lost."""
+
+
 class SharedResult:
     """A result that somebody in this process reads or produces. All methods run on the event loop.
 
@@ -41,7 +58,8 @@ class SharedResult:
 
     Args:
         plan: What the result is.
-        results: The results of this process.
+        context: The parts that the results of this process share.
+        keeper: Decides whether its run goes on.
         record: The record of the result if it is known to be kept.
         is_storable: Whether to store it at all.
 
@@ -52,14 +70,21 @@ class SharedResult:
     """
 
     def __init__(
-        self, plan: ResultPlan, *, results: Results, record: ResultRecord | None, is_storable: bool = True
+        self,
+        plan: ResultPlan,
+        *,
+        context: ResultsContext,
+        keeper: ResultKeeper,
+        record: ResultRecord | None,
+        is_storable: bool = True,
     ) -> None:
         self.plan = plan
         self.record = record
         self.run: Run | None = None
         self.cursors: set[Cursor] = set()
         self._attempts_count = 0
-        self._results = results
+        self._context = context
+        self._keeper = keeper
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None  # of the last attempt
         self._waiters: list[asyncio.Future[None]] = []
@@ -117,7 +142,7 @@ class SharedResult:
             return size_bytes
         finally:
             self._size_waiters_count -= 1
-            self._results.left(self)
+            self._keeper.left(self)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -131,7 +156,7 @@ class SharedResult:
         cursor = Cursor(*(span if span is not None else (0, _UNBOUNDED)))
         reader = ResultReader(self, cursor)
         self.cursors.add(cursor)
-        self._results.count_reader(1)
+        self._context.count_reader(1)
         self._touch()
         try:
             while (piece := await reader.next_piece()) is not None:
@@ -145,31 +170,31 @@ class SharedResult:
             self.cursors.discard(cursor)
             if self.run is not None:
                 self.run.moved()
-            self._results.count_reader(-1)
-            self._results.left(self)
+            self._context.count_reader(-1)
+            self._keeper.left(self)
 
     def read_stored(
         self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None
     ) -> asyncio.Future[memoryview | None]:
-        """Read a piece of a stored block; see ``Results.read_stored``."""
-        return self._results.read_stored(blocks, position, end, size_bytes=size_bytes)
+        """Read a piece of a stored block; see ``ResultsContext.read_stored``."""
+        return self._context.read_stored(blocks, position, end, size_bytes=size_bytes)
 
     def has_full_block(self, blocks: RunBlocks, position: int) -> bool:
         """Whether the block around a position is stored, and is a full one."""
-        storage = self._results.storage
+        storage = self._context.storage
         return storage.has_block(blocks, position // storage.block_bytes)
 
     def recent_piece(self, blocks: RunBlocks, position: int, end: int) -> memoryview | None:
         """Return bytes of a block that was produced lately; None if it is not in memory any more."""
-        return self._results.recent_piece(blocks, position, end)
+        return self._context.recent_piece(blocks, position, end)
 
     def blocks_of(self, record: ResultRecord) -> RunBlocks:
         """Return the identity of the blocks of a run."""
-        return self._results.storage.blocks_of(self.plan.name, record.run)
+        return self._context.storage.blocks_of(self.plan.name, record.run)
 
     def count_bytes(self, size_bytes: int, *, place: str) -> None:
         """Count bytes that were read from the memory or the disk."""
-        self._results.metrics.add("penstock_gateway_result_bytes_total", size_bytes, place=place)
+        self._context.metrics.add("penstock_gateway_result_bytes_total", size_bytes, place=place)
 
     async def wait(self, run: Run | None) -> None:
         """Wait until the run, or if there is none the result, has made progress."""
@@ -193,7 +218,7 @@ class SharedResult:
         now_s = time.monotonic()
         if self.record is not None and now_s - self._touched_s > _TOUCH_S:
             self._touched_s = now_s
-            self._results.storage.mark_used(self.plan.name)
+            self._context.storage.mark_used(self.plan.name)
 
     # ── what is gone ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -202,7 +227,7 @@ class SharedResult:
         if self.record is record:
             self.record = None
             self._runs_count += 1
-            self._results.forget(record)
+            self._context.forget(record)
 
     def block_gone(self, run: Run) -> None:
         """Note that a block of a run was evicted before its reader got it: more blocks would only evict each other."""
@@ -223,11 +248,11 @@ class SharedResult:
             attempts_count: Attempts that had ended when the caller came. If a later one has failed, its error is raised.
         """
         if self._task is not None:
-            self._results.count_shared(self.plan)
+            self._context.count_shared(self.plan)
             return
         if self._failure is not None and self._attempts_count > attempts_count:
             raise as_refusal(self._failure, what=f"transform {self.plan.transform}")
-        self._task = self._results.start(self, self._work())
+        self._task = self._keeper.start(self, self._work())
 
     @property
     def goes_on_alone(self) -> bool:
@@ -248,13 +273,13 @@ class SharedResult:
                 try:
                     await self._produce()
                 finally:
-                    self._results.storage.release_lease(self.plan.name)
+                    self._context.storage.release_lease(self.plan.name)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             failure = error
             if not self.plan.is_deterministic:
-                self._results.held.drop(self.plan.name)
+                self._keeper.lost_for_ever(self.plan.name)
             log.warning("The result of %s for %r failed: %s", self.plan.transform, self.plan.name.key, error)
         finally:
             self._task = None
@@ -264,7 +289,7 @@ class SharedResult:
 
     async def _take_lease(self) -> bool:
         """Wait for the right to produce the result; False if it turns out to be complete."""
-        storage, name = self._results.storage, self.plan.name
+        storage, name = self._context.storage, self.plan.name
         pause_s = _POLL_S_MIN
         while True:
             is_taken = storage.try_lease(name)
@@ -293,18 +318,18 @@ class SharedResult:
         """
         self.record = None
         if record is not None:
-            await self._results.on_thread(self._results.storage.remove, record)
+            await self._context.on_thread(self._context.storage.remove, record)
         if not self.plan.is_deterministic and (record is not None or self._runs_count):
             raise S3Error("InternalError", "This result is lost; read the object again.", status=500)
 
     def _complete(self, record: ResultRecord) -> None:
         self.record = record
-        self._results.remember(record)
+        self._context.remember(record)
 
     async def _produce(self) -> None:
-        async with self._results.turn():
+        async with self._context.turn():
             self._runs_count += 1
-            run = self.run = self._results.new_run(
+            run = self.run = self._context.new_run(
                 self.plan,
                 cursors=self.cursors,
                 is_size_wanted=lambda: self._size_waiters_count > 0,
@@ -322,12 +347,12 @@ class SharedResult:
                 self.run = None
                 raise
             finally:
-                self._results.count_run(run, outcome=outcome, seconds=time.monotonic() - began_s)
+                self._context.count_run(run, outcome=outcome, seconds=time.monotonic() - began_s)
             if run.is_kept:
                 self._complete(record)
                 self.run = None
             else:  # its readers need its memory; if they are too slow for it, it is produced again
                 self._is_storable = False
-                self._results.remember_unkept(self)
+                self._keeper.remember_unkept(self)
             if self.plan.is_deterministic and self.plan.size_bytes is None:
                 self.plan = replace(self.plan, size_bytes=record.size_bytes)
