@@ -139,7 +139,7 @@ class Endpoint:
 async def endpoint(data: bytes = b"hello world") -> AsyncIterator[Endpoint]:
     """Serve on a free port of loopback."""
     made = Endpoint(data)
-    runner = web.ServerRunner(web.Server(made.handle), shutdown_timeout=0.2)
+    runner = web.ServerRunner(web.Server(made.handle, lingering_time=0.0), shutdown_timeout=0.2)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
