@@ -105,7 +105,7 @@ class RunningTransform:
         *,
         key: str = "key",
         span: ByteRange | None = None,
-        source: FolderSource | None = None,
+        source: Any = None,
         **request: Any,
     ) -> MemoryOutput:
         """Produce a result."""

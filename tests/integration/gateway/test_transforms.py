@@ -7,13 +7,18 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+import penstock as ps
+from fronts import RunningFront
 from penstock.errors import ClosedError, ConfigError, ObjectChangedError
+from penstock.gateway.buckets.upstream import UpstreamBucket
 from penstock.gateway.objects import S3Error
 from penstock.types import ByteRange, ObjectInfo
 from transforming import FolderSource, MemoryOutput, get_request, running
@@ -659,3 +664,112 @@ def test_prints_go_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     asyncio.run(run())
     assert re.search(r"train\[\d+\]: hello from a transform", caplog.text)
     assert "and a warning" in caplog.text
+
+
+GATEWAY = """
+import asyncio, sys
+from pathlib import Path
+from transforming import running, MemoryOutput
+
+async def main():
+    async with running(sys.argv[1], Path(sys.argv[2]), processes=2) as bench:
+        pool = bench.transform.pool
+        while len(pool.process_ids) < 2:
+            await asyncio.sleep(0.01)
+        task = asyncio.create_task(bench.run(MemoryOutput(keeps=False)))
+        await asyncio.sleep(0.3)
+        print(*pool.process_ids, flush=True)
+        await asyncio.gather(task)
+
+def run():
+    asyncio.run(main())
+
+if sys.argv[3] == "thread":
+    import threading
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+else:
+    run()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("name", ["hang", "flood"])
+def test_workers_end_with_a_killed_gateway(tmp_path: Path, name: str, where: str) -> None:
+    """If the gateway is killed, its workers end, whether they wait for a call, compute or write."""
+    script = tmp_path / "gateway.py"
+    script.write_text(GATEWAY)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        [sys.executable, script, name, tmp_path, where], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        workers = [int(number) for number in process.stdout.readline().split()]
+        assert len(workers) == 2
+    finally:
+        process.kill()
+        process.communicate()
+
+    async def run() -> None:
+        await asyncio.gather(*map(gone, workers))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_workers_ignore_signals_to_their_group(tmp_path: Path, number: signal.Signals) -> None:
+    """Signals that a terminal or a service manager sends to all processes do not end a call."""
+
+    async def run() -> None:
+        until = tmp_path / "until"
+        async with running("first_then_wait", tmp_path, until=until) as bench:
+            output = MemoryOutput()
+            task = asyncio.create_task(bench.run(output))
+            await output.arrived.wait()
+            for process_id in bench.transform.pool.process_ids:
+                os.kill(process_id, number)
+            until.touch()
+            await task
+            assert bytes(output.data) == b"firstlast"
+
+    asyncio.run(run())
+
+
+class LinkedSource:
+    """A source that workers read at an HTTP endpoint."""
+
+    def __init__(self, url: str, source: FolderSource) -> None:
+        self.key = source.key
+        self.head = source.head
+        self.signed_url = source.signed_url
+        self.read = source.read
+        self._url = url
+
+    def worker_url(self) -> tuple[str, str]:
+        return self._url, f"{self.key}?X-Amz-Signature=0"
+
+
+def test_a_source_behind_a_signed_url(tmp_path: Path) -> None:
+    """Workers read URLs with a query, large and empty objects, and refuse another version."""
+    data = os.urandom(5_000_000)
+    (tmp_path / "data.bin").write_bytes(data)
+    (tmp_path / "empty").write_bytes(b"")
+
+    async def run(url: str) -> None:
+        async with running("copy", tmp_path) as bench:
+            for key, expected in (("data.bin", data), ("empty", b"")):
+                source = LinkedSource(url, FolderSource(tmp_path, key))
+                assert bytes((await bench.run(source=source)).data) == expected
+            source = LinkedSource(url, FolderSource(tmp_path, "data.bin"))
+            (tmp_path / "new").write_bytes(data)
+            (tmp_path / "new").replace(tmp_path / "data.bin")
+            with pytest.raises(ObjectChangedError):
+                await bench.run(source=source)
+        async with running("seeks", tmp_path) as bench:
+            source = LinkedSource(url, FolderSource(tmp_path, "data.bin"))
+            assert (await bench.text(source=source)).startswith(f"4999996 {data[-4:]!r} {data[:4]!r} {data[4:8]!r} ")
+
+    with RunningFront(UpstreamBucket("train", ps.connect(tmp_path))) as front:
+        asyncio.run(run(f"{front.url}/train"))

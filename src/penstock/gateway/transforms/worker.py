@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.compose import connect
@@ -133,16 +134,13 @@ class WorkerServer:
             stack.enter_context(reader)
             response = program.respond(reader, call.arguments, span=call.span)
             stack.callback(response.close)
-            size_bytes, sent_bytes = response.size_bytes, 0
-            pieces = iter(response.pieces)
-            first = next(pieces, None)  # an error before the first byte is an answer of its own, without a head
+            size_bytes = response.size_bytes
+            first = list(islice(response.pieces, 1))  # an error before the first byte is an answer without a head
             head = {"headers": response.headers, "size_bytes": size_bytes}
             self._sender.send_frame(json_frame(FrameKind.HEAD, head))
-            if first is not None:
-                sent_bytes += self._sender.add(first)
-                del first
-                for piece in pieces:
-                    sent_bytes += self._sender.add(piece)
+            sent_bytes = self._sender.send_output(first)
+            first.clear()
+            sent_bytes += self._sender.send_output(response.pieces)
             if size_bytes is not None and sent_bytes != size_bytes:
                 raise ValueError(f"the transform made {sent_bytes} bytes, and said that it would make {size_bytes}")
 
