@@ -1,0 +1,47 @@
+"""The S3 store keeps every promise on a gateway in front of a directory, with and without extended attributes."""
+
+import uuid
+
+import pytest
+
+import penstock as ps
+from fronts import RunningFront
+from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
+from penstock.gateway.buckets.directory import DirectoryBuckets, files
+from penstock.gateway.buckets.directory.records import SidecarRecords
+from penstock.testing.contract import StoreContract
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module", params=["attributes", "sidecars"])
+def served(request, tmp_path_factory):
+    """A directory and the gateway in front of it; a file system without attributes is one that says it has none."""
+    root = tmp_path_factory.mktemp("served")
+    keys = AccessKeys.parse("test:test-secret:rw", source="test")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "sidecars":
+            patch.setattr(files, "records_in", lambda _folder, *, sidecars: SidecarRecords(sidecars))
+        table = DirectoryBuckets(root, read_write=True, is_durable=False)
+        with RunningFront(table=table, authenticator=SignatureAuthenticator(keys)) as front:
+            yield root, front
+
+
+class TestGatewayOfDirectory(StoreContract):
+    """``connect("s3://bucket")`` at a gateway whose upstream is a directory."""
+
+    part_bytes_min = 5 << 20
+
+    @pytest.fixture
+    def store(self, served):
+        root, front = served
+        bucket = f"b{uuid.uuid4().hex}"
+        self.folder = root / bucket
+        self.folder.mkdir()
+        credentials = ps.Credentials(access_key="test", secret_key="test-secret")
+        with ps.connect(f"s3://{bucket}", endpoint_url=front.url, credentials=credentials) as store:
+            yield store
+
+    def uploads_left(self, store):
+        uploads = self.folder / ".penstock-gateway.tmp" / "uploads"
+        return len(list(uploads.iterdir())) if uploads.exists() else 0
