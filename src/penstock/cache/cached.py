@@ -26,7 +26,7 @@ from penstock.types import Get, Head, ListPage
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from penstock.cache.statistics import Counts
     from penstock.types import ByteRange, Key, ObjectInfo, Operation, Sink, Transfer
@@ -121,6 +121,14 @@ class Cached(Wrapper):
         if self._closed or self._recorder is not None:
             return None
         return read_at_hand(self.context, key, span, length_bytes_max)
+
+    def note_written(self, keys: Iterable[Key]) -> None:
+        """Forget what is known about objects that were written without this store, before and after such a write.
+
+        Cost: with a TTL, two removals of small files for each key.
+        """
+        for key in keys:
+            self.context.metadata.written(key)
 
     @property
     def counts(self) -> Counts:

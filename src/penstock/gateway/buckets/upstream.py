@@ -15,14 +15,17 @@ from penstock.cache import Cached
 from penstock.cache.metadata import kept_headers
 from penstock.errors import ConfigError, ObjectMissingError, SpanError
 from penstock.fetch.plan import PlanItem
+from penstock.gateway.buckets.requests import not_implemented
 from penstock.gateway.buckets.submitting import CompleteRead, FirstRead, perform_on_loop
-from penstock.gateway.objects import Answer, ObjectHead, S3Error
+from penstock.gateway.buckets.subresources import default_setting, setting_named
+from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.types import ByteRange, Get, Head, same_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from penstock.gateway.objects import GatewayRequest, RequestBody
+    from penstock.gateway.buckets.writes import Writes
+    from penstock.gateway.objects import Answer, GatewayRequest, RequestBody
     from penstock.store.base import Store
     from penstock.types import Buffer, Chunk, ListPage, ObjectInfo, Page
 
@@ -42,7 +45,6 @@ _SHOWN_NAMES = {
     b"expires": "Expires",
 }
 _DEFAULT_TYPE = "binary/octet-stream"
-_NO_VERSIONING = b'<?xml version="1.0" encoding="UTF-8"?>\n<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
 
 
 class UpstreamBucket:
@@ -52,6 +54,7 @@ class UpstreamBucket:
         name: Name of the bucket.
         store: The store; closing the bucket closes it.
         created_s: When the bucket was created, in seconds since 1970; 0 if that is not known.
+        writes: What changes the store's objects, as ``writes_for`` makes it; None if the bucket can only be read.
 
     Attributes:
         name: Name of the bucket.
@@ -59,10 +62,11 @@ class UpstreamBucket:
         created_s: When the bucket was created.
     """
 
-    def __init__(self, name: str, store: Store, *, created_s: float = 0.0) -> None:
+    def __init__(self, name: str, store: Store, *, created_s: float = 0.0, writes: Writes | None = None) -> None:
         self.name = name
         self.store = store
         self.created_s = created_s
+        self._writes = writes
         self._cached = store if isinstance(store, Cached) else None
         self._streams_count = 0
         self._threads: ThreadPoolExecutor | None = None
@@ -116,18 +120,23 @@ class UpstreamBucket:
         return page
 
     async def other(self, request: GatewayRequest, body: RequestBody) -> Answer:
-        """Refuse everything that is not reading; see ``Bucket.other``."""
-        if request.method != "GET":
+        """Write, or answer a question about a setting; see ``Bucket.other``."""
+        if self._writes is not None:
+            return await self._writes.perform(request, body)
+        if request.method not in ("GET", "HEAD"):
             raise S3Error("AccessDenied", "This bucket can only be read.", status=403)
-        if "versioning" in request.query and not request.key:
-            return Answer(body=_NO_VERSIONING)
-        raise S3Error("NotImplemented", "This gateway does not implement this sub-resource.", status=501)
+        setting = setting_named(request)
+        if setting is None:
+            raise not_implemented(request.method)
+        return default_setting(request, setting)
 
     async def close(self) -> None:
         """Close the store; idempotent."""
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
+        if self._writes is not None:
+            await self._writes.close()
         await asyncio.to_thread(self.store.close)
 
     # ── for the objects ────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,11 +11,11 @@ from penstock.errors import DirectoryMissingError
 from penstock.gateway.buckets.directory.files import BucketFiles
 from penstock.gateway.buckets.directory.listing import BucketListing
 from penstock.gateway.buckets.directory.multipart_requests import MultipartRequests
-from penstock.gateway.buckets.directory.object_headers import with_checksums
 from penstock.gateway.buckets.directory.object_requests import ObjectRequests
 from penstock.gateway.buckets.directory.reading import WHOLE_BYTES_MAX, OpenBytes, OpenFile, read_whole
 from penstock.gateway.buckets.directory.staging import bucket_missing
 from penstock.gateway.buckets.documents import OWNER, document, timestamp, url_encoded
+from penstock.gateway.buckets.object_headers import with_checksums
 from penstock.gateway.buckets.requests import access_denied, not_implemented, number_in, version_missing
 from penstock.gateway.buckets.subresources import default_setting, setting_named
 from penstock.gateway.objects import Answer, S3Error

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from penstock.gateway.buckets.directory.copying import open_source
-from penstock.gateway.buckets.directory.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.directory.object_requests import checksum_headers, condition_of
 from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.buckets.directory.uploads import PARTS_MAX, MultipartUpload, MultipartUploads, NamedPart
@@ -23,6 +22,7 @@ from penstock.gateway.buckets.documents import (
     timestamp,
     url_encoded,
 )
+from penstock.gateway.buckets.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.requests import (
     check_copy_conditions,
     copied_span,

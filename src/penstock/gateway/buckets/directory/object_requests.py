@@ -8,7 +8,6 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from penstock.gateway.buckets.directory.copying import open_source
-from penstock.gateway.buckets.directory.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.directory.records import StoredRecord
 from penstock.gateway.buckets.directory.writing import BODY_BYTES_MAX, receive
 from penstock.gateway.buckets.documents import (
@@ -19,6 +18,7 @@ from penstock.gateway.buckets.documents import (
     parsed,
     timestamp,
 )
+from penstock.gateway.buckets.object_headers import checksum_wanted, object_headers
 from penstock.gateway.buckets.requests import (
     check_copy_conditions,
     check_write_conditions,

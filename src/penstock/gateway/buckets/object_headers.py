@@ -36,6 +36,7 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
     Raises:
         S3Error: One asks for what is not done here (encryption, locks, access for others), or the user metadata is too long.
     """
+    refuse_shared_access(headers)
     kept: dict[str, str] = {}
     metadata_bytes = 0
     for name, value in headers.items():
@@ -45,8 +46,6 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
         elif lower.startswith(_USER_METADATA):
             kept[lower] = value
             metadata_bytes += len(lower) - len(_USER_METADATA) + len(value.encode("utf-8", "surrogateescape"))
-        elif lower.startswith("x-amz-grant-") or (lower == "x-amz-acl" and value not in _ACLS):
-            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs", status=400)
         elif lower.startswith(_REFUSED):
             raise not_implemented(lower)
     if metadata_bytes > _USER_METADATA_BYTES_MAX:
@@ -60,6 +59,18 @@ def object_headers(headers: Mapping[str, str]) -> dict[str, str]:
         kept["x-amz-storage-class"] = storage_class
     _drop_transfer_coding(kept)
     return kept
+
+
+def refuse_shared_access(headers: Mapping[str, str]) -> None:
+    """Refuse lists of others who may use an object: the gateway's keys decide that.
+
+    Raises:
+        S3Error: ``AccessControlListNotSupported``.
+    """
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower.startswith("x-amz-grant-") or (lower == "x-amz-acl" and value not in _ACLS):
+            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs", status=400)
 
 
 def _drop_transfer_coding(kept: dict[str, str]) -> None:

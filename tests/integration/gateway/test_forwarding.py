@@ -1,0 +1,275 @@
+"""Writing through the gateway into an S3 upstream, and into other stores, with boto3 over real sockets."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+import penstock as ps
+from fronts import RunningFront, s3_client
+from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
+from penstock.gateway.buckets.forwarding import ForwardedWrites
+from penstock.gateway.buckets.upstream import UpstreamBucket
+from penstock.gateway.buckets.writes import writes_for
+from penstock.gateway.objects import Caller, GatewayRequest, S3Error
+from penstock.store import LocalStore, MemoryStore
+from penstock.store.base import innermost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from penstock.store import Store
+
+pytestmark = pytest.mark.server
+
+MIB = 1 << 20
+PART = bytes(range(256)) * (5 * MIB // 256)
+
+
+class WritableBucket:
+    """A gateway in front of a store, and a client of it."""
+
+    def __init__(self, front: RunningFront) -> None:
+        self.front = front
+        self.client = s3_client(front.url, aws_access_key_id="test", aws_secret_access_key="test-secret")
+
+
+def gateway_of(store: Store) -> RunningFront:
+    """Return a gateway with keys, whose access point ``point`` writes to a store."""
+    keys = AccessKeys.parse("test:test-secret:rw", source="test")
+    bucket = UpstreamBucket("point", store, writes=writes_for("point", store))
+    return RunningFront(bucket, authenticator=SignatureAuthenticator(keys))
+
+
+@pytest.fixture(params=["", "some/prefix é/"], ids=["bucket", "prefix"])
+def prefix(request: pytest.FixtureRequest) -> str:
+    """What of the upstream's bucket is served."""
+    return str(request.param)
+
+
+@pytest.fixture
+def point(connect_s3: Callable[..., Store], bucket: str, prefix: str) -> Iterator[Any]:
+    """A client of a gateway in front of an S3 server."""
+    with gateway_of(connect_s3(f"s3://{bucket}/{prefix}")) as front:
+        yield WritableBucket(front).client
+
+
+@pytest.mark.parametrize("size", [0, 10, MIB + 1, 9 * MIB])
+def test_a_put_reaches_the_upstream(point: Any, s3_client: Any, bucket: str, prefix: str, size: int) -> None:
+    """Bytes, headers and metadata arrive as they were sent, with the prefix before the key."""
+    data = (PART * 2)[:size]
+    put = point.put_object(
+        Bucket="point", Key="a b+c/é", Body=data, ContentType="x/y", Metadata={"m": "1"}, CacheControl="no-cache"
+    )
+    assert put["ETag"] == f'"{hashlib.md5(data).hexdigest()}"'
+    stored = s3_client.get_object(Bucket=bucket, Key=f"{prefix}a b+c/é")
+    assert stored["Body"].read() == data
+    assert (stored["ContentType"], stored["Metadata"], stored["CacheControl"]) == ("x/y", {"m": "1"}, "no-cache")
+    assert point.get_object(Bucket="point", Key="a b+c/é")["Body"].read() == data
+    point.delete_object(Bucket="point", Key="a b+c/é")
+    with pytest.raises(ClientError):
+        s3_client.head_object(Bucket=bucket, Key=f"{prefix}a b+c/é")
+
+
+def test_a_multipart_upload_with_the_names_of_the_gateway(point: Any, s3_client: Any, bucket: str, prefix: str) -> None:
+    """Uploads are begun, listed, completed and aborted; answers name the access point and the client's keys."""
+    begun = point.create_multipart_upload(Bucket="point", Key="dir/x&y", Metadata={"m": "2"})
+    assert (begun["Bucket"], begun["Key"]) == ("point", "dir/x&y")
+    upload = begun["UploadId"]
+    parts = []
+    for number, data in enumerate((PART, b"tail"), 1):
+        etag = point.upload_part(Bucket="point", Key="dir/x&y", UploadId=upload, PartNumber=number, Body=data)["ETag"]
+        parts.append({"PartNumber": number, "ETag": etag})
+    listed = point.list_parts(Bucket="point", Key="dir/x&y", UploadId=upload)
+    assert [part["Size"] for part in listed["Parts"]] == [len(PART), 4]
+    assert listed["Key"] == "dir/x&y"
+    assert [row["Key"] for row in point.list_multipart_uploads(Bucket="point")["Uploads"]] == ["dir/x&y"]
+    done = point.complete_multipart_upload(
+        Bucket="point", Key="dir/x&y", UploadId=upload, MultipartUpload={"Parts": parts}
+    )
+    assert (done["Bucket"], done["Key"]) == ("point", "dir/x&y")
+    assert done["Location"].endswith("/point/dir/x%26y")
+    assert s3_client.get_object(Bucket=bucket, Key=f"{prefix}dir/x&y")["Body"].read() == PART + b"tail"
+    other = point.create_multipart_upload(Bucket="point", Key="k")["UploadId"]
+    point.abort_multipart_upload(Bucket="point", Key="k", UploadId=other)
+    with pytest.raises(ClientError) as caught:
+        point.complete_multipart_upload(Bucket="point", Key="k", UploadId=other, MultipartUpload={"Parts": parts})
+    assert caught.value.response["Error"]["Code"] == "NoSuchUpload"
+
+
+def test_deletions_and_copies_stay_below_the_prefix(point: Any, s3_client: Any, bucket: str, prefix: str) -> None:
+    """Keys in documents and copy sources are the client's, and what lies beside the prefix is out of reach."""
+    s3_client.put_object(Bucket=bucket, Key="beside", Body=b"x")
+    for key in ("a", "b&<c>", "d"):
+        point.put_object(Bucket="point", Key=key, Body=key.encode())
+    point.copy_object(Bucket="point", Key="copy", CopySource={"Bucket": "point", "Key": "b&<c>"})
+    assert s3_client.get_object(Bucket=bucket, Key=f"{prefix}copy")["Body"].read() == b"b&<c>"
+    told = point.delete_objects(Bucket="point", Delete={"Objects": [{"Key": "a"}, {"Key": "b&<c>"}, {"Key": "none"}]})
+    assert sorted(row["Key"] for row in told["Deleted"]) == ["a", "b&<c>", "none"]
+    if prefix:
+        point.delete_objects(Bucket="point", Delete={"Objects": [{"Key": "beside"}]})
+        assert s3_client.get_object(Bucket=bucket, Key="beside")["Body"].read() == b"x"
+    with pytest.raises(ClientError) as caught:
+        point.copy_object(Bucket="point", Key="copy", CopySource={"Bucket": bucket, "Key": "beside"})
+    assert caught.value.response["Error"]["Code"] == "NotImplemented"
+    for key in ("../beside", "a/./b"):
+        with pytest.raises(ClientError) as caught:
+            point.delete_object(Bucket="point", Key=key)
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+def test_what_belongs_to_the_owner_of_the_upstream_is_refused(point: Any) -> None:
+    """Settings of the bucket are neither shown nor changed, and no object is opened to others."""
+    assert "Status" not in point.get_bucket_versioning(Bucket="point")
+    for call, code in (
+        (lambda: point.get_bucket_policy(Bucket="point"), "NoSuchBucketPolicy"),
+        (lambda: point.put_bucket_policy(Bucket="point", Policy="{}"), "NotImplemented"),
+        (
+            lambda: point.put_bucket_versioning(Bucket="point", VersioningConfiguration={"Status": "Enabled"}),
+            "NotImplemented",
+        ),
+        (lambda: point.put_object_acl(Bucket="point", Key="k", ACL="public-read"), "NotImplemented"),
+        (lambda: point.put_object(Bucket="point", Key="k", ACL="public-read"), "AccessControlListNotSupported"),
+    ):
+        with pytest.raises(ClientError) as caught:
+            call()
+        assert caught.value.response["Error"]["Code"] == code
+
+
+def test_errors_of_the_upstream_are_passed_back(point: Any) -> None:
+    """A condition that does not hold is the upstream's 412."""
+    point.put_object(Bucket="point", Key="k", Body=b"x", IfNoneMatch="*")
+    with pytest.raises(ClientError) as caught:
+        point.put_object(Bucket="point", Key="k", Body=b"y", IfNoneMatch="*")
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 412
+    assert point.get_object(Bucket="point", Key="k")["Body"].read() == b"x"
+
+
+def test_the_cache_forgets_what_was_written(connect_s3: Callable[..., Store], bucket: str, tmp_path: Path) -> None:
+    """With a cache that believes versions for an hour, a client reads what it has just written."""
+    cache = ps.CacheConfig(path=tmp_path, bytes_max=100 * MIB, metadata_ttl_s=3600)
+    with gateway_of(connect_s3(f"s3://{bucket}/", cache=cache)) as front:
+        client = WritableBucket(front).client
+        for value in (b"one", b"two", b"three"):
+            client.put_object(Bucket="point", Key="k", Body=value)
+            assert client.get_object(Bucket="point", Key="k")["Body"].read() == value
+            assert len(client.list_objects_v2(Bucket="point")["Contents"]) == 1
+        client.delete_objects(Bucket="point", Delete={"Objects": [{"Key": "k"}]})
+        with pytest.raises(ClientError):
+            client.head_object(Bucket="point", Key="k")
+        assert "Contents" not in client.list_objects_v2(Bucket="point")
+
+
+class TrailedBody:
+    """A body whose checksum comes after its bytes; with an error, it is refused there."""
+
+    def __init__(self, data: bytes, error: S3Error | None = None) -> None:
+        self.length_bytes = len(data)
+        self.checksums: dict[str, str] = {}
+        self._data = data
+        self._error = error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self._data), 100_000):
+            yield self._data[start : start + 100_000]
+        if self._error is not None:
+            raise self._error
+        self.checksums["crc32"] = base64.b64encode(zlib.crc32(self._data).to_bytes(4, "big")).decode()
+
+
+def put_request(**headers: str) -> GatewayRequest:
+    """Return a PUT of the key ``k``."""
+    return GatewayRequest(
+        method="PUT", bucket="point", key="k", query={}, headers=headers, caller=Caller("", True),
+        url="http://gateway/point/k", remote="", request_id="1",
+    )  # fmt: skip
+
+
+async def performed(store: Store, request: GatewayRequest, body: TrailedBody) -> Any:
+    """Pass one request on."""
+
+    async def note_written(_keys: Any) -> None:
+        """There is no cache."""
+
+    writes = ForwardedWrites("point", innermost(store), note_written=note_written)
+    try:
+        return await writes.perform(request, body)
+    finally:
+        await writes.close()
+
+
+@pytest.mark.parametrize("size", [10, 3 * MIB + 5])
+def test_a_checksum_in_a_trailer_reaches_the_upstream(s3_store: Store, s3_client: Any, bucket: str, size: int) -> None:
+    """The upstream verifies and keeps the checksum that the client sent after the bytes."""
+    import asyncio
+
+    data = (PART)[:size]
+    request = put_request(**{"x-amz-trailer": "x-amz-checksum-crc32", "Content-Encoding": "aws-chunked,gzip"})
+    answer = asyncio.run(performed(s3_store, request, TrailedBody(data)))
+    assert answer.status == 200
+    stored = s3_client.head_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")
+    assert stored["ContentLength"] == size
+    assert stored["ContentEncoding"] == "gzip"
+    assert stored["ChecksumCRC32"] == base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+def test_a_body_that_is_refused_at_its_end_is_not_stored(s3_store: Store, s3_client: Any, bucket: str) -> None:
+    """If a streamed body turns out to be damaged, the client's error is its own, and the upstream has no object."""
+    import asyncio
+
+    error = S3Error("BadDigest", "It does not match.", status=400)
+    with pytest.raises(S3Error) as caught:
+        asyncio.run(performed(s3_store, put_request(), TrailedBody(PART, error)))
+    assert caught.value is error
+    with pytest.raises(ClientError):
+        s3_client.head_object(Bucket=bucket, Key="k")
+
+
+# ── other stores ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["memory", "local"])
+def simple(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """A client of a gateway in front of a store that is no S3."""
+    store = MemoryStore() if request.param == "memory" else LocalStore(tmp_path)
+    with gateway_of(store) as front:
+        yield WritableBucket(front).client
+
+
+def test_writing_into_other_stores(simple: Any) -> None:
+    """Objects of any size are written, copied, replaced under a condition, and removed."""
+    for size in (0, 5, 20 * MIB):
+        data = (PART * 4)[:size]
+        simple.put_object(Bucket="point", Key="a/k", Body=data)
+        assert simple.get_object(Bucket="point", Key="a/k")["Body"].read() == data
+    simple.copy_object(Bucket="point", Key="copy", CopySource="point/a/k")
+    assert simple.head_object(Bucket="point", Key="copy")["ContentLength"] == 20 * MIB
+    with pytest.raises(ClientError) as caught:
+        simple.put_object(Bucket="point", Key="copy", Body=b"x", IfNoneMatch="*")
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 412
+    told = simple.delete_objects(Bucket="point", Delete={"Objects": [{"Key": "copy"}]})
+    assert [row["Key"] for row in told["Deleted"]] == ["copy"]
+    simple.delete_object(Bucket="point", Key="a/k")
+    assert "Contents" not in simple.list_objects_v2(Bucket="point")
+
+
+def test_multipart_uploads_into_other_stores(simple: Any) -> None:
+    """Parts become one object, copied parts among them; an aborted upload leaves nothing."""
+    simple.put_object(Bucket="point", Key="src", Body=b"0123456789")
+    upload = simple.create_multipart_upload(Bucket="point", Key="m")["UploadId"]
+    first = simple.upload_part(Bucket="point", Key="m", UploadId=upload, PartNumber=1, Body=PART)["ETag"]
+    second = simple.upload_part_copy(
+        Bucket="point", Key="m", UploadId=upload, PartNumber=2, CopySource="point/src", CopySourceRange="bytes=2-4"
+    )["CopyPartResult"]["ETag"]
+    parts = [{"PartNumber": 1, "ETag": first}, {"PartNumber": 2, "ETag": second}]
+    simple.complete_multipart_upload(Bucket="point", Key="m", UploadId=upload, MultipartUpload={"Parts": parts})
+    assert simple.get_object(Bucket="point", Key="m")["Body"].read() == PART + b"234"
+    other = simple.create_multipart_upload(Bucket="point", Key="n")["UploadId"]
+    simple.abort_multipart_upload(Bucket="point", Key="n", UploadId=other)
+    assert [row["Key"] for row in simple.list_objects_v2(Bucket="point")["Contents"]] == ["m", "src"]
