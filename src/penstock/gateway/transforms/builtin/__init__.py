@@ -3,6 +3,7 @@
 _MODULES = {
     "shards": ("tar2tfrecord", "tfrecord2tar"),
     "selecting": ("select", "redact"),
+    "pictures": ("resize", "recode"),
     "tables": ("jsonl2csv",),
     "compressing": ("gzip", "gunzip", "zstd", "unzstd"),
 }
