@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from penstock.cache import Cached
@@ -225,7 +226,7 @@ class UpstreamObject:
 def object_head(info: ObjectInfo) -> ObjectHead:
     """Return what clients are told about an object of a store."""
     headers = {
-        _SHOWN_NAMES.get(name) or name.decode("latin-1"): value.decode("latin-1")
+        _SHOWN_NAMES.get(name) or name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
         for name, value in kept_headers(info.headers).items()
     }
     if "Content-Type" not in headers:
@@ -248,4 +249,9 @@ def etag_of(info: ObjectInfo) -> str:
 
 def content_type_of(key: str) -> str:
     """Return the type that the suffix of a key stands for."""
-    return mimetypes.guess_type(key.rpartition("/")[2])[0] or _DEFAULT_TYPE
+    return _type_of_suffix(key.rpartition("/")[2].rpartition(".")[2].lower())
+
+
+@lru_cache(maxsize=1024)
+def _type_of_suffix(suffix: str) -> str:
+    return mimetypes.guess_type(f"x.{suffix}")[0] or _DEFAULT_TYPE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -39,7 +40,12 @@ def timestamp(seconds: float | None) -> str:
 
 def http_date(seconds: float) -> str:
     """Return a time in HTTP's form, e.g. ``Fri, 02 Jan 2026 03:04:05 GMT``."""
-    moment = time.gmtime(max(0, int(seconds)))
+    return _http_date(max(0, int(seconds)))
+
+
+@lru_cache(maxsize=4096)
+def _http_date(seconds: int) -> str:
+    moment = time.gmtime(seconds)
     return f"{_DAYS[moment.tm_wday]}, {moment.tm_mday:02d} {_MONTHS[moment.tm_mon - 1]} " + time.strftime(
         "%Y %H:%M:%S GMT", moment
     )

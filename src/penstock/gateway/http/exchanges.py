@@ -9,15 +9,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from aiohttp import web
 from multidict import CIMultiDict
 
+from penstock.gateway.http.direct_answer import DirectAnswer
 from penstock.gateway.http.documents import XML_TYPE, error_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aiohttp.web import BaseRequest, StreamResponse
+    from aiohttp.web import BaseRequest
 
     from penstock.gateway.objects import S3Error
     from penstock.types import Buffer
@@ -75,7 +75,7 @@ class ClientExchange:
         self.access_key = self.bucket = self.key = ""
         self.sent_bytes = self.received_bytes = 0
         self.waits_for_client = self.is_broken = False
-        self.response: StreamResponse | None = None
+        self.response: DirectAnswer | None = None
         self.more_headers: Mapping[str, str] = {}
 
     @property
@@ -96,7 +96,7 @@ class ClientExchange:
 
     # ── answering ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def begin(self, status: int, headers: Mapping[str, str], *, length_bytes: int | None) -> None:
+    def begin(self, status: int, headers: Mapping[str, str], *, length_bytes: int | None) -> None:
         """Begin the answer. Its head is sent together with the first bytes of the body.
 
         Args:
@@ -110,16 +110,7 @@ class ClientExchange:
         found["Server"] = _SERVER_NAME
         if self.more_headers:
             found.update(self.more_headers)
-        if length_bytes is not None and status != 304:
-            found["Content-Length"] = str(length_bytes)
-        self.response = response = web.StreamResponse(status=status, headers=found)
-        if length_bytes is None:
-            response.enable_chunked_encoding()
-        if self.request.can_read_body:
-            # What is left of the body, or a body that a client with "Expect: 100-continue" never sends, must not be taken for
-            # the next request. aiohttp decides by the response, whatever the connection was told before.
-            response.force_close()
-        await response.prepare(self.request)
+        self.response = DirectAnswer(self.request, status=status, headers=found, length_bytes=length_bytes)
 
     async def write(self, piece: Buffer) -> None:
         """Send bytes of the body, and wait until the operating system has taken them; the memory is free afterwards."""
@@ -138,7 +129,7 @@ class ClientExchange:
 
     async def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Send a whole answer with a small body."""
-        await self.begin(status, headers, length_bytes=len(body))
+        self.begin(status, headers, length_bytes=len(body))
         if body and self.request.method != "HEAD":
             await self.write(body)
         await self.end()
@@ -147,7 +138,7 @@ class ClientExchange:
         """Send an error document; a HEAD gets its status and headers."""
         headers = {"Content-Type": XML_TYPE, **error.headers}
         if self.request.method == "HEAD" or error.status in (204, 304):
-            await self.begin(error.status, headers, length_bytes=0)
+            self.begin(error.status, headers, length_bytes=0)
             await self.end()
             return
         resource = f"/{self.bucket}/{self.key}" if self.bucket else "/"
@@ -160,10 +151,6 @@ class ClientExchange:
             details=error.details,
         )
         await self.answer(error.status, headers, body)
-
-    def close_after(self) -> None:
-        """Close the connection after the answer, because the rest of the request was not read."""
-        self.request.protocol.keep_alive(False)
 
     def break_off(self) -> None:
         """Reset the connection, so that the client cannot take what it has for the whole answer."""

@@ -98,13 +98,13 @@ async def answer_head(exchange: ClientExchange, bucket: Bucket, request: Gateway
     wanted = wanted.for_version(request, head)
     assert head.size_bytes is not None
     if wanted.is_everything():
-        await exchange.begin(200, _headers(request, head, overrides, None), length_bytes=head.size_bytes)
+        exchange.begin(200, _headers(request, head, overrides, None), length_bytes=head.size_bytes)
     else:
         span = wanted.span(head, head.size_bytes)
         headers = _headers(request, head, overrides, span, is_whole=False)
         _add_parts_count(headers, wanted, head)
         length_bytes = span.length_bytes if span is not None else 0
-        await exchange.begin(206 if span is not None else 200, headers, length_bytes=length_bytes)
+        exchange.begin(206 if span is not None else 200, headers, length_bytes=length_bytes)
     await exchange.end()
 
 
@@ -144,7 +144,7 @@ async def _send(
         headers = _headers(request, head, overrides, span, is_whole=span is None)
         _add_parts_count(headers, wanted, head)
         length_bytes = span.length_bytes if span is not None else head.size_bytes
-        await exchange.begin(status, headers, length_bytes=length_bytes)
+        exchange.begin(status, headers, length_bytes=length_bytes)
         if first is not None:
             await exchange.write(first)
             del first
@@ -168,7 +168,7 @@ async def _send_empty(
 ) -> None:
     headers = _headers(request, head, overrides, None)
     _add_parts_count(headers, wanted, head)
-    await exchange.begin(200, headers, length_bytes=0)
+    exchange.begin(200, headers, length_bytes=0)
     await exchange.end()
 
 
@@ -176,7 +176,7 @@ async def _not_modified(exchange: ClientExchange, head: ObjectHead) -> None:
     headers = {name: value for name, value in head.headers.items() if name.lower() in _IN_NOT_MODIFIED}
     headers["ETag"] = head.etag
     headers["Last-Modified"] = http_date(head.last_modified_s)
-    await exchange.begin(304, headers, length_bytes=0)
+    exchange.begin(304, headers, length_bytes=0)
     await exchange.end()
 
 
