@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml test-lambda bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -92,6 +92,17 @@ test-lightning: .venvs/lightning/.ready  ## The Lightning example, in an environ
 
 test-ray: .venvs/ray/.ready  ## Packing on a Ray cluster of several nodes and from Hugging Face's data sets, in an environment of its own
 	.venvs/ray/bin/python -m pytest tests/doors/ray -q
+
+.venvs/lambda/.ready: tests/integration/gateway/lambda_handlers/article/requirements.txt
+	@echo "== set-up: .venvs/lambda with the dependencies of a Lambda handler of 2021 (once)"
+	$(PYTHON) -m venv .venvs/lambda
+	.venvs/lambda/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venvs/lambda/bin/python -m grpc_tools.protoc -I $(<D) --python_out=`.venvs/lambda/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'` example.proto
+	@touch $@
+
+test-lambda: $(VENV)/.ready .venvs/lambda/.ready  ## Handlers of S3 Object Lambda in the gateway, one of them with NumPy 1 in an environment of its own
+	$(BIN)/python -m pytest tests/unit/gateway/aws_lambda tests/integration/gateway/test_lambda.py tests/integration/gateway/test_lambda_handlers.py \
+		tests/integration/gateway/test_write_response.py tests/integration/gateway/test_webhooks.py -q
 
 test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by MosaicML Streaming, in an environment of its own
 	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q

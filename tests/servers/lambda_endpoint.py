@@ -71,11 +71,14 @@ class MemorySource:
 
 
 class Endpoint:
-    """The server. ``posts`` are the headers of all requests to ``WriteGetObjectResponse``."""
+    """The server. ``posts`` and ``gets`` are the headers of all requests to ``WriteGetObjectResponse`` and of the source."""
 
     def __init__(self, data: bytes) -> None:
         self.port = 0
         self.posts: list[dict[str, str]] = []
+        self.gets: list[dict[str, str]] = []
+        self.source_headers: dict[str, str] = {}
+        self.source_error: tuple[int, bytes] | None = None
         self.transforms: list[LambdaTransform] = []
         self.source = MemorySource(self, data, "folder/a b.tar")
         self.routes: dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] = {}
@@ -95,10 +98,13 @@ class Endpoint:
         if request.path == PATH:
             self.posts.append(dict(request.headers))
             return await self._write(request)
-        data, whole = self.source.data, web.Response(body=self.source.data, headers={"ETag": '"1"'})
+        self.gets.append(dict(request.headers))
+        if self.source_error is not None:
+            return web.Response(status=self.source_error[0], body=self.source_error[1])
+        data, headers = self.source.data, {"ETag": '"1"', **self.source_headers}
         span = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
         if span is None:
-            return whole
+            return web.Response(body=data, headers=headers)
         if int(span[1]) >= len(data):
             return web.Response(status=416, headers={"Content-Range": f"bytes */{len(data)}", "ETag": '"1"'})
         part = data[int(span[1]) : int(span[2]) + 1]
