@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, UnsupportedFormatError
 from penstock.formats.jsonl import KEY_NAMES
 from penstock.formats.parquet_pages import ColumnChunk, bounded_reading
+from penstock.formats.parsing import byte_view
 from penstock.formats.ranged import TAIL_BYTES, DecodedPiece, ShardReader, Unit
 from penstock.formats.sample import RESERVED_FIELDS, Sample
 from penstock.formats.thrift import Struct, read_struct
@@ -242,6 +243,39 @@ class ParquetReader(ShardReader):
                 yield DecodedPiece(self._samples(unit_index, rows, end - rows.num_rows), rows.nbytes)
         if end != unit.samples_count:
             raise ValueError(f"row group {unit_index} has {end} rows, and not the {unit.samples_count} of the footer")
+
+    @property
+    def metadata(self) -> Any:
+        """What the footer says, as pyarrow's ``FileMetaData``; None before ``look`` has ended."""
+        return self._metadata
+
+    def record_batches(self, unit_index: int, parts: Sequence[Buffer]) -> Iterator[Any]:
+        """Yield the rows of a row group as pyarrow's ``RecordBatch`` with the wanted columns, some rows at a time.
+
+        The column of the key is among them, as for ``pieces``.
+
+        Args:
+            unit_index: Index in ``units``.
+            parts: The bytes of each of the unit's spans.
+
+        Raises:
+            CorruptShardError: The row group is damaged. The rows before the damage have been yielded.
+        """
+        unit = self.units[unit_index]
+        if not unit.samples_count:
+            return
+        rows_count = 0
+        try:
+            for batch in self._batches(unit_index, [byte_view(part) for part in parts]):
+                rows_count += batch.num_rows
+                yield batch
+            if rows_count != unit.samples_count:
+                raise ValueError(f"row group {unit_index} has {rows_count} rows, not {unit.samples_count}")
+        except UnsupportedFormatError as error:
+            error.shard = error.shard or self._shard
+            raise
+        except ValueError as error:
+            raise self._corrupt(str(error), unit.spans[0].start) from None
 
     def _batches(self, unit_index: int, views: list[memoryview]) -> Iterator[Any]:
         """Decode the wanted columns of a row group, some rows at a time."""

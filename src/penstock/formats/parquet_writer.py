@@ -31,8 +31,15 @@ COPIES = 6
 doubling."""
 
 
-class _ByteSink:
-    """The file that pyarrow writes to."""
+class ByteSink:
+    """The file that pyarrow writes to.
+
+    Args:
+        write: Takes the bytes, which are valid only during the call.
+
+    Attributes:
+        size_bytes: Number of bytes written so far.
+    """
 
     closed = False
 
@@ -41,27 +48,33 @@ class _ByteSink:
         self.size_bytes = 0
 
     def write(self, data: Any) -> int:
+        """Take the next bytes. Returns their number."""
         view = memoryview(data)
         self._write(view)
         self.size_bytes += view.nbytes
         return view.nbytes
 
     def tell(self) -> int:
+        """Return the position."""
         return self.size_bytes
 
     def flush(self) -> None:
         """Do nothing: no bytes are held here."""
 
     def close(self) -> None:
+        """Note the end."""
         self.closed = True
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def readable(self) -> bool:
+        """Return False."""
         return False
 
     def seekable(self) -> bool:
+        """Return False."""
         return False
 
 
@@ -86,7 +99,7 @@ class ParquetWriter:
             self._parquet = import_module("pyarrow.parquet")
         except ImportError as error:
             raise ConfigError("Parquet needs pyarrow", hint="pip install 'penstock[parquet]'") from error
-        self._sink = _ByteSink(write)
+        self._sink = ByteSink(write)
         self._schema: Any = None
         self._writer: Any = None
         self._columns: dict[str, list[Any]] = {}

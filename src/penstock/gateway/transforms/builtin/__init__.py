@@ -5,6 +5,7 @@ _MODULES = {
     "selecting": ("select", "redact"),
     "pictures": ("resize", "recode"),
     "tables": ("jsonl2csv",),
+    "parquet_files": ("parquet",),
     "compressing": ("gzip", "gunzip", "zstd", "unzstd"),
 }
 
