@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,7 +102,9 @@ class TransformGroup:
     ] = None
     sam: Annotated[
         str | None,
-        typer.Option("--sam", metavar="FILE", help="A SAM template, whose function is the handler."),
+        typer.Option(
+            "--sam", metavar="FILE", help="A SAM template, whose function is the handler; FILE:NAME names one."
+        ),
     ] = None
     webhook: Annotated[
         str | None, typer.Option("--webhook", metavar="URL", help="A webhook in MinIO's dialect as transform.")
@@ -234,6 +238,45 @@ def serve(
     raise typer.Exit(start(make_config(config, upstream, transform=transform, endpoint=endpoint, keeping=keeping)))
 
 
+@gateway.command(name="try")
+def try_(
+    transform: Annotated[
+        str, typer.Argument(metavar="TRANSFORM", help="A built-in transform, module:function or ./file.py:function.")
+    ],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Path or URL of an object.")],
+    *,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option("--argument", metavar="NAME=VALUE", help="An argument of the transform; may be repeated."),
+    ] = None,
+    epoch: Annotated[int | None, typer.Option("--epoch", metavar="N", help="Epoch of the request.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the request.")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="File for the result; default: stdout.")
+    ] = None,
+) -> None:
+    """Run a transform on one object in this process, without a gateway, so that a debugger stops in it.
+
+    For example:
+
+        penstock gateway try tar2tfrecord shard-000000.tar -o shard.tfrecord
+        penstock gateway try ./my.py:upper --argument times=2 words.txt
+    """
+    from penstock.gateway import try_transform
+
+    arguments = dict(_argument(text) for text in argument or ())
+    with try_transform(transform, source, arguments=arguments, epoch=epoch, seed=seed) as trial:
+        made_bytes = 0
+        with contextlib.nullcontext(sys.stdout.buffer) if output is None else Path(output).open("wb") as file:
+            for piece in trial:
+                made_bytes += memoryview(piece).nbytes
+                file.write(piece)
+            file.flush()
+    for name, value in trial.headers.items():
+        print_message(f"{name}: {value}")
+    print_message(f"{made_bytes} bytes")
+
+
 @gateway.command()
 def check(config: Annotated[str, typer.Option("--config", metavar="FILE", help="TOML file to check.")]) -> None:
     """Check a configuration and print what it would serve, without starting it.
@@ -341,6 +384,8 @@ def _handler(transform: TransformGroup) -> LambdaConfig | None:
     from penstock.gateway.config import LambdaConfig
     from penstock.gateway.serving.values import parse_seconds
 
+    if transform.sam is not None:
+        return _sam_handler(transform)
     if transform.handler is None:
         for option, value in (("--lambda-python", transform.lambda_python), ("--lambda-dir", transform.lambda_dir)):
             if value is not None:
@@ -355,6 +400,22 @@ def _handler(transform: TransformGroup) -> LambdaConfig | None:
     if transform.timeout is not None:
         values["time_s_max"] = parse_seconds(transform.timeout, option="--timeout")
     return LambdaConfig(**values)
+
+
+def _sam_handler(transform: TransformGroup) -> LambdaConfig:
+    from penstock.gateway.aws_lambda import lambda_config_of
+    from penstock.gateway.serving.values import parse_seconds
+
+    if transform.handler is not None:
+        raise ConfigError(
+            "--sam excludes --lambda: the template names the handler", hint="--sam template.yaml:Function"
+        )
+    made = lambda_config_of(transform.sam or "", python=transform.lambda_python)
+    if transform.memory is not None:
+        made = replace(made, memory_bytes_max=parse_bytes(transform.memory, option="--memory"))
+    if transform.timeout is not None:
+        made = replace(made, time_s_max=parse_seconds(transform.timeout, option="--timeout"))
+    return made
 
 
 def _webhook(transform: TransformGroup) -> WebhookConfig | None:

@@ -80,6 +80,7 @@ class AccessPoint:
         upstream: URL of the bucket or prefix, in any scheme of ``penstock.connect``.
         upstream_options: Options of ``penstock.connect``: ``endpoint_url``, ``region``, ``profile``, ``anonymous``, ...
         transform: Name of a built-in transform, or ``module:function``; empty for none.
+        folder: Folder whose modules `transform` may name; for a TOML file, paths are relative to the file.
         handler: A Lambda handler, instead of `transform`.
         webhook: A webhook, instead of `transform`.
         arguments: Arguments of the transform.
@@ -105,6 +106,7 @@ class AccessPoint:
     upstream: str
     upstream_options: Mapping[str, object] = field(default_factory=dict)
     transform: str = ""
+    folder: str = "."
     handler: LambdaConfig | None = None
     webhook: WebhookConfig | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)

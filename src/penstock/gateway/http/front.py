@@ -248,7 +248,12 @@ class Front:
             name = public_key(f"{exchange.bucket}/{exchange.key}")
             is_known = isinstance(error, (S3Error, PenstockError))
             log.error(
-                "Request %s of %r failed: %s", exchange.request_id, name, error, exc_info=None if is_known else error
+                "Request %s of %r failed: %s",
+                exchange.request_id,
+                name,
+                error,
+                exc_info=None if is_known else error,
+                extra={"request_id": exchange.request_id},
             )
         if exchange.response is not None:
             exchange.break_off()

@@ -45,21 +45,20 @@ class Activity:
         self._write(record)
 
     def note_error(self, what: str, reason: str, request_id: str = "") -> None:
-        """Keep an error for the status page.
+        """Keep an error for the status page. What is told of one request more than once becomes one error.
 
         Args:
-            what: What failed: a request, or a part of the gateway.
+            what: What failed: a request, or a part of the gateway; empty if only the request's ID is known.
             reason: Why; secrets in URLs are removed.
             request_id: ID of the request; empty if there is none.
         """
-        self._errors.append(
-            {
-                "time_s": time.time(),
-                "what": _shortened(what),
-                "reason": _shortened(reason),
-                "request_id": request_id,
-            }
-        )
+        known = next((each for each in self._errors if request_id and each["request_id"] == request_id), None)
+        if known is None:
+            known = {"time_s": time.time(), "what": "", "reason": "", "request_id": request_id}
+            self._errors.append(known)
+        if what:
+            known["what"] = _shortened(what)
+        known["reason"] = _shortened(f"{known['reason']}; {reason}" if known["reason"] else reason)
 
     def details(self) -> dict[str, Any]:
         """Return what a snapshot shows of it."""
@@ -86,7 +85,7 @@ class ErrorHandler(logging.Handler):
             reason += f" {record.exc_info[1]!r}"
         request_id = str(getattr(record, "request_id", ""))
         try:
-            self._call_soon(self._activity.note_error, record.name, reason, request_id)
+            self._call_soon(self._activity.note_error, "" if request_id else record.name, reason, request_id)
         except RuntimeError:  # the loop has ended
             return
 

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import CacheConfig
 from penstock.cache.statistics import CacheStatistics
 from penstock.compose import connect
-from penstock.errors import ConfigError
+from penstock.errors import PenstockError
 from penstock.fetch import process_budget
+from penstock.gateway.aws_lambda import LambdaBucket, LambdaTransform
 from penstock.gateway.buckets.directory.table import DirectoryBuckets
+from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
+from penstock.gateway.results.results import Results
+from penstock.gateway.results.storage import open_storage
+from penstock.gateway.serving.internal import InternalFront, InternalLinks
 from penstock.gateway.serving.tables import AccessPointTable
+from penstock.gateway.transforms.worker_transform import make_transform
+from penstock.gateway.webhooks import PREFIX, ArnBucket, ServedTransform, WebhookService, WebhookTransform
+from penstock.store.presigning import presigned_get
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+
+    from aiohttp.web import BaseRequest, StreamResponse
 
     from penstock.gateway.config import AccessPoint, GatewayConfig
     from penstock.gateway.metrics import LabelledName, Metrics
-    from penstock.gateway.objects import Bucket, BucketTable
+    from penstock.gateway.objects import Bucket, BucketTable, Transform
     from penstock.gateway.serving.control import WorkerOrder
     from penstock.store.base import Store
 
 
 class Assembly:
-    """The stores and buckets of one process.
+    """The stores, buckets and transforms of one process.
 
     Args:
         order: What the process serves.
@@ -34,42 +45,80 @@ class Assembly:
 
     Attributes:
         buckets: The table of all buckets, once ``start`` has returned.
+        transforms: The transforms by name of their access points.
     """
 
     buckets: BucketTable
 
     def __init__(self, order: WorkerOrder, *, metrics: Metrics) -> None:
+        self._config = order.config
         self._order = order
         self._metrics = metrics
         self._stores: list[Store] = []
         self._points: dict[str, Bucket] = {}
         self._directory: DirectoryBuckets | None = None
+        self._internal: InternalFront | None = None
+        self._results: Results | None = None
+        self._webhooks: WebhookService | None = None
+        self.transforms: dict[str, Transform] = {}
 
     async def start(self) -> None:
-        """Open everything.
+        """Open everything, and start the transforms.
 
         Raises:
             ConfigError: A part cannot be made of the configuration; what was opened before is closed by ``close``.
         """
-        for point in self._order.config.access_points:
-            self._points[point.name] = self._bucket(point)
-        self.buckets = AccessPointTable(self._points, others=self._open_directory())
-
-    def _open_directory(self) -> DirectoryBuckets | None:
-        config = self._order.config
+        config = self._config
+        sources: dict[str, UpstreamBucket] = {}
+        for point in config.access_points:
+            store = open_store(point, config)
+            self._stores.append(store)
+            sources[point.name] = UpstreamBucket(point.name, store)
+        transformed = [point for point in config.access_points if is_transformed(point)]
+        if transformed:
+            await self._start_transforms(transformed, sources)
+        for point in config.access_points:
+            if point.name not in self.transforms:
+                self._points[point.name] = self._with_webhooks(point, sources)
         if config.directory:
             self._directory = DirectoryBuckets(config.directory, read_write=config.read_write)
-        return self._directory
+        self.buckets = AccessPointTable(self._points, others=self._directory)
 
-    def _bucket(self, point: AccessPoint) -> Bucket:
-        if point.transform or point.handler or point.webhook:
-            raise ConfigError(f"access point {point.name!r}: this version serves objects as they are")
-        return UpstreamBucket(point.name, self._connect(point))
+    async def _start_transforms(self, points: list[AccessPoint], sources: Mapping[str, UpstreamBucket]) -> None:
+        internal = self._internal = InternalFront(self._order.internal_key)
+        storage = await asyncio.to_thread(open_storage, cache_config(self._config))
+        results = self._results = Results(storage, metrics=self._metrics)
+        for point in points:
+            source = sources[point.name]
+            transform = self.transforms[point.name] = transform_of(point, internal)
+            links = InternalLinks(point, source.store, internal=internal)
+            bucket = TransformedBucket(point, source, transform=transform, results=results, links=links)
+            self._points[point.name] = _with_actions(point, bucket, source=source, transform=transform, links=links)
+        await internal.start({point.name: sources[point.name] for point in points})
+        await asyncio.gather(*(transform.start() for transform in self.transforms.values()))
+        await asyncio.gather(*(asyncio.to_thread(_find_credentials, sources[point.name].store) for point in points))
+        if self._config.webhook_service.token:
+            served = {point.name: ServedTransform(point, self.transforms[point.name]) for point in points}
+            self._webhooks = WebhookService(self._config.webhook_service, transforms=served)
 
-    def _connect(self, point: AccessPoint) -> Store:
-        store = open_store(point, self._order.config)
-        self._stores.append(store)
-        return store
+    def _with_webhooks(self, point: AccessPoint, sources: Mapping[str, UpstreamBucket]) -> Bucket:
+        """Return a bucket whose requests may name the webhooks of the gateway's access points, as on MinIO."""
+        plain = sources[point.name]
+        hooks = [each for each in self._config.access_points if each.webhook is not None]
+        if not hooks or self._results is None or self._internal is None:
+            return plain
+        links = InternalLinks(point, plain.store, internal=self._internal)
+        targets: dict[str, Bucket] = {}
+        for hook in hooks:
+            target = replace(hook, name=point.name)
+            transform = self.transforms[hook.name]
+            made = TransformedBucket(target, plain, transform=transform, results=self._results, links=links)
+            targets[hook.name] = made
+        return ArnBucket(plain, targets=targets)
+
+    def routes(self) -> dict[str, Callable[[BaseRequest], Awaitable[StreamResponse]]]:
+        """Return handlers of paths at the public endpoint that are not S3's."""
+        return {} if self._webhooks is None else {PREFIX: self._webhooks}
 
     def measure(
         self, counters: MutableMapping[LabelledName, float], gauges: MutableMapping[LabelledName, float]
@@ -95,16 +144,51 @@ class Assembly:
                 gauges["penstock_cache_max_bytes", ()] = statistics.bytes_max
 
     async def close(self) -> None:
-        """Close everything; idempotent."""
+        """Close everything, runs of transforms first; idempotent."""
+        results, self._results = self._results, None
+        if results is not None:
+            await results.close()
         points, self._points = self._points, {}
         for bucket in points.values():
             await bucket.close()
-        directory, self._directory = self._directory, None
-        if directory is not None:
-            await directory.close()
+        for part in (self._webhooks, self._internal, self._directory):
+            if part is not None:
+                await part.close()
+        self._webhooks = self._internal = self._directory = None
         stores, self._stores = self._stores, []
         for store in stores:
             await asyncio.to_thread(store.close)
+
+
+def is_transformed(point: AccessPoint) -> bool:
+    """Return whether an access point transforms its objects."""
+    return bool(point.transform or point.handler or point.webhook)
+
+
+def _with_actions(
+    point: AccessPoint, bucket: Bucket, *, source: Bucket, transform: Transform, links: InternalLinks
+) -> Bucket:
+    """Return a bucket of which a handler answers the operations that it is configured for, and no others."""
+    if not isinstance(transform, LambdaTransform) or point.handler is None:
+        return bucket
+    actions = point.handler.actions
+    inner = bucket if "GetObject" in actions else source
+    if set(actions) <= {"GetObject"}:
+        return inner
+    return LambdaBucket(inner, transform=transform, actions=actions, sign=links.sign)
+
+
+def transform_of(point: AccessPoint, internal: InternalFront) -> Transform:
+    """Return the transform of an access point, which was not started yet.
+
+    Raises:
+        ConfigError: There is no such transform, or its arguments are wrong.
+    """
+    if point.handler is not None:
+        return LambdaTransform(point, internal.endpoint)
+    if point.webhook is not None:
+        return WebhookTransform(point)
+    return make_transform(point, folder=point.folder)
 
 
 def open_store(point: AccessPoint, config: GatewayConfig) -> Store:
@@ -122,3 +206,9 @@ def cache_config(config: GatewayConfig) -> CacheConfig | None:
     if not config.cache:
         return None
     return replace(CacheConfig.of(config.cache), metadata_ttl_s=config.metadata_ttl_s)
+
+
+def _find_credentials(store: Store) -> None:
+    """Have the keys of the upstream found before the event loop needs them to sign a URL, because that may take seconds."""
+    with suppress(PenstockError):  # a read will say what is wrong
+        presigned_get(store, "x")

@@ -16,6 +16,7 @@ from penstock.gateway.http.front import Front
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.serving.activity import Activity, ErrorHandler
 from penstock.gateway.serving.assembly import Assembly
+from penstock.gateway.serving.journal import Journal, JournalHandler
 from penstock.gateway.serving.routes import StatusRoutes
 from penstock.gateway.serving.snapshots import memory_bytes, take_snapshot
 from penstock.gateway.serving.tls import TlsCertificate
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from penstock.gateway.http.exchanges import ClientExchange
     from penstock.gateway.metrics import LabelledName
     from penstock.gateway.serving.control import WorkerOrder
-    from penstock.gateway.serving.journal import Journal
     from penstock.gateway.serving.snapshots import Snapshot, Totals
+
+LOGGER = logging.getLogger("penstock")
 
 
 class Peers(Protocol):
@@ -58,7 +60,7 @@ class GatewayProcess:
         self._assembly: Assembly | None = None
         self._front: Front | None = None
         self._authenticator: SignatureAuthenticator | None = None
-        self._handler: logging.Handler | None = None
+        self._handlers: list[logging.Handler] = []
 
     async def start(self, listener: socket.socket) -> None:
         """Open the stores, start the transforms, and answer requests that arrive at a listening socket.
@@ -68,8 +70,11 @@ class GatewayProcess:
         """
         config = self._order.config
         loop = asyncio.get_running_loop()
-        self._handler = ErrorHandler(self._activity, loop.call_soon_threadsafe)
-        logging.getLogger("penstock").addHandler(self._handler)
+        self._handlers = [ErrorHandler(self._activity, loop.call_soon_threadsafe), JournalHandler(self._journal)]
+        for handler in self._handlers:
+            LOGGER.addHandler(handler)
+        if not LOGGER.isEnabledFor(logging.INFO):
+            LOGGER.setLevel(logging.INFO)
         if config.workers > 1:
             share_machine(config.workers)
             set_process_budget(default_budget_bytes() // config.workers)
@@ -81,7 +86,7 @@ class GatewayProcess:
             limits=config.limits,
             metrics=self._metrics,
             log=self._activity,
-            extra_routes=self._routes.by_path(),
+            extra_routes={**self._routes.by_path(), **self._assembly.routes()},
             domain=config.domain,
             region=config.region,
         )
@@ -129,6 +134,8 @@ class GatewayProcess:
             assembly.measure(counters, gauges)
         live = () if front is None else front.exchanges
         details: dict[str, Any] = {"live": [live_row(each) for each in live], **self._activity.details()}
+        if assembly is not None:
+            details["transforms"] = {name: transform.name for name, transform in assembly.transforms.items()}
         return take_snapshot(self._metrics, counters=counters, gauges=gauges, details=details)
 
     async def drain(self) -> bool:
@@ -144,8 +151,8 @@ class GatewayProcess:
             await self._front.close()
         if self._assembly is not None:
             await self._assembly.close()
-        if self._handler is not None:
-            logging.getLogger("penstock").removeHandler(self._handler)
+        while self._handlers:
+            LOGGER.removeHandler(self._handlers.pop())
 
 
 def live_row(exchange: ClientExchange) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def make_view(config: GatewayConfig, totals: Totals, *, state: str, started_s: f
         "cache_used": _of(totals.gauge("penstock_cache_used_bytes"), totals.gauge("penstock_cache_max_bytes")),
         "cache_hits": f"{100 * hit / (hit + fetched):.0f} %" if hit + fetched else "-",
         "budget": _of(totals.gauge("penstock_budget_used_bytes"), totals.gauge("penstock_budget_max_bytes")),
+        "runs": f"{totals.gauge('penstock_gateway_result_runs_in_flight'):,.0f}",
         "memory": format_bytes(totals.gauge("penstock_gateway_memory_bytes")),
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s)),
     }
@@ -87,7 +88,7 @@ def make_view(config: GatewayConfig, totals: Totals, *, state: str, started_s: f
         "errors": _error_rows(totals.snapshots),
     }
     if config.directory:
-        tables["access_points"].append(["(folders)", config.directory, "as they are", "-", "-", "-"])
+        tables["access_points"].append(["(folders)", config.directory, "as they are", "-", "-"])
     return StatusView(values=values, tables=tables, chart=_chart([each[1] for each in reversed(last)]))
 
 
@@ -126,10 +127,6 @@ def _chart(values: list[float]) -> str:
 
 
 def _access_point_row(point: AccessPoint, totals: Totals) -> list[str]:
-    def runs(outcome: str) -> str:
-        name = "penstock_gateway_transforms_total"
-        return f"{totals.counter(name, access_point=point.name, outcome=outcome):,.0f}"
-
     what = "as they are"
     if point.transform:
         what = point.transform
@@ -138,13 +135,11 @@ def _access_point_row(point: AccessPoint, totals: Totals) -> list[str]:
     elif point.webhook is not None:
         what = f"webhook {public_url(point.webhook.url)}"
     if what == "as they are":
-        return [point.name, public_url(point.upstream), what, "-", "-", "-"]
-    running = sum(
-        value
-        for (name, labels), value in totals.gauges.items()
-        if name == "penstock_gateway_transforms_running" and ("access_point", point.name) in labels
-    )
-    return [point.name, public_url(point.upstream), what, f"{running:,.0f}", runs("ok"), runs("failed")]
+        return [point.name, public_url(point.upstream), what, "-", "-"]
+    names = {each["transforms"][point.name] for each in totals.snapshots if point.name in each.get("transforms", ())}
+    runs = [totals.counter("penstock_gateway_result_runs_total", transform=name) for name in names]
+    good = [totals.counter("penstock_gateway_result_runs_total", transform=name, outcome="ok") for name in names]
+    return [point.name, public_url(point.upstream), what, f"{sum(runs):,.0f}", f"{sum(runs) - sum(good):,.0f}"]
 
 
 def _live_rows(snapshots: Iterable[Snapshot]) -> list[list[str]]:

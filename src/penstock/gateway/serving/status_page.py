@@ -21,10 +21,11 @@ TILES = (
     ("cache_hits", "bytes from the cache"),
     ("cache_used", "cache"),
     ("budget", "read-ahead memory"),
+    ("runs", "transforms now"),
     ("failed", "server errors"),
-    ("processes", "processes"),
 )
 LINES = (
+    ("processes", "processes"),
     ("requests", "requests"),
     ("sent", "sent"),
     ("memory", "memory"),
@@ -35,7 +36,7 @@ TABLES = (
     (
         "access_points",
         "Access points",
-        ("Name", "Upstream", "Transform", "Running", "Done", "Failed"),
+        ("Name", "Upstream", "Transform", "Transforms run", "Not finished"),
         "There are no access points.",
     ),
     ("live", "Requests now", ("Request", "For", "Sent", "Client", "Request ID"), "No request is being answered."),

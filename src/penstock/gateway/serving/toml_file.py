@@ -70,6 +70,10 @@ def _access_point(name: str, table: Mapping[str, object], where: str, folder: Pa
         raise ConfigError(f"{place}: the name stands in the table's head", hint=f"[access_points.{name}]")
     if "cache" in values:
         values["deterministic"] = _deterministic(values, place)
+    values.setdefault("folder", ".")
+    _absolute(values, ("folder",), folder)
+    if "://" not in str(values.get("upstream", "://")):
+        _absolute(values, ("upstream",), folder)
     handler = values.get("handler")
     if isinstance(handler, dict):
         values["handler"] = handler = dict(handler)

@@ -41,8 +41,10 @@ def view_of(activity: Activity, *, live: tuple[dict[str, Any], ...] = ()) -> Sta
     metrics = Metrics()
     metrics.add("penstock_gateway_requests_total", 3, method="GET", status="200")
     metrics.add("penstock_gateway_requests_total", 2, method="GET", status="503")
-    metrics.add("penstock_gateway_transforms_total", 5, access_point="changed", outcome="ok")
-    taken = take_snapshot(metrics, counters={}, gauges={}, details={"live": list(live), **activity.details()})
+    metrics.add("penstock_gateway_result_runs_total", 5, transform="gzip", outcome="ok")
+    metrics.add("penstock_gateway_result_runs_total", 2, transform="gzip", outcome="failed")
+    details = {"live": list(live), "transforms": {"changed": "gzip"}, **activity.details()}
+    taken = take_snapshot(metrics, counters={}, gauges={}, details=details)
     return make_view(CONFIG, add_up([taken]), state="serving", started_s=time.time() - 7300)
 
 
@@ -63,8 +65,8 @@ def test_values_and_tables() -> None:
     assert len(written) == 4
     shown = [view.values[name] for name in ("state", "in_flight", "requests", "failed", "uptime")]
     assert shown == ["serving", "1", "5", "2", "2 h 1 min"]
-    assert view.tables["access_points"][0] == ["plain", "s3://bucket/", "as they are", "-", "-", "-"]
-    assert view.tables["access_points"][1][2:] == ["gzip", "0", "5", "0"]
+    assert view.tables["access_points"][0] == ["plain", "s3://bucket/", "as they are", "-", "-"]
+    assert view.tables["access_points"][1][2:] == ["gzip", "7", "2"]
     assert view.tables["live"] == [["GET /b/k", "3.2 s", "2 KiB", "127.0.0.1", "R9"]]
     assert view.tables["errors"][0][1:] == ["GET /b/bad", "500 InternalError", "R2"]
     assert view.as_json()["values"] == view.values
@@ -102,7 +104,7 @@ def test_what_is_kept_is_bounded() -> None:
     """Old seconds and errors make room for new ones, long texts are cut, and a limited number of requests is shown."""
     activity = Activity(ignore)
     for number in range(10 * ERRORS_MAX):
-        activity(record(time_s=1000.0 + number, status=503, key="k" * 5000))
+        activity(record(time_s=1000.0 + number, status=503, key="k" * 5000, request_id=str(number)))
     details = activity.details()
     assert (len(details["seconds"]), len(details["errors"])) == (SECONDS_MAX, ERRORS_MAX)
     assert max(len(each["what"]) for each in details["errors"]) <= 400
@@ -124,3 +126,16 @@ def test_requests_that_were_broken_off_are_errors() -> None:
 def test_durations_have_two_units(seconds: float, text: str) -> None:
     """The two largest units are enough to read."""
     assert duration_text(seconds) == text
+
+
+def test_one_request_is_one_error() -> None:
+    """The reason that a log record tells and the status of the answer become one line, in whichever order they come."""
+    activity = Activity(ignore)
+    activity.note_error("", "the transform raised KeyError", "R1")
+    activity(record(status=500, code="InternalError"))
+    activity(record(status=503, code="SlowDown", request_id="R2"))
+    activity.note_error("", "too many", "R2")
+    assert [(each["what"], each["reason"]) for each in activity.details()["errors"]] == [
+        ("GET /b/k", "the transform raised KeyError; 500 InternalError"),
+        ("GET /b/k", "503 SlowDown; too many"),
+    ]

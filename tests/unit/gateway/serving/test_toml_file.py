@@ -64,6 +64,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         access_points=(
             AccessPoint(
                 name="train",
+                folder=str(tmp_path),
                 upstream="s3://bucket/train/",
                 upstream_options={"endpoint_url": "http://127.0.0.1:9100", "anonymous": True},
                 transform="tar2tfrecord",
@@ -75,11 +76,15 @@ def test_a_whole_file(tmp_path: Path) -> None:
             ),
             AccessPoint(
                 name="old",
+                folder=str(tmp_path),
                 upstream="s3://bucket/",
                 handler=LambdaConfig(handler="app.lambda_handler", code_dir=str(tmp_path / "app"), time_s_max=60.0),
             ),
             AccessPoint(
-                name="hook", upstream="s3://bucket/", webhook=WebhookConfig(url="http://127.0.0.1:8000/", token="t")
+                name="hook",
+                folder=str(tmp_path),
+                upstream="s3://bucket/",
+                webhook=WebhookConfig(url="http://127.0.0.1:8000/", token="t"),
             ),
         ),
     )

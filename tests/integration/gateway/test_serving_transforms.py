@@ -1,0 +1,230 @@
+"""``penstock gateway`` with transforms: built-in ones, authors' functions, Lambda handlers; in front of files and S3."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import textwrap
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+import penstock as ps
+from servers.gateway import WAIT_S, Gateway
+
+if TYPE_CHECKING:
+    from penstock.testing.ministack import Ministack
+
+pytestmark = pytest.mark.server
+
+SAMPLES = 50
+Start = Callable[..., Gateway]
+
+
+def shard() -> bytes:
+    """A WebDataset tar."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(SAMPLES):
+            for suffix, data in (("cls", b"%d" % (number % 10)), ("bin", bytes([number]) * 1000)):
+                info = tarfile.TarInfo(f"{number:06d}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.tar").write_bytes(shard())
+    (tmp_path / "data" / "words.txt").write_text("some words")
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    started: list[Gateway] = []
+
+    def begin(*arguments: str, upstream: str = "data", environment: dict[str, str] | None = None) -> Gateway:
+        base = ("--upstream", upstream, "--name", "made", "--port", "0", "--cache", "cache:100MB", "--processes", "1")
+        gateway = Gateway(*base, *arguments, folder=folder, environment=environment)
+        started.append(gateway)
+        return gateway
+
+    yield begin
+    for gateway in started:
+        if gateway.process.poll() is None:
+            gateway.kill()
+
+
+@pytest.fixture
+def client_of() -> Iterator[Callable[[Gateway], Any]]:
+    clients = []
+
+    def make(gateway: Gateway) -> Any:
+        config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1})
+        client = boto3.client(
+            "s3", endpoint_url=gateway.url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b",
+            config=config,
+        )  # fmt: skip
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_tar_becomes_tfrecord(start: Start, client_of: Callable[[Gateway], Any], workers: str) -> None:
+    """A whole read, a HEAD, ranges and a listing agree, and cost one run of the transform for all processes together."""
+    gateway = start("--transform", "tar2tfrecord", "--workers", workers)
+    client = client_of(gateway)
+    whole = client.get_object(Bucket="made", Key="a.tar")
+    data = whole["Body"].read()
+    assert data.count(b"__key__") in (0, SAMPLES)
+    assert len(data) > SAMPLES * 1000
+    head = client.head_object(Bucket="made", Key="a.tar")
+    assert (head["ContentLength"], head["ETag"]) == (len(data), whole["ETag"])
+    for first, last in ((0, 9), (1000, 30_000), (len(data) - 5, len(data) - 1)):
+        part = client.get_object(Bucket="made", Key="a.tar", Range=f"bytes={first}-{last}", IfMatch=whole["ETag"])
+        assert part["Body"].read() == data[first : last + 1]
+    assert gateway.metric("penstock_gateway_result_runs_total") == 1
+    assert gateway.stop() == 0
+
+
+UPPER = """
+    import urllib.request, boto3, os
+    s3 = boto3.client("s3")
+    def lambda_handler(event, context):
+        where = event["getObjectContext"]
+        assert "AWS_SECRET" not in where["inputS3Url"]
+        data = urllib.request.urlopen(where["inputS3Url"]).read()
+        if event["userRequest"]["url"].endswith("fail.txt"):
+            raise KeyError("nothing there")
+        s3.write_get_object_response(
+            Body=data.upper(), RequestRoute=where["outputRoute"], RequestToken=where["outputToken"], ContentType="text/plain")
+        return {"status_code": 200}
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_unchanged_handler(start: Start, folder: Path, client_of: Callable[[Gateway], Any], workers: str) -> None:
+    """A Lambda handler reads by its signed URL and answers by boto3; its failure is told with key and reason."""
+    (folder / "app.py").write_text(textwrap.dedent(UPPER))
+    (folder / "data" / "fail.txt").write_text("x")
+    gateway = start("--lambda", "app:lambda_handler", "--timeout", "30s", "--memory", "1GiB", "--workers", workers)
+    client = client_of(gateway)
+    answer = client.get_object(Bucket="made", Key="words.txt")
+    assert answer["Body"].read() == b"SOME WORDS"
+    assert answer["ContentType"] == "text/plain"
+    with pytest.raises(ClientError, match="LambdaRuntimeError"):
+        client.get_object(Bucket="made", Key="fail.txt")
+    rows = json.loads(gateway.get("/-/status.json"))["tables"]
+    assert rows["access_points"][0][2] == "Lambda app:lambda_handler"
+    assert any("KeyError" in " ".join(row) or "fail.txt" in " ".join(row) for row in rows["errors"])
+    assert "KeyError: 'nothing there'" in gateway.text
+    assert "X-Amz-Signature" not in gateway.text
+    assert gateway.stop() == 0
+
+
+def test_in_front_of_s3(start: Start, folder: Path, client_of: Callable[[Gateway], Any], ministack: Ministack) -> None:
+    """Sources in S3 are read by URLs that the upstream's keys signed, or at the internal endpoint; the keys reach nobody."""
+    ministack.create_bucket("serving-source")
+    keys = ps.Credentials(
+        access_key=ministack.environment["AWS_ACCESS_KEY_ID"], secret_key=ministack.environment["AWS_SECRET_ACCESS_KEY"]
+    )
+    with ps.connect("s3://serving-source/", endpoint_url=ministack.endpoint_url, credentials=keys) as store:
+        store.write("deep/ä b.tar", shard())
+        store.write("words.txt", b"some words")
+    (folder / "app.py").write_text(textwrap.dedent(UPPER))
+    environment = {**ministack.environment}
+    builtin = start("--transform", "tar2tfrecord", upstream="s3://serving-source/deep/", environment=environment)
+    client = client_of(builtin)
+    assert [each["Key"] for each in client.list_objects_v2(Bucket="made")["Contents"]] == ["ä b.tar"]
+    assert len(client.get_object(Bucket="made", Key="ä b.tar")["Body"].read()) > SAMPLES * 1000
+    handler = start("--lambda", "app:lambda_handler", upstream="s3://serving-source", environment=environment)
+    assert client_of(handler).get_object(Bucket="made", Key="words.txt")["Body"].read() == b"SOME WORDS"
+    secret = environment["AWS_SECRET_ACCESS_KEY"]
+    assert secret not in builtin.text + handler.text
+
+
+def test_an_authors_function_by_a_file(start: Start, folder: Path, client_of: Callable[[Gateway], Any]) -> None:
+    """A TOML file names a function in a module beside it, with arguments; a plain access point stands next to it."""
+    (folder / "apart").mkdir()
+    (folder / "apart" / "mine.py").write_text(
+        "def times(reader, request, count: int = 1):\n    return reader.read() * count\n"
+    )
+    (folder / "apart" / "gateway.toml").write_text(
+        "port = 0\ncache = 'none'\n"
+        "[access_points.plain]\nupstream = '../data'\n"
+        "[access_points.twice]\nupstream = '../data'\ntransform = 'mine:times'\nprocesses = 1\narguments = { count = 2 }\n"
+    )
+    gateway = Gateway("--config", "apart/gateway.toml", folder=folder)
+    try:
+        client = client_of(gateway)
+        assert client.get_object(Bucket="plain", Key="words.txt")["Body"].read() == b"some words"
+        assert client.get_object(Bucket="twice", Key="words.txt")["Body"].read() == b"some wordssome words"
+        assert [each["Name"] for each in client.list_buckets()["Buckets"]] == ["plain", "twice"]
+        assert gateway.stop() == 0
+    finally:
+        if gateway.process.poll() is None:
+            gateway.kill()
+
+
+def test_the_internal_endpoint_is_closed(start: Start, folder: Path) -> None:
+    """Nobody reads at the internal endpoint without a URL that the gateway signed, and nobody sends an answer unasked."""
+    reveal = UPPER.replace("data.upper()", 'where["inputS3Url"].encode()')
+    (folder / "app.py").write_text(textwrap.dedent(reveal))
+    gateway = start("--lambda", "app:lambda_handler")
+    url = gateway.get("/made/words.txt").decode()
+    with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+        assert answer.read() == b"some words"
+    bare = url.partition("?")[0]
+    assert bare.startswith("http://127.0.0.1:")
+    endpoint = bare.removesuffix("/made/words.txt")
+    refused = [
+        bare,
+        url.replace("words.txt", "a.tar"),
+        re.sub(r"X-Amz-Signature=.", "X-Amz-Signature=x", url),
+        f"{endpoint}/",
+        f"{endpoint}/-/metrics",
+        f"{endpoint}/WriteGetObjectResponse",
+    ]
+    for each in refused:
+        with pytest.raises(urllib.error.HTTPError, match=r"40[035]"):
+            urllib.request.urlopen(each, timeout=WAIT_S)
+
+
+BROKEN = {
+    "unknown": (["--transform", "tar2tfrecrod"], "tar2tfrecrod"),
+    "argument": (["--transform", "gzip", "--argument", "levle=3"], "levle"),
+    "module": (["--transform", "nowhere:function"], "nowhere"),
+    "handler": (["--lambda", "nowhere:handler", "--lambda-dir", "."], "nowhere"),
+    "both": (["--transform", "gzip", "--lambda", "a:b"], "has both transform and handler"),
+    "writing": (["--transform", "gzip", "--read-write"], "read_write = true excludes transform"),
+}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_transform_that_cannot_start(folder: Path, case: str, workers: str) -> None:
+    """The gateway ends with code 1 and says why before it has announced itself; it does not start the worker for ever."""
+    more, message = BROKEN[case]
+    base = ["--upstream", "data", "--name", "made", "--port", "0", "--cache", "none", "--processes", "1"]
+    command = [sys.executable, "-m", "penstock", "gateway", *base, "--workers", workers, *more]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 1, done.stderr
+    assert message in done.stderr
+    assert "serving" not in done.stderr
