@@ -15,8 +15,8 @@ from penstock.gateway.buckets.directory.object_requests import ObjectRequests
 from penstock.gateway.buckets.directory.reading import WHOLE_BYTES_MAX, OpenBytes, OpenFile, read_whole
 from penstock.gateway.buckets.directory.staging import bucket_missing
 from penstock.gateway.buckets.documents import OWNER, document, timestamp, url_encoded
-from penstock.gateway.buckets.object_headers import with_checksums
-from penstock.gateway.buckets.requests import access_denied, not_implemented, number_in, version_missing
+from penstock.gateway.buckets.object_headers import refuse_shared_access, with_checksums
+from penstock.gateway.buckets.requests import access_denied, not_implemented, number_in, read_document, version_missing
 from penstock.gateway.buckets.subresources import default_setting, setting_named
 from penstock.gateway.objects import Answer, S3Error
 from penstock.types import ListPage
@@ -69,6 +69,7 @@ class DirectoryBucket:
             ("GET", "attributes"): objects.attributes,
             ("GET", "uploadId"): uploads.list_parts,
             ("GET", "acl"): self._object_acl,
+            ("PUT", "acl"): self._put_object_acl,
             ("POST", "uploads"): uploads.begin,
             ("POST", "uploadId"): uploads.complete,
             ("DELETE", "uploadId"): uploads.abort,
@@ -135,6 +136,9 @@ class DirectoryBucket:
                 if not await self._threads.run(self.files.folder.is_dir):
                     raise bucket_missing(self.name)
                 return default_setting(request, setting)
+        if method == "POST" and setting is None:
+            message = "The specified method is not allowed against this resource."
+            raise S3Error("MethodNotAllowed", message, status=405)
         raise not_implemented(f"{request.method} {setting or ''}".strip())
 
     def _handler(self, request: GatewayRequest, method: str, setting: str | None) -> Handler | None:
@@ -156,6 +160,14 @@ class DirectoryBucket:
     async def _object_acl(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         await self.head(request)
         return default_setting(request, "acl")
+
+    async def _put_object_acl(self, request: GatewayRequest, body: RequestBody) -> Answer:
+        """PutObjectAcl: what changes nothing is accepted."""
+        await self.head(request)
+        refuse_shared_access(request.headers)
+        if "x-amz-acl" not in request.headers or await read_document(body):
+            raise S3Error("AccessControlListNotSupported", "The bucket does not allow ACLs", status=400)
+        return Answer(200)
 
     async def _list_versions(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """ListObjectVersions: the current version of each object, which has no ID."""
