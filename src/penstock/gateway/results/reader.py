@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.gateway.objects import S3Error
-from penstock.gateway.results.run import as_refusal
+from penstock.gateway.results.run import STOPPED, as_refusal
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,8 +47,8 @@ class ResultReader:
         cursor = self._cursor
         while cursor.position < cursor.end:
             run = self._result.run or self._run
-            if run is not None and run is not self._run and run.error is not None:
-                await self._result.wait(None)  # it failed before this reader came
+            if run is not None and self._is_over_for_others(run):
+                await self._result.wait(None)
                 continue
             if run is not None:
                 self._follow(run)
@@ -76,6 +76,12 @@ class ResultReader:
             await self._result.wait(self._result.run)
         return None
 
+    def _is_over_for_others(self, run: Run) -> bool:
+        """Whether a run has failed before this reader came, or was abandoned, and only remains to be cleaned up."""
+        if run.error is None or self._result.run is not run:
+            return False
+        return run is not self._run or isinstance(run.error, STOPPED)
+
     def _follow(self, run: Run) -> None:
         """Remember a run, and raise its error."""
         if run is not self._run:
@@ -83,7 +89,7 @@ class ResultReader:
             self._fruitless_count += 1
             if self._fruitless_count > _FRUITLESS_RUNS_MAX:
                 raise S3Error("SlowDown", "The result is evicted faster than it can be sent.", status=503)
-        if run.error is not None:
+        if run.error is not None and not isinstance(run.error, STOPPED):
             raise as_refusal(run.error, what=f"transform {run.plan.transform}")
 
     async def _from_run(self, run: Run) -> memoryview | None:

@@ -132,7 +132,14 @@ class Results:
     # ── producing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, shared: SharedResult, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Start the task that produces a result; it ends with this object."""
+        """Start the task that produces a result; it ends with this object.
+
+        Raises:
+            ClosedError: The gateway is ending.
+        """
+        if self._closed:
+            work.close()
+            raise ClosedError("the gateway is ending")
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = shared
         task.add_done_callback(self._tasks.pop)

@@ -45,6 +45,14 @@ log = logging.getLogger("penstock.gateway")
 _HEADERS_BYTES_MAX = 64 * 1024
 
 
+class AbandonedError(Exception):
+    """A run ended early, because nobody took what it produced. Readers that come later, or again, have it produced anew."""
+
+
+STOPPED = (AbandonedError, asyncio.CancelledError)
+"""Ends of a run that are nobody's fault: the next reader starts another one."""
+
+
 class Run:
     """One run of what produces a result.
 
@@ -279,7 +287,7 @@ class Run:
         """Wait while too many blocks are in memory.
 
         Raises:
-            S3Error: The disk does not take the blocks, and there are no readers any more.
+            AbandonedError: The disk does not take the blocks, and there are no readers any more.
         """
         await asyncio.sleep(0)  # a producer that never waits must not starve the readers
         while len(self._storing) >= self._config.storing_blocks_max:
@@ -302,11 +310,15 @@ class Run:
             self._drop_taken()
             readers = self.cursors - self._left_behind
             if not readers and not self._is_size_wanted():
-                raise S3Error("InternalError", "Nobody reads the result any more, and it cannot be kept.", status=500)
+                raise AbandonedError
             if len(self._held) < self._config.held_blocks_max:
                 break
-            laggard = min(readers, key=lambda cursor: cursor.moved_s)
-            left_s = laggard.moved_s + self._config.lag_s_max - time.monotonic()
+            slow = [cursor for cursor in readers if self._holds_for(cursor)]
+            if not slow:  # the blocks are still being checksummed
+                await self.wait_progress()
+                continue
+            laggard = min(slow, key=lambda cursor: cursor.moved_s)
+            left_s = max(laggard.moved_s, began_s) + self._config.lag_s_max - time.monotonic()
             if left_s <= 0:
                 self._left_behind.add(laggard)  # it will find its block gone
             else:
@@ -314,6 +326,11 @@ class Run:
         waited_s = time.monotonic() - began_s
         if self._timeout is not None and waited_s > 0 and (when_s := self._timeout.when()) is not None:
             self._timeout.reschedule(when_s + waited_s)
+
+    def _holds_for(self, cursor: Cursor) -> bool:
+        """Whether a block is held that a reader needs."""
+        size = self._block_bytes
+        return any(cursor.needs(index * size, (index + 1) * size) for index in self._held)
 
     def _drop_taken(self) -> None:
         """Drop the blocks of a paced run that no reader needs."""
@@ -351,6 +368,8 @@ class Run:
             self.stop_keeping()
         if self.is_kept:
             self._held.pop(index, None)
+        else:
+            self.moved()
 
     def _join(self, index: int, crc: int, size_bytes: int) -> None:
         """Add the checksum of a block to that of the result, as soon as those of all earlier blocks are known."""

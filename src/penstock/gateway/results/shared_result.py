@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.cursor import Cursor
 from penstock.gateway.results.reader import ResultReader
-from penstock.gateway.results.run import as_refusal
+from penstock.gateway.results.run import AbandonedError, as_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
@@ -276,6 +276,8 @@ class SharedResult:
                     self._context.storage.release_lease(self.plan.name)
         except asyncio.CancelledError:
             raise
+        except AbandonedError:
+            pass
         except Exception as error:
             failure = error
             if not self.plan.is_deterministic:
