@@ -4,6 +4,8 @@ import ctypes
 import io
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -265,3 +267,29 @@ def undigestible(reader, request):
 @transform(version="1")
 def versioned(reader, request):
     return repr(UNSTABLE).encode()
+
+
+def forked_child_holds_socket(reader, request):
+    """Die while a forked child still has all descriptors."""
+    if os.fork() == 0:
+        time.sleep(1000)
+    os._exit(5)
+
+
+def forges(reader, request, *, payload: str, kind: int = 5):
+    """Write a frame of its own to the gateway's socket."""
+    for descriptor in range(3, 64):
+        try:
+            end = socket.socket(fileno=os.dup(descriptor))
+            if end.family == socket.AF_UNIX:
+                end.sendall(struct.pack("<II", kind, len(payload)) + payload.encode())
+        except OSError:
+            continue
+    yield b"x"
+
+
+def floods_the_log(reader, request):
+    for _ in range(1000):
+        print("x" * 1000)
+    print("y" * 100_000)
+    return b"done"

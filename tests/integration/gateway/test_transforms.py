@@ -773,3 +773,58 @@ def test_a_source_behind_a_signed_url(tmp_path: Path) -> None:
 
     with RunningFront(UpstreamBucket("train", ps.connect(tmp_path))) as front:
         asyncio.run(run(f"{front.url}/train"))
+
+
+def test_a_forked_child_does_not_hide_the_death(tmp_path: Path) -> None:
+    """A worker that dies is noticed at once, even if a process that it forked still holds its socket."""
+
+    async def run() -> None:
+        async with running("forked_child_holds_socket", tmp_path) as bench:
+            for _ in range(2):
+                with pytest.raises(S3Error, match="exit status 5"):
+                    async with asyncio.timeout(LIMIT_S):
+                        await bench.run()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (5, "{"),
+        (5, "[]"),
+        (5, '{"headers": {"a": 1}, "size_bytes": 1}'),
+        (5, '{"headers": {}, "size_bytes": -1}'),
+        (5, "[" * 100_000),
+        (8, '{"kind": 1}'),
+        (8, '{"kind":"S3Error","message":"","traceback":"","store_error":false,"refusal":["a"]}'),
+        (4, "{}"),
+        (77, ""),
+    ],
+    ids=["json", "list", "header", "size", "deep", "error", "refusal", "ready", "kind"],
+)
+def test_forged_frames_end_the_worker(tmp_path: Path, kind: int, payload: str) -> None:
+    """A transform that writes to the gateway's socket fails its call, and the gateway replaces its process."""
+
+    async def run() -> None:
+        async with running("forges", tmp_path, arguments={"kind": str(kind), "payload": payload}) as bench:
+            with pytest.raises(S3Error, match="TransformFailed"):
+                await bench.run()
+            with pytest.raises(S3Error, match="TransformFailed"):
+                await bench.run()
+
+    asyncio.run(run())
+
+
+def test_a_flood_of_prints_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A transform that prints much is slowed down, and long lines are cut."""
+    caplog.set_level(logging.INFO, logger="penstock.gateway.transforms")
+
+    async def run() -> None:
+        async with running("floods_the_log", tmp_path) as bench:
+            assert await bench.text() == "done"
+
+    asyncio.run(run())
+    lengths = [len(record.getMessage()) for record in caplog.records]
+    assert 500 <= len(lengths) <= 1100
+    assert max(lengths) <= 8 * 1024 + 100

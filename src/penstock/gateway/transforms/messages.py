@@ -108,6 +108,58 @@ class WorkerFailure(NamedTuple):
     store_error: bool = False
     refusal: tuple[str, str, int] | None = None
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> WorkerFailure:
+        """Return what a worker has sent.
+
+        Raises:
+            TypeError, ValueError, LookupError: It is something else.
+        """
+        kind, message, trace = (_text(values[name]) for name in ("kind", "message", "traceback"))
+        refusal = values["refusal"]
+        if refusal is not None:
+            code, message, status = refusal
+            refusal = (_text(code), _text(message), _size(status))
+        return cls(kind, message, trace, bool(values["store_error"]), refusal)
+
+
+class ResultHead(NamedTuple):
+    """What comes before the bytes of a result.
+
+    Attributes:
+        headers: Headers of the result.
+        size_bytes: Length of the result if it is known.
+    """
+
+    headers: Mapping[str, str]
+    size_bytes: int | None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ResultHead:
+        """Return what a worker has sent; raises the same as ``WorkerFailure.of``."""
+        headers = {_text(name): _text(value) for name, value in values["headers"].items()}
+        size = values["size_bytes"]
+        return cls(headers, None if size is None else _size(size))
+
+
+def checked_sizes(values: Any, *, count: int) -> list[int | None]:
+    """Return the sizes that a worker has sent; raises the same as ``WorkerFailure.of``."""
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"these are not {count} sizes")
+    return [None if value is None else _size(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is not text")
+    return value
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a number of bytes")
+    return value
+
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     """Return a whole frame."""

@@ -151,8 +151,12 @@ class TransformPool:
     async def _take(self) -> TransformProcess:
         if self._is_closed:
             raise ClosedError(f"the transform of {self._name} was closed")
-        if self._idle:
-            process = self._idle.pop()
+        while self._idle:
+            process = self._idle[-1]
+            if process.exited.is_set():
+                self._note_idle_death(process)
+                continue
+            self._idle.pop()
             asyncio.get_running_loop().remove_reader(process.fileno())
             self._running.add(process)
             return process

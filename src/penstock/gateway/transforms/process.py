@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock.config import KIB, MIB
 from penstock.errors import PenstockError, WorkerDiedError
@@ -20,8 +20,10 @@ from penstock.gateway.transforms.messages import (
     CONTROL_BYTES_MAX,
     HEAD,
     FrameKind,
+    ResultHead,
     TransformCall,
     WorkerFailure,
+    checked_sizes,
     frame,
     json_frame,
 )
@@ -29,11 +31,13 @@ from penstock.gateway.transforms.process_log import ProcessLog
 from penstock.gateway.transforms.program import ProgramDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.gateway.objects import ResultWriter
     from penstock.gateway.transforms.program import ProcessSetup
     from penstock.types import ObjectInfo
+
+T = TypeVar("T")
 
 CANCEL_S_MAX = 2.0
 """Time in which a cancelled call may end by itself, in seconds."""
@@ -78,6 +82,7 @@ class TransformProcess:
     Attributes:
         is_clean: Whether it waits for a call.
         calls_count: Number of calls that it has got.
+        exited: Is set when the process has ended.
     """
 
     def __init__(self, options: ProcessOptions) -> None:
@@ -85,10 +90,12 @@ class TransformProcess:
         self._loop = asyncio.get_running_loop()
         self.is_clean = False
         self.calls_count = 0
+        self.exited = asyncio.Event()
         self._head = bytearray(HEAD.size)
         self._head_length = 0
         self._rest_bytes = 0  # bytes of the current frame that have not been received
         self._scratch: memoryview | None = None
+        self._waiter: asyncio.Future[None] | None = None
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         try:
@@ -104,6 +111,7 @@ class TransformProcess:
         ours.setblocking(False)
         self._socket = ours
         self._pid_fd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._pid_fd, self._note_exit)
         self._log = ProcessLog(output_read, name=options.name, process_id=self._process.pid)
 
     def _popen(self, descriptor: int, output: int) -> subprocess.Popen[bytes]:
@@ -136,9 +144,10 @@ class TransformProcess:
             WorkerDiedError: The process died.
         """
         await self._send(frame(FrameKind.SETUP, pickle.dumps(self._options.setup)))
-        described = await self._answer(FrameKind.READY)
+        await self._expect(FrameKind.READY)
+        described = await self._parsed(ProgramDescription.of)
         self.is_clean = True
-        return ProgramDescription.of(described)
+        return described
 
     async def call(self, call: TransformCall, output: ResultWriter) -> None:
         """Run one call, and write its output. If this is cancelled, ``settle`` must follow.
@@ -155,8 +164,8 @@ class TransformProcess:
             if kind == FrameKind.DATA:
                 await self._receive_data(output)
             elif kind == FrameKind.HEAD:
-                head = json.loads(await self._payload())
-                output.begin(head["headers"], size_bytes=head["size_bytes"])
+                head = await self._parsed(ResultHead.of)
+                output.begin(head.headers, size_bytes=head.size_bytes)
             elif kind == FrameKind.END:
                 await self._payload()
                 self.is_clean = True
@@ -174,20 +183,28 @@ class TransformProcess:
         self.is_clean = False
         rows = [(info.key, info.size_bytes, info.etag, info.last_modified_s) for info in infos]
         await self._send(json_frame(FrameKind.SIZES, {"objects": rows, "arguments": arguments}))
-        sizes: list[int | None] = await self._answer(FrameKind.SIZES)
+        await self._expect(FrameKind.SIZES)
+        sizes = await self._parsed(lambda values: checked_sizes(values, count=len(rows)))
         self.is_clean = True
         return sizes
 
-    async def _answer(self, expected: FrameKind) -> Any:
+    async def _expect(self, expected: FrameKind) -> None:
         kind = await self._next_frame()
         if kind != expected:
             await self._raise(kind)
-        return json.loads(await self._payload())
+
+    async def _parsed(self, parse: Callable[[Any], T]) -> T:
+        """Return the payload of a frame, which may be anything: the code in the worker has the socket, too."""
+        data = await self._payload()
+        try:
+            return parse(json.loads(data))
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
+            raise WorkerDiedError(f"a worker of {self._options.name} sent a frame without meaning") from None
 
     async def _raise(self, kind: int) -> None:
         if kind != FrameKind.ERROR:
             raise WorkerDiedError(f"a worker of {self._options.name} sent a frame of kind {kind}")
-        failure = WorkerFailure(**json.loads(await self._payload()))
+        failure = await self._parsed(WorkerFailure.of)
         self.is_clean = True
         raise TransformFailedError(f"{failure.kind}: {failure.message}", failure=failure)
 
@@ -259,13 +276,32 @@ class TransformProcess:
             try:
                 count = self._socket.recv_into(target)
             except BlockingIOError:
-                await _readable(self._loop, self._socket.fileno())
-                continue
+                if not self.exited.is_set():
+                    await self._wait_readable()
+                    continue
+                count = 0  # a child of the process may still hold the other end
             except OSError:
                 count = 0
             if not count:
                 raise await self._death()
             return count
+
+    async def _wait_readable(self) -> None:
+        """Wait until something has been received, or the process has ended."""
+        self._waiter = self._loop.create_future()
+        self._loop.add_reader(self._socket.fileno(), _wake, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if self._socket.fileno() >= 0:  # otherwise kill() has done it, and the number may mean another file
+                self._loop.remove_reader(self._socket.fileno())
+
+    def _note_exit(self) -> None:
+        self._loop.remove_reader(self._pid_fd)
+        self.exited.set()
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     async def _send(self, data: bytes) -> None:
         try:
@@ -279,17 +315,22 @@ class TransformProcess:
         """Return the error for a process that has closed its end."""
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
-                await _readable(self._loop, self._pid_fd)
+                await self.exited.wait()
         except TimeoutError:
             return WorkerDiedError(f"the worker process {self._process.pid} closed its socket")
-        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return WorkerDiedError(f"the worker process {self._process.pid} ended")
-        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        code = self._exit_code()
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit status {code}"
         return WorkerDiedError(
             f"the worker process {self._process.pid} {how}", process_id=self._process.pid, exit_code=code
         )
+
+    def _exit_code(self) -> int:
+        """Return the exit status of the ended process, or the negative number of a signal, and leave its number in use."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     async def close(self) -> None:
         """End the process: by itself if it waits for a call, otherwise by SIGKILL, with all processes that it started."""
@@ -309,7 +350,7 @@ class TransformProcess:
     async def _wait_end(self, time_s_max: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(time_s_max):
-                await _readable(self._loop, self._pid_fd)
+                await self.exited.wait()
 
     def _signal_all(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -322,19 +363,12 @@ class TransformProcess:
         self.is_clean = False
         self._signal_all()
         self._process.wait()
+        self._note_exit()
+        self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._log.close()
         os.close(self._pid_fd)
         self._pid_fd = -1
-
-
-async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-    waiter = loop.create_future()
-    loop.add_reader(descriptor, _wake, waiter)
-    try:
-        await waiter
-    finally:
-        loop.remove_reader(descriptor)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -12,9 +12,9 @@ from penstock.redaction import printable
 
 log = logging.getLogger("penstock.gateway.transforms")
 
-READ_BYTES = 64 * KIB
-PAUSE_S = 0.02
-"""Time after each reading. A transform that floods its output is slowed down to 3 MB/s, and not the gateway."""
+READ_BYTES = 16 * KIB
+PAUSE_S = 0.05
+"""Time after each reading. A transform that floods its output is slowed down to 300 KB/s."""
 LINE_BYTES_MAX = 8 * KIB
 
 

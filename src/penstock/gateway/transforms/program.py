@@ -245,9 +245,14 @@ class ProgramDescription(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ProgramDescription:
-        """Return what a worker has described in JSON, which has lists in place of tuples."""
-        names = {"query": tuple(values["query"]), "headers": tuple(values["headers"])}
-        return cls(**{**values, **names})
+        """Return what a worker has described in JSON, which has lists in place of tuples.
+
+        Raises:
+            TypeError, LookupError: It is something else.
+        """
+        flags = {name: bool(values[name]) for name in ("is_deterministic", "uses_epoch", "has_size", "maps_ranges")}
+        names = {name: tuple(map(str, values[name])) for name in ("query", "headers")}
+        return cls(identity=str(values["identity"]), query=names["query"], headers=names["headers"], **flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
