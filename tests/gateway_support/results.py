@@ -27,6 +27,7 @@ from penstock.gateway.objects import (
 from penstock.gateway.results.config import ResultsConfig
 from penstock.gateway.results.results import Results
 from penstock.gateway.results.storage import open_storage
+from penstock.store.base import Store
 from penstock.types import Buffer, ByteRange, ListPage, ObjectInfo, Page
 
 BLOCK_BYTES = 16 * KIB
@@ -209,12 +210,18 @@ class Gate:
             raise self.error
 
 
-def open_results(folder: Path | None, *, cache_bytes: int = 64 * MIB, config: ResultsConfig | None = None) -> Results:
+def open_results(
+    folder: Path | None,
+    *,
+    cache_bytes: int = 64 * MIB,
+    config: ResultsConfig | None = None,
+    derived_store: Store | None = None,
+) -> Results:
     """Return results in a cache directory, or without one, with small blocks."""
     cache = None
     if folder is not None:
         cache = CacheConfig(folder / "cache", cache_bytes, block_bytes=BLOCK_BYTES, free_ratio_min=0.0)
-    return Results(open_storage(cache, block_bytes=BLOCK_BYTES), config=config)
+    return Results(open_storage(cache, block_bytes=BLOCK_BYTES), config=config, derived_store=derived_store)
 
 
 def point_of(

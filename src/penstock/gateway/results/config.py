@@ -22,6 +22,8 @@ class ResultsConfig:
         hold_s: How long a result of a transform that is not deterministic is held after its last use, in seconds.
         threads_max: Largest number of threads that read and write blocks.
         records_max: Number of records of results that are remembered.
+        uploads_max: Largest number of results that wait to be stored in the bucket of results; further ones are not stored.
+        upload_drain_s_max: How long closing waits for them, in seconds.
     """
 
     recent_bytes_max: int = 64 * MIB
@@ -34,3 +36,5 @@ class ResultsConfig:
     hold_s: float = 10.0
     threads_max: int = 4
     records_max: int = 16_384
+    uploads_max: int = 256
+    upload_drain_s_max: float = 20.0

@@ -135,6 +135,16 @@ class ResultsContext:
         view = small_buffer(piece_bytes)[:piece_bytes]
         return view if self.storage.read(blocks, index, stored_bytes, start, view) else None
 
+    def blocks_for(self, record: ResultRecord) -> Callable[[int], memoryview | None]:
+        """Return a function that reads a block of a complete result on a thread, or returns None if the block is gone."""
+        blocks = self.storage.blocks_of(ResultName(record.scope, record.key, record.etag), record.run)
+
+        def read(index: int) -> memoryview | None:
+            size_bytes = record.block_size_bytes(index)
+            return self._read_now(blocks, index, size_bytes, 0, size_bytes)
+
+        return read
+
     def on_thread(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Call a function on a thread that may wait for the disk."""
         return asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import ClosedError
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.results.config import ResultsConfig
 from penstock.gateway.results.context import ResultsContext
+from penstock.gateway.results.derived import DerivedProducer, DerivedResults
 from penstock.gateway.results.held import HeldResults
 from penstock.gateway.results.shared_result import SharedResult
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.gateway.results.plan import ResultPlan
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.storage import ResultStorage
+    from penstock.store.base import Store
 
 _UNKEPT_COUNT_MAX = 64
 
@@ -32,17 +36,27 @@ class Results:
         storage: Where results are kept; see ``open_storage``. It is closed with this object.
         config: The limits.
         metrics: Takes the counters.
+        derived_store: Bucket or prefix in which finished results are kept as well; None for none. It is closed with this
+            object.
 
     Cost: at most ``threads_max`` threads; memory up to ``recent_bytes_max`` and ``reading_bytes_max``, and for each run
         ``storing_blocks_max`` blocks.
     """
 
     def __init__(
-        self, storage: ResultStorage, *, config: ResultsConfig | None = None, metrics: Metrics | None = None
+        self,
+        storage: ResultStorage,
+        *,
+        config: ResultsConfig | None = None,
+        metrics: Metrics | None = None,
+        derived_store: Store | None = None,
     ) -> None:
         self.config = config or ResultsConfig()
         self.storage = storage
-        self._context = ResultsContext(storage, config=self.config, metrics=metrics or Metrics())
+        metrics = metrics or Metrics()
+        self._context = ResultsContext(storage, config=self.config, metrics=metrics)
+        self._derived = DerivedResults(derived_store, metrics=metrics) if derived_store is not None else None
+        self._uploads: set[asyncio.Task[bool]] = set()
         self._shared: weakref.WeakValueDictionary[ResultName, SharedResult] = weakref.WeakValueDictionary()
         self._alone: set[SharedResult] = set()  # nobody in this process reads them, but they are being produced
         self._unkept: OrderedDict[ResultName, SharedResult] = OrderedDict()
@@ -110,6 +124,8 @@ class Results:
             raise ClosedError("the gateway is ending")
         found = self._shared.get(plan.name)
         if found is None:
+            if self._derived is not None and plan.is_deterministic:
+                plan = replace(plan, produce=DerivedProducer(plan, self._derived))
             found = self._shared[plan.name] = SharedResult(plan, context=self._context, keeper=self, record=record)
         return found
 
@@ -144,6 +160,24 @@ class Results:
         self._tasks[task] = shared
         task.add_done_callback(self._tasks.pop)
         return task
+
+    def completed(self, shared: SharedResult, record: ResultRecord) -> None:
+        """Store a result in the bucket of results too, if it did not come from there."""
+        producer = shared.plan.produce
+        if self._derived is None or not isinstance(producer, DerivedProducer) or producer.has_copied:
+            return
+        if len(self._uploads) >= self.config.uploads_max:
+            self._context.metrics.add("penstock_gateway_derived_stores_total", outcome="too-many")
+            return
+        blocks = self._context.blocks_for(record)
+        upload = asyncio.get_running_loop().create_task(self._derived.keep(record, blocks))
+        self._uploads.add(upload)
+        upload.add_done_callback(self._uploads.discard)
+
+    async def wait_uploads(self) -> None:
+        """Wait until the bucket of results has everything that was produced so far."""
+        while self._uploads:
+            await asyncio.wait(list(self._uploads))
 
     def lost_for_ever(self, name: ResultName) -> None:
         """Note that a result of a transform that is not deterministic is lost."""
@@ -183,5 +217,10 @@ class Results:
         if not self._is_shut:
             self._is_shut = True
             await self.held.close()
+            if self._derived is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.config.upload_drain_s_max):
+                        await self.wait_uploads()
+                await self._derived.close()
         self._unkept.clear()
         await self._context.close()

@@ -113,7 +113,7 @@ class Run:
         self._tail: memoryview | None = None
         self._held: dict[int, memoryview] = {}  # full blocks that are being stored, or that readers of a paced run need
         self._storing: dict[int, asyncio.Future[tuple[int, bool]]] = {}
-        self._crcs: dict[int, int] = {}  # of blocks beyond the first that has none yet
+        self._crcs: dict[int, tuple[int, int]] = {}  # with sizes, of blocks beyond the first that has none yet
         self._joined_count = 0
         self._crc = 0
         self._is_recorded = False
@@ -373,11 +373,10 @@ class Run:
 
     def _join(self, index: int, crc: int, size_bytes: int) -> None:
         """Add the checksum of a block to that of the result, as soon as those of all earlier blocks are known."""
-        self._crcs[index] = crc
+        self._crcs[index] = crc, size_bytes
         while self._joined_count in self._crcs:
-            crc = self._crcs.pop(self._joined_count)
-            length = size_bytes if self._joined_count == index else self._block_bytes
-            self._crc = join_crcs(self._crc, crc, second_bytes=length)
+            crc, size_bytes = self._crcs.pop(self._joined_count)
+            self._crc = join_crcs(self._crc, crc, second_bytes=size_bytes)
             self._joined_count += 1
 
     def stop_keeping(self) -> None:

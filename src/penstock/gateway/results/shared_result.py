@@ -46,6 +46,9 @@ class ResultKeeper(Protocol):
     def remember_unkept(self, shared: SharedResult) -> None:
         """Keep a result that could not be stored in reach as long as its blocks are in memory."""
 
+    def completed(self, shared: SharedResult, record: ResultRecord) -> None:
+        """Note that a result was produced and is kept."""
+
     def lost_for_ever(self, name: ResultName) -> None:
         """Note that a result of a transform that is not deterministic is lost."""
 
@@ -353,6 +356,7 @@ class SharedResult:
             if run.is_kept:
                 self._complete(record)
                 self.run = None
+                self._keeper.completed(self, record)
             else:  # its readers need its memory; if they are too slow for it, it is produced again
                 self._is_storable = False
                 self._keeper.remember_unkept(self)

@@ -15,6 +15,7 @@ from penstock.crc import crc32c
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.checksums import join_crcs
 from penstock.gateway.results.config import ResultsConfig
+from penstock.gateway.results.kept import iter_kept
 from penstock.types import ByteRange
 
 SIZE_BYTES = 9 * BLOCK_BYTES + 77
@@ -91,6 +92,9 @@ async def _play(steps: list[tuple[object, ...]], folder: Path, cache_blocks: int
         assert await get(point, "a") == TEXT
     for results in processes:
         await results.close()
+    if cache_blocks is not None:
+        complete = [each.record for each in iter_kept(folder / "cache") if each.record.is_complete]
+        assert all((record.size_bytes, record.crc32c) == (SIZE_BYTES, crc32c(TEXT)) for record in complete)
     assert transform.ended_count == transform.runs_count
 
 

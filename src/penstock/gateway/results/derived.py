@@ -1,0 +1,236 @@
+"""Finished results in a bucket, so that a cluster transforms each object once, and a new gateway starts warm.
+
+::
+
+    PREFIX/3f/3f...e1-RUN       the bytes of a result, as one run of one gateway produced them
+    PREFIX/3f/3f...e1.json      its record: size, headers, CRC-32C, and which run; written last, if there is none
+
+If two gateways produce the same result at once, the one whose record is written first wins, and the other removes its bytes;
+both have the same. The bytes are verified by the record's size and checksum when they are read. The bucket is never needed: if
+it does not answer, the result is produced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from penstock.cache.entry import digest_of
+from penstock.config import MIB
+from penstock.crc import crc32c
+from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError
+from penstock.gateway.results.identity import ResultName
+from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
+from penstock.types import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from penstock.gateway.metrics import Metrics
+    from penstock.gateway.objects import ResultWriter
+    from penstock.gateway.results.plan import ResultPlan
+    from penstock.store.base import Store
+
+T = TypeVar("T")
+
+log = logging.getLogger("penstock.gateway")
+
+_PART_BYTES = 4 * MIB
+_THREADS_COUNT_MAX = 8
+_NAMESPACE = ""  # of a cache directory; a bucket has its prefix
+
+
+class DerivedKeys(NamedTuple):
+    """Where a result lies in the bucket: the key of its record, and the beginning of the keys of its bytes."""
+
+    record: str
+    data_prefix: str
+
+    @classmethod
+    def of(cls, name: ResultName) -> DerivedKeys:
+        """Return the keys of a result."""
+        digest = digest_of(name.record_identity(_NAMESPACE))
+        return cls(f"{digest[:2]}/{digest}.json", f"{digest[:2]}/{digest}-")
+
+    def data(self, run: str) -> str:
+        """Return the key of the bytes that a run produced."""
+        return self.data_prefix + run
+
+
+class DerivedResults:
+    """The results in a bucket. All methods run on the event loop unless they say otherwise.
+
+    Args:
+        store: The bucket, or a prefix of it. It is closed with this object.
+        metrics: Takes the counters.
+
+    Cost: at most 8 threads; 8 MiB for each result that is read, and five parts for each one that is written.
+    """
+
+    def __init__(self, store: Store, *, metrics: Metrics) -> None:
+        self.store = store
+        self._metrics = metrics
+        self._executor = ThreadPoolExecutor(_THREADS_COUNT_MAX, thread_name_prefix="penstock-derived")
+        self._closed = False
+
+    def _on_thread(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def find(self, name: ResultName) -> ResultRecord | None:
+        """Return the record of a result; None if there is none, or if the bucket does not answer. Cost: one request."""
+        try:
+            blob = await self._on_thread(self.store.read, DerivedKeys.of(name).record)
+            record = decode_record(blob.data)
+        except ObjectMissingError:
+            return None
+        except (PenstockError, BadRecordError) as error:
+            log.warning(
+                "The result of %r is produced, because the bucket of results did not have it: %s", name.key, error
+            )
+            return None
+        is_right = (record.scope, record.key, record.etag) == tuple(name) and record.is_complete
+        return record if is_right else None
+
+    async def copy(self, record: ResultRecord, output: ResultWriter) -> None:
+        """Write the bytes of a result, and verify them.
+
+        Raises:
+            ChecksumError: They are not what the record says. The record is removed, so that the result is produced next time.
+            PenstockError: They cannot be read.
+        """
+        name = ResultName(record.scope, record.key, record.etag)
+        keys = DerivedKeys.of(name)
+        assert record.size_bytes is not None
+        output.begin(record.headers, size_bytes=record.size_bytes)
+        crc = 0
+        try:
+            async for part in self._parts(keys.data(record.run), record.size_bytes):
+                crc = crc32c(part, crc)
+                await output.write(part)
+            if crc != record.crc32c:
+                raise ChecksumError(f"the bytes of {keys.record} do not match its checksum")
+        except (ChecksumError, ObjectMissingError):
+            with suppress(PenstockError):
+                await self._on_thread(self.store.delete, keys.record)
+            raise
+        self._metrics.add("penstock_gateway_derived_read_bytes_total", record.size_bytes)
+
+    async def _parts(self, key: str, size_bytes: int) -> AsyncIterator[memoryview]:
+        """Iterate over an object in parts, one of which is read ahead."""
+        spans = [ByteRange(start, min(size_bytes, start + _PART_BYTES)) for start in range(0, size_bytes, _PART_BYTES)]
+        ahead = self._read(key, spans[0]) if spans else None
+        try:
+            for following in [*spans[1:], None]:
+                if ahead is None:
+                    return
+                part = await ahead
+                ahead = self._read(key, following) if following is not None else None
+                yield part
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+
+    def _read(self, key: str, span: ByteRange) -> asyncio.Future[memoryview]:
+        return self._on_thread(lambda: self.store.read(key, span).data)
+
+    # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> bool:
+        """Store a result that is complete.
+
+        Args:
+            record: Its record.
+            blocks: Returns a block by its number, or None if it is gone; called on a thread.
+
+        Returns:
+            False if the bucket has it already, did not take it, or a block is gone.
+
+        Cost: two requests, or a multipart upload and one more.
+        """
+        try:
+            is_kept = await self._on_thread(self._keep, record, blocks)
+        except PenstockError as error:
+            log.warning("The result of %r was not stored in the bucket of results: %s", record.key, error)
+            is_kept = False
+        self._metrics.add("penstock_gateway_derived_stores_total", outcome="ok" if is_kept else "skipped")
+        return is_kept
+
+    def _keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> bool:
+        keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
+        key = keys.data(record.run)
+        with suppress(ObjectMissingError):
+            self.store.stat(keys.record)
+            return False
+        writer = self.store.writer(key)
+        try:
+            for index in range(record.blocks_count):
+                block = None if self._closed else blocks(index)
+                if block is None:
+                    writer.abort()
+                    return False
+                writer.write(block)
+        except BaseException:
+            writer.abort()
+            raise
+        writer.close()
+        try:
+            self.store.write(keys.record, record.encode(), if_absent=True)
+        except ObjectExistsError:
+            self.store.delete(key)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Abort what is being written, end the threads and close the store; idempotent."""
+        self._closed = True
+        await asyncio.to_thread(self._executor.shutdown)
+        await asyncio.to_thread(self.store.close)
+
+
+class DerivedProducer:
+    """Produces a result: copies it from the bucket if that has it, else runs the transform.
+
+    Args:
+        plan: What the result is, and how the transform produces it.
+        derived: The results in the bucket.
+
+    Attributes:
+        has_copied: Whether the bucket had the result.
+    """
+
+    __slots__ = ("_derived", "_plan", "has_copied")
+
+    def __init__(self, plan: ResultPlan, derived: DerivedResults) -> None:
+        self._plan = plan
+        self._derived = derived
+        self.has_copied = False
+
+    async def __call__(self, output: ResultWriter) -> None:
+        """Write the result; see ``Transform.run``."""
+        record = await self._derived.find(self._plan.name)
+        self.has_copied = record is not None
+        if record is not None:
+            await self._derived.copy(record, output)
+        elif self._plan.produce is not None:
+            await self._plan.produce(output)
+
+
+def iter_derived(store: Store) -> Iterator[ResultRecord]:
+    """Iterate over the records of the results in a bucket, for people. Cost: a listing, and one request for each result."""
+    for info in store.list():
+        if info.key.endswith(".json"):
+            with suppress(BadRecordError, ObjectMissingError):
+                yield decode_record(store.read(info.key).data)
+
+
+def remove_derived(store: Store, records: Iterable[ResultRecord]) -> None:
+    """Remove results from a bucket: the record first, so that nobody finds bytes that are missing."""
+    for record in records:
+        keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
+        store.delete(keys.record)
+        store.delete(keys.data(record.run))

@@ -1,0 +1,100 @@
+"""Finished results in a bucket: gateways that share nothing else transform each object once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway_support.results import BLOCK_BYTES, FunctionTransform, get, open_results, point_of, request_of, swap_case
+from penstock.errors import ChecksumError, UnavailableError
+from penstock.gateway.results.derived import iter_derived, remove_derived
+from penstock.store import LocalStore
+from penstock.types import ByteRange
+
+TEXT = bytes(range(256)) * (5 * BLOCK_BYTES // 256) + b"end"
+
+
+async def _read(folder: Path, bucket: Path, transform: FunctionTransform, span: ByteRange | None = None) -> bytes:
+    """Read through a new gateway with a cache in `folder`, and close it."""
+    results = open_results(folder, derived_store=LocalStore(bucket))
+    data = await get(point_of(transform, results, {"a": TEXT}), "a", span)
+    await results.close()
+    return data
+
+
+def test_a_cluster_transforms_once(tmp_path: Path) -> None:
+    """A gateway with an empty cache takes the result from the bucket, with its headers, whole or by ranges."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    transform = FunctionTransform(swap_case)
+    assert asyncio.run(_read(tmp_path / "1", bucket, transform)) == TEXT.swapcase()
+    assert asyncio.run(_read(tmp_path / "2", bucket, transform)) == TEXT.swapcase()
+    assert asyncio.run(_read(tmp_path / "3", bucket, transform, ByteRange(9, 99))) == TEXT.swapcase()[9:99]
+    assert transform.runs_count == 1
+
+    async def head() -> None:
+        results = open_results(tmp_path / "4", derived_store=LocalStore(bucket))
+        found = await point_of(transform, results, {"a": TEXT}).head(request_of("a"))
+        assert (found.size_bytes, found.headers["Content-Type"]) == (len(TEXT), "text/plain")
+        await results.close()
+
+    asyncio.run(head())
+    assert transform.runs_count == 1
+    assert len(list(bucket.rglob("*.json"))) == 1
+
+
+def test_two_gateways_at_once_keep_one_result(tmp_path: Path) -> None:
+    """If both transform, both readers get the result, and the bucket has it once."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    transform = FunctionTransform(swap_case)
+
+    async def both() -> list[bytes]:
+        return await asyncio.gather(*(_read(tmp_path / str(number), bucket, transform) for number in range(2)))
+
+    assert asyncio.run(both()) == [TEXT.swapcase()] * 2
+    assert len([path for path in bucket.rglob("*") if path.is_file()]) == 2
+
+
+def test_damaged_bytes_are_not_sent_whole(tmp_path: Path) -> None:
+    """Bytes that do not match the record are an error before their end; the next read transforms again."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    transform = FunctionTransform(swap_case)
+    asyncio.run(_read(tmp_path / "1", bucket, transform))
+    data = next(path for path in bucket.rglob("*") if path.is_file() and path.suffix != ".json")
+    data.write_bytes(bytes(len(TEXT)))
+    with pytest.raises(ChecksumError):
+        asyncio.run(_read(tmp_path / "2", bucket, transform))
+    assert asyncio.run(_read(tmp_path / "2", bucket, transform)) == TEXT.swapcase()
+    assert transform.runs_count == 2
+
+
+def test_a_bucket_that_fails_is_not_needed(tmp_path: Path) -> None:
+    """If the bucket of results answers with errors, results are produced as without it."""
+
+    class FailingStore(LocalStore):
+        def submit(self, operation, sink):  # type: ignore[no-untyped-def]
+            raise UnavailableError("the store is down")
+
+    async def test() -> None:
+        results = open_results(tmp_path, derived_store=FailingStore(tmp_path))
+        assert await get(point_of(FunctionTransform(swap_case), results, {"a": TEXT}), "a") == TEXT.swapcase()
+        await results.close()
+
+    asyncio.run(test())
+
+
+def test_derived_results_are_listed_and_removed(tmp_path: Path) -> None:
+    """The records say what the bucket holds, and removing a result removes its bytes."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    asyncio.run(_read(tmp_path / "1", bucket, FunctionTransform(swap_case)))
+    store = LocalStore(bucket)
+    records = list(iter_derived(store))
+    assert [(record.key, record.size_bytes, record.transform) for record in records] == [("a", len(TEXT), "test")]
+    remove_derived(store, records)
+    assert not [path for path in bucket.rglob("*") if path.is_file()]
+    store.close()
