@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import CorruptShardError, DataError
+from penstock.errors import ConfigError, CorruptShardError, DataError
 from penstock.formats.compression import Gunzip, Unzstd
 from penstock.formats.compressors import GZIP_LEVEL, ZSTD_LEVEL
 from penstock.gateway.transforms.authoring import transform
@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 _DECOMPRESSORS: dict[str, Callable[[], Decompressor]] = {"gz": Gunzip, "zst": Unzstd}
 
 
-def _level_from(lowest: int, highest: int) -> Callable[[Mapping[str, Any]], None]:
-    def check(arguments: Mapping[str, Any]) -> None:
-        if not lowest <= arguments["level"] <= highest:
-            raise ValueError(f"level={arguments['level']} must be from {lowest} to {highest}")
-
-    return check
+def _check_gzip(arguments: Mapping[str, Any]) -> None:
+    _check_level(arguments["level"], 0, 9)
 
 
-@transform(version="1", content_type="application/gzip", check=_level_from(0, 9))
+def _check_zstd(arguments: Mapping[str, Any]) -> None:
+    _check_level(arguments["level"], 1, 19)
+
+
+def _check_level(level: int, lowest: int, highest: int) -> None:
+    if not lowest <= level <= highest:
+        raise ConfigError(f"level={level} must be from {lowest} to {highest}")
+
+
+@transform(version="1", content_type="application/gzip", check=_check_gzip)
 def gzip(reader: SourceReader, request: TransformRequest, *, level: int = GZIP_LEVEL) -> Iterator[Buffer]:
     """Compress an object by gzip. The header has neither a time nor a name, so equal objects give equal bytes.
 
@@ -41,7 +46,7 @@ def gzip(reader: SourceReader, request: TransformRequest, *, level: int = GZIP_L
     return compressed(reader, "gz", level)
 
 
-@transform(version="1", content_type="application/zstd", check=_level_from(1, 19))
+@transform(version="1", content_type="application/zstd", check=_check_zstd)
 def zstd(reader: SourceReader, request: TransformRequest, *, level: int = ZSTD_LEVEL) -> Iterator[Buffer]:
     """Compress an object by zstd, as one frame with a checksum.
 
@@ -105,6 +110,8 @@ def decompressed(chunks: Iterable[Buffer], compression: str, *, source: str) -> 
             raise ValueError("it has 0 bytes, which is not a compressed object")
     except DataError as error:
         error.shard, error.offset_bytes = source, offset_bytes
+        raise
+    except ConfigError:
         raise
     except ValueError as error:
         raise CorruptShardError(str(error), shard=source, offset_bytes=offset_bytes) from None

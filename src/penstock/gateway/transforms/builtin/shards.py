@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB
-from penstock.errors import DataError
+from penstock.errors import ConfigError, DataError
 from penstock.formats import Samples, TarWriter, TFRecordWriter
 from penstock.formats.example_frames import ExampleFramer
 from penstock.formats.sample import RESERVED_FIELDS, check_key
@@ -42,7 +42,7 @@ _BATCH_BYTES = 256 * KIB
 def _check(arguments: Mapping[str, Any]) -> None:
     specs = parse_fields(arguments.get("fields") or None) or ()
     if any(spec.field in RESERVED_FIELDS for spec in specs):
-        raise ValueError(f"fields={arguments['fields']!r} names one of {', '.join(sorted(RESERVED_FIELDS))}")
+        raise ConfigError(f"fields={arguments['fields']!r} names one of {', '.join(sorted(RESERVED_FIELDS))}")
 
 
 # ── tar to TFRecord ─────────────────────────────────────────────────────────────────────────────────────────────────
