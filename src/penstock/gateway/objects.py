@@ -349,6 +349,8 @@ class Transform(Protocol):
         identity: Text that changes whenever the same source and arguments may give other bytes: name, version, code.
         is_deterministic: Whether equal sources and arguments give equal bytes.
         maps_ranges: Whether ``run`` can produce a range by itself; then ``size_bytes`` never returns None.
+
+    All but `name` may change in ``start``, which imports the code that says them.
     """
 
     name: str

@@ -89,9 +89,12 @@ class TransformedBucket:
         self._links = links
         self._sizes = listed_sizes(access_point.list_sizes)
         self._renaming = KeyRenaming(access_point.renamed_suffixes)
-        self._is_deterministic = (
-            transform.is_deterministic if access_point.deterministic is None else access_point.deterministic
-        )
+
+    @property
+    def _is_deterministic(self) -> bool:
+        """Whether results are kept; a transform says so only once it has been started."""
+        chosen = self._access_point.deterministic
+        return self._transform.is_deterministic if chosen is None else chosen
 
     # ── one object ─────────────────────────────────────────────────────────────────────────────────────────────────
 

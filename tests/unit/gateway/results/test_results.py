@@ -374,6 +374,23 @@ def test_ranges_of_one_read_fit_together_without_determinism(tmp_path: Path) -> 
     run(test)
 
 
+def test_what_a_transform_says_when_it_has_started_counts(tmp_path: Path) -> None:
+    """A transform may become one that is not deterministic when its code is imported, after its bucket was made."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        transform = _random_transform()
+        transform.is_deterministic = True
+        point = point_of(transform, results, {"a": b""})
+        transform.is_deterministic = False
+        transform_etag = (await point.open(request_of("a"), None)).head.etag
+        transform.is_deterministic = True
+        assert (await point.open(request_of("a"), None)).head.etag != transform_etag
+        await results.close()
+
+    run(test)
+
+
 def test_an_epoch_makes_a_result_that_is_kept(tmp_path: Path) -> None:
     """The epoch of the query, the header or the access point is part of the ETag."""
 
