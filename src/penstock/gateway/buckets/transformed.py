@@ -45,6 +45,12 @@ _NEXT_PAGE, _AFTER_KEY = "t", "a"
 
 _AFTER_ALL = "\U0010ffff"
 
+_LIST_PARAMETERS = frozenset(
+    {"list-type", "encoding-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker"}
+    | {"fetch-owner"}
+)
+"""Parameters that say what is listed, and not which results: a listing tells of the results that a GET without them gets."""
+
 EPOCH_NAMES = ("x-penstock-epoch", "x-penstock-seed")
 """Parameters of the query, or headers, that make a transform with random numbers deterministic."""
 
@@ -262,6 +268,8 @@ class TransformedBucket:
         if operation.delimiter and self._renaming.has_in_suffix(operation.delimiter):
             raise S3Error("NotImplemented", "This delimiter occurs in suffixes that are renamed.", status=501)
         wanted = self._source_page(operation)
+        query = {name: value for name, value in request.query.items() if name not in _LIST_PARAMETERS}
+        request = replace(request, query=query)
         for _ in range(_SOURCE_PAGES_MAX):
             page = await self._source_bucket.list_objects(source_request(request, self._source_bucket, ""), wanted)
             if not isinstance(page, Page):

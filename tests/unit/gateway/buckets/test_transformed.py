@@ -94,6 +94,31 @@ def test_listings_tell_the_sizes_that_their_mode_promises(
     asyncio.run(test())
 
 
+def test_a_listing_tells_of_the_results_that_readers_get(tmp_path: Path) -> None:
+    """A transform may depend on any parameter of the query, but those of the listing itself make no other result."""
+
+    async def test() -> None:
+        results = open_results(tmp_path)
+        transform = FunctionTransform(_upper_twice)
+        point = point_of(transform, results, dict(OBJECTS))
+        etag = (await point.head(request_of("c.tar", query={"epoch": "1"}))).etag
+        asked = {
+            "list-type": "2",
+            "prefix": "c",
+            "delimiter": "/",
+            "encoding-type": "url",
+            "max-keys": "9",
+            "epoch": "1",
+        }
+        page = await point.list_objects(request_of("", query=asked), ListPage("c", "/"))
+        assert isinstance(page, Page)
+        assert [info.etag for info in page.objects] == [etag]
+        assert transform.runs_count == 1
+        await results.close()
+
+    asyncio.run(test())
+
+
 def test_a_page_ends_before_the_first_result_that_is_not_ready(tmp_path: Path) -> None:
     """Producing sizes takes a bounded time for each page, and each page has at least one key."""
 
