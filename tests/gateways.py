@@ -1,0 +1,71 @@
+"""``penstock gateway`` in a process of its own, for tests with other people's clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+ACCESS_KEY, SECRET_KEY, REGION = "AKPENSTOCKCLIENTS000", "clients/secret/clients/secret/clients/s", "us-east-1"
+
+
+class RunningGateway:
+    """A gateway that listens on a free port of loopback.
+
+    Attributes:
+        url: Its URL.
+        environment: Variables with which AWS clients find it and its keys.
+    """
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        environment["PENSTOCK_GATEWAY_KEYS"] = f"{ACCESS_KEY}:{SECRET_KEY}:rw"
+        command = [sys.executable, "-m", "penstock", "gateway", "--port", "0", "--cache", f"{folder}/cache:2GB", *flags]
+        self._process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        assert self._ready.wait(60), "".join(self.lines)
+        found = re.search(r"at (http://\S+)", "".join(self.lines))
+        assert found is not None, "".join(self.lines)
+        self.url = found[1]
+        del environment["PENSTOCK_GATEWAY_KEYS"]
+        self.environment = environment | {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_MAX_ATTEMPTS": "1",
+        }
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append(line)
+            if " at http://" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def transforms_count(self) -> float:
+        """Return how many transforms were started."""
+        text = urllib.request.urlopen(f"{self.url}/-/metrics").read().decode()
+        found = re.findall(r"^penstock_gateway_runs_started_total(?:\{[^}]*\})? ([\d.e+]+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+    def close(self) -> None:
+        """End the gateway, which must end by itself, without an error."""
+        self._process.terminate()
+        code = self._process.wait(30)
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        assert code in (0, 143), f"status {code}\n{''.join(self.lines[-50:])}"
