@@ -134,9 +134,9 @@ def requests_script(url: str, keys: list[str], *, signed: bool) -> str:
         "  return requests[position]",
         "end",
     ]
-    # wrk formats requests with the Host header of its URL only after init
+    # in init, because wrk knows the Host header only then
     body = "\n  ".join(lines[: len(keys) + 1])
-    return f"init = function(args)\n  wrk.init(args)\n  {body}\nend\n" + "\n".join(lines[len(keys) + 1 :])
+    return f"init = function(args)\n  {body}\nend\n" + "\n".join(lines[len(keys) + 1 :])
 
 
 def warm(url: str, keys: list[str]) -> None:
