@@ -56,10 +56,10 @@ class RunningGateway:
         self._ready.set()
 
     def transforms_count(self) -> float:
-        """Return how many transforms were started."""
+        """Return how many transforms were started: those that have ended, and those that run."""
         text = urllib.request.urlopen(f"{self.url}/-/metrics").read().decode()
-        found = re.findall(r"^penstock_gateway_runs_started_total(?:\{[^}]*\})? ([\d.e+]+)$", text, re.MULTILINE)
-        return sum(map(float, found))
+        name = r"^penstock_gateway_result_runs(?:_total|_in_flight)(?:\{[^}]*\})? ([\d.e+]+)$"
+        return sum(map(float, re.findall(name, text, re.MULTILINE)))
 
     def close(self) -> None:
         """End the gateway, which must end by itself, without an error."""

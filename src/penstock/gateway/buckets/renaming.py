@@ -20,16 +20,18 @@ class KeyRenaming:
     passed on as it is, since the transform may be there to redact it.
 
     Args:
-        suffixes: New suffix by old suffix; empty serves every source under its own key.
+        suffixes: New suffix by old suffix; a new one may be empty. No suffixes serve every source under its own key.
 
     Raises:
-        ConfigError: A suffix is empty or contains a slash, or two old suffixes have the same new one.
+        ConfigError: An old suffix is empty, a suffix contains a slash, or two old suffixes have the same new one.
     """
 
     def __init__(self, suffixes: Mapping[str, str]) -> None:
+        if "" in suffixes:
+            raise ConfigError("renamed_suffixes: an old suffix must not be empty", hint='".gz" = "" removes a suffix')
         for suffix in (*suffixes, *suffixes.values()):
-            if not suffix or "/" in suffix:
-                raise ConfigError(f"renamed_suffixes: {suffix!r} must not be empty or contain a slash")
+            if "/" in suffix:
+                raise ConfigError(f"renamed_suffixes: {suffix!r} must not contain a slash")
         if len(set(suffixes.values())) < len(suffixes):
             raise ConfigError("renamed_suffixes: two suffixes become the same one, so keys would have two sources")
         # The longest suffix wins, so that .tar.gz is not taken for .gz.
@@ -49,7 +51,7 @@ class KeyRenaming:
         """Return the keys that the source of a result may have, the most probable first."""
         if not self._new_by_old:
             return [key]
-        found = [key[: -len(new)] + old for new, old in self._old_by_new.items() if key.endswith(new)]
+        found = [key.removesuffix(new) + old for new, old in self._old_by_new.items() if key.endswith(new)]
         return [source_key for source_key in found if self.result_key(source_key) == key]
 
     def has_in_suffix(self, text: str) -> bool:

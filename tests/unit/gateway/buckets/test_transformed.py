@@ -213,7 +213,7 @@ def test_sizes_known_beforehand_need_no_run(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("suffixes", [{"": ".a"}, {".a": ""}, {".a/": ".b"}, {".a": ".c", ".b": ".c"}])
+@pytest.mark.parametrize("suffixes", [{"": ".a"}, {".a": "x/"}, {".a/": ".b"}, {".a": ".c", ".b": ".c"}])
 def test_suffixes_that_cannot_be_renamed_are_refused(suffixes: dict[str, str]) -> None:
     """Empty suffixes, folders, and two suffixes that become the same one are errors of the configuration."""
     with pytest.raises(ConfigError):
