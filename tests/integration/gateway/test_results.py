@@ -1,0 +1,113 @@
+"""Transformed objects read with boto3: ranges, conditions, sizes, failures half-way, one run for all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
+
+from fronts import RunningFront, s3_client
+from gateway_support.results import BLOCK_BYTES, FunctionTransform, open_results, point_of, swap_case
+from penstock.gateway.objects import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.server
+
+TEXT = b"".join(b"%07d\n" % number for number in range(40 * BLOCK_BYTES // 8)) + b"the End"
+
+
+@contextmanager
+def _serving(folder: Path, transform: FunctionTransform, **options: object) -> Iterator[Any]:
+    """Serve one transformed object, ``a``, and return a client."""
+    results = open_results(folder)
+    point = point_of(transform, results, {"a": TEXT}, **options)
+    with RunningFront(point) as front:
+        client = s3_client(front.url)
+        try:
+            yield client
+        finally:
+            client.close()
+            front.call(results.close)
+
+
+def test_ranges_conditions_and_sizes_cost_one_run(tmp_path: Path) -> None:
+    """Many clients at once read by ranges, and see one version of one size; conditions are answered from its ETag."""
+    transform = FunctionTransform(swap_case)
+    wanted = TEXT.swapcase()
+    with _serving(tmp_path, transform) as client:
+
+        def part(start: int) -> bytes:
+            span = f"bytes={start}-{start + 49_999}"
+            data: bytes = client.get_object(Bucket="point", Key="a", Range=span)["Body"].read()
+            return data
+
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            assert b"".join(threads.map(part, range(0, len(wanted), 50_000))) == wanted
+        assert client.get_object(Bucket="point", Key="a", Range="bytes=-7")["Body"].read() == b"THE eND"
+        whole = client.get_object(Bucket="point", Key="a")
+        assert (whole["ContentLength"], whole["ContentType"]) == (len(wanted), "text/plain")
+        assert whole["Body"].read() == wanted
+        head = client.head_object(Bucket="point", Key="a")
+        assert (head["ContentLength"], head["ETag"]) == (len(wanted), whole["ETag"])
+        with pytest.raises(ClientError, match="304"):
+            client.get_object(Bucket="point", Key="a", IfNoneMatch=whole["ETag"])
+        with pytest.raises(ClientError, match="PreconditionFailed"):
+            client.get_object(Bucket="point", Key="a", IfMatch='"other"')
+        with pytest.raises(ClientError, match="InvalidRange"):
+            client.get_object(Bucket="point", Key="a", Range=f"bytes={len(wanted)}-")
+        assert [row["Size"] for row in client.list_objects_v2(Bucket="point")["Contents"]] == [len(wanted)]
+    assert transform.runs_count == 1
+
+
+@pytest.mark.parametrize(("length", "has_length"), [("stream", False), ("spool", True)])
+def test_length_modes(tmp_path: Path, length: str, has_length: bool) -> None:
+    """A stream comes chunked, without a length; spooling sends the length."""
+    with _serving(tmp_path, FunctionTransform(swap_case), length=length) as client:
+        answer = client.get_object(Bucket="point", Key="a")
+        headers = answer["ResponseMetadata"]["HTTPHeaders"]
+        assert ("content-length" in headers, "transfer-encoding" in headers) == (has_length, not has_length)
+        assert answer["Body"].read() == TEXT.swapcase()
+
+
+def test_conditions_run_nothing(tmp_path: Path) -> None:
+    """412 is answered without running the transform."""
+    transform = FunctionTransform(swap_case)
+    with _serving(tmp_path, transform) as client, pytest.raises(ClientError, match="PreconditionFailed"):
+        client.get_object(Bucket="point", Key="a", IfMatch='"other"')
+    assert transform.runs_count == 0
+
+
+def test_a_failure_half_way_breaks_the_connection(tmp_path: Path) -> None:
+    """A body that is not complete never looks complete; the next read gets the whole result."""
+
+    async def failing(source: Any, arguments: Any, output: Any) -> None:
+        async for piece in source.read():
+            await output.write(piece)
+        if transform.runs_count == 1:
+            raise RuntimeError("half-way")
+
+    transform = FunctionTransform(failing)
+    with _serving(tmp_path, transform) as client:
+        with pytest.raises((ResponseStreamingError, IncompleteReadError)):
+            client.get_object(Bucket="point", Key="a")["Body"].read()
+        assert client.get_object(Bucket="point", Key="a")["Body"].read() == TEXT
+
+
+def test_a_failure_before_the_first_byte_is_an_error_document(tmp_path: Path) -> None:
+    """The transform's own status reaches the client if nothing was sent before."""
+
+    async def refusing(source: Any, arguments: Any, output: Any) -> None:
+        raise S3Error("NotToday", "Come back tomorrow.", status=409)
+
+    with (
+        _serving(tmp_path, FunctionTransform(refusing)) as client,
+        pytest.raises(ClientError, match="NotToday") as caught,
+    ):
+        client.get_object(Bucket="point", Key="a")
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 409
