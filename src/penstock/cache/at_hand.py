@@ -7,31 +7,20 @@ from typing import TYPE_CHECKING
 from penstock.buffers import small_buffer
 from penstock.cache.directory import BlockRead
 from penstock.cache.entry import block_name
-from penstock.types import ByteRange
 
 if TYPE_CHECKING:
     from penstock.cache.context import CacheContext
-    from penstock.types import Key, ObjectInfo
+    from penstock.types import ByteRange, ObjectInfo
 
 
-def read_at_hand(
-    context: CacheContext, key: Key, span: ByteRange | None, length_bytes_max: int
-) -> tuple[ObjectInfo, ByteRange, memoryview] | None:
-    """Return bytes of an object that are at hand; see ``Cached.read_nowait``."""
-    info = context.metadata.believed(key)
-    if info is None or info.etag is None:
+def read_at_hand(context: CacheContext, info: ObjectInfo, wanted: ByteRange) -> memoryview | None:
+    """Return a range of one version; see ``Cached.read_nowait``."""
+    if info.etag is None:
         return None
-    start, end = (0, info.size_bytes) if span is None else (span.start, min(span.end, info.size_bytes))
-    if not 0 < end - start <= length_bytes_max:
-        return None
-    wanted = ByteRange(start, end)
-    identity, digest = context.identities.of_version(key, info.etag)
-    view = small_buffer(end - start)[: end - start]
+    identity, digest = context.identities.of_version(info.key, info.etag)
+    view = small_buffer(wanted.length_bytes)[: wanted.length_bytes]
     blocks = blocks_of(wanted, view, digest, size_bytes=info.size_bytes, block_bytes=context.config.block_bytes)
-    if not context.directory.read_blocks_nowait(identity, blocks):
-        return None
-    context.counts.metadata_hit_count += 1
-    return info._replace(key=key), wanted, view
+    return view if context.directory.read_blocks_nowait(identity, blocks) else None
 
 
 def blocks_of(

@@ -100,27 +100,33 @@ class Cached(Wrapper):
             return write
         return self.inner.submit(operation, sink)
 
-    def read_nowait(
-        self, key: Key, span: ByteRange | None = None, *, length_bytes_max: int
-    ) -> tuple[ObjectInfo, ByteRange, memoryview] | None:
-        """Return the bytes of an object or of a range, if that needs neither the store nor the disk nor another thread.
+    def stat_nowait(self, key: Key) -> ObjectInfo | None:
+        """Return an object that this process knows and believes by ``metadata_ttl_s``; None for any other. It never waits."""
+        if self._closed or self._recorder is not None:
+            return None
+        info = self.context.metadata.believed(key)
+        if info is None:
+            return None
+        self.context.counts.metadata_hit_count += 1
+        return info._replace(key=key) if info.key != key else info
 
-        That is the case if this process knows the object, believes it by ``metadata_ttl_s``, and the page cache has its blocks.
-        An event loop may call this; whatever is not at hand is for ``submit``.
+    def read_nowait(self, info: ObjectInfo, span: ByteRange) -> memoryview | None:
+        """Return bytes of one version of an object, if that needs neither the store nor the disk nor another thread.
+
+        That is the case if the page cache has the blocks. An event loop may call this; what is not at hand is for ``submit``.
 
         Args:
-            key: Key of the object.
-            span: Bytes to read, cut at the end of the object; None reads the whole object.
-            length_bytes_max: The most bytes to read.
+            info: The version: key, size and ETag.
+            span: Bytes to read, inside the object.
 
         Returns:
-            The object, the range, and its bytes, uint8[n]; None if they are not at hand, or if there are more or none of them.
+            uint8[span]; None if the bytes are not at hand.
 
-        Cost: four system calls for each block and one copy; 25 µs for 100 KB.
+        Cost: four system calls for each block and one copy; 25 µs for 100 KB, and 0.1 ms for 1 MiB.
         """
         if self._closed or self._recorder is not None:
             return None
-        return read_at_hand(self.context, key, span, length_bytes_max)
+        return read_at_hand(self.context, info, span)
 
     def note_written(self, keys: Iterable[Key]) -> None:
         """Forget what is known about objects that were written without this store, before and after such a write.

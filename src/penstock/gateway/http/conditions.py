@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
     from penstock.gateway.objects import ObjectHead
 
-CONDITIONS = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
-
 
 def has_conditions(headers: Mapping[str, str]) -> bool:
     """Whether a request has one of the conditions."""
-    return any(name in headers for name in CONDITIONS)
+    return (
+        "If-None-Match" in headers
+        or "If-Match" in headers
+        or "If-Modified-Since" in headers
+        or "If-Unmodified-Since" in headers
+    )
 
 
 def check_conditions(headers: Mapping[str, str], head: ObjectHead) -> Literal[200, 304]:

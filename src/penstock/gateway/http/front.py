@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
@@ -302,8 +303,7 @@ def _known(method: str) -> str:
 def _joined(request: BaseRequest) -> Mapping[str, str]:
     """Return the headers of a request, repeated ones joined with commas; looking one up ignores case."""
     headers = request.headers
-    names = [name.lower() for name in headers]
-    if len(set(names)) == len(names):
+    if len(set(map(str.lower, headers))) == len(headers):
         return headers
     joined: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
@@ -315,7 +315,8 @@ def _joined(request: BaseRequest) -> Mapping[str, str]:
 
 def _check_head(request: BaseRequest, headers: Mapping[str, str], target: Target, limits: GatewayLimits) -> None:
     """Refuse a head that is too large or names no host."""
-    size_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+    raw_headers = request.raw_headers
+    size_bytes = sum(map(len, chain.from_iterable(raw_headers))) + 4 * len(raw_headers)
     if size_bytes > limits.header_bytes_max:
         raise S3Error(
             "RequestHeaderSectionTooLarge",

@@ -150,6 +150,7 @@ async def _send(
             del first
             async for piece in pieces:
                 await exchange.write(piece)
+                del piece
     finally:
         await _close(pieces)
     if length_bytes is not None and exchange.sent_bytes != length_bytes:
