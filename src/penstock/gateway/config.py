@@ -99,6 +99,7 @@ class AccessPoint:
         memory_bytes_max: Largest address space of a worker process of this access point.
         output_bytes_max: Largest result.
         processes: Number of worker processes for its transform; 0 means one per processor.
+        calls_max: Number of calls after which a worker process is replaced, for code that leaks memory; 0 for no limit.
         read_write: Whether clients may change objects; only without a transform.
     """
 
@@ -123,6 +124,7 @@ class AccessPoint:
     memory_bytes_max: int = 4 * GIB
     output_bytes_max: int = 1024 * GIB
     processes: int = 0
+    calls_max: int = 0
     read_write: bool = False
 
 

@@ -140,7 +140,7 @@ def test_a_source_that_changes_fails(tmp_path: Path) -> None:
         ("fails_at_once", {}, "failed with ValueError"),
         ("text", {}, "failed with TypeError"),
         ("nothing", {}, "failed with TypeError"),
-        ("wrong_size", {}, "failed with ValueError"),
+        ("wrong_size", {}, "failed with DataError"),
         ("system_exit", {}, "failed with SystemExit"),
         ("bad_header", {}, "a header that a result cannot have"),
     ],
@@ -828,3 +828,14 @@ def test_a_flood_of_prints_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureF
     lengths = [len(record.getMessage()) for record in caplog.records]
     assert 500 <= len(lengths) <= 1100
     assert max(lengths) <= 8 * 1024 + 100
+
+
+def test_processes_are_replaced_after_some_calls(tmp_path: Path) -> None:
+    """With ``calls_max`` a process serves so many calls, and another one the next."""
+
+    async def run() -> None:
+        async with running("process_id", tmp_path, calls_max=2) as bench:
+            found = [await bench.text() for _ in range(5)]
+            assert found[0] == found[1] != found[2] == found[3] != found[4]
+
+    asyncio.run(run())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.compose import connect
 from penstock.config import MIB, FetchConfig, share_machine
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import ConfigError, DataError, StoreError
 from penstock.gateway.objects import S3Error
 from penstock.gateway.transforms.messages import (
     HEAD,
@@ -142,7 +142,7 @@ class WorkerServer:
             first.clear()
             sent_bytes += self._sender.send_output(response.pieces)
             if size_bytes is not None and sent_bytes != size_bytes:
-                raise ValueError(f"the transform made {sent_bytes} bytes, and said that it would make {size_bytes}")
+                raise DataError(f"the transform made {sent_bytes} bytes, and said that it would make {size_bytes}")
 
     def _tell_sizes(self, program: LoadedProgram, question: dict[str, Any]) -> None:
         try:

@@ -68,6 +68,7 @@ def make_transform(
     else:
         raise ConfigError(f"the access point {access_point.name} names no transform")
     check_whole("processes", access_point.processes, 0, 1024)
+    check_whole("calls_max", access_point.calls_max, 0)
     if access_point.epoch:
         checked_number("epoch", access_point.epoch)
     return WorkerTransform(program, access_point=access_point)
@@ -98,6 +99,7 @@ class WorkerTransform:
             time_s_max=access_point.time_s_max,
             memory_bytes_max=access_point.memory_bytes_max,
             output_bytes_max=access_point.output_bytes_max,
+            calls_max=access_point.calls_max,
         )
         count = access_point.processes or cores_count()
         self.pool = TransformPool(program, name=access_point.name, limits=self._limits, processes_count=count)
@@ -220,13 +222,13 @@ class WorkerTransform:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            self._log(request, source, f"stopped after {self._limits.time_s_max:g} s")
+            self._log(request, source, f"was stopped after {self._limits.time_s_max:g} s")
             message = f"The transform {self.name} took longer than {self._limits.time_s_max:g} s."
             raise S3Error("TransformTimeout", message, status=400) from None
         except TransformFailedError as error:
             raise self._failed(request, source, error.failure) from None
         except WorkerDiedError as error:
-            self._log(request, source, error.what)
+            self._log(request, source, f"failed: {error.what}")
             message = f"The worker process of the transform {self.name} ended: {_how(error)}."
             raise S3Error("TransformFailed", message, status=500) from None
 
