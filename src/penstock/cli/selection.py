@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.errors import ObjectMissingError
+from penstock.errors import ObjectMissingError, ProtocolError
 from penstock.patterns import expand_braces, has_glob, is_pattern, matcher, split_glob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.cli.options import Stores
+    from penstock.cli.options import StoreLocation, Stores
     from penstock.types import Key, ObjectInfo
 
 
@@ -137,7 +137,7 @@ class Selection:
                 return
         else:
             try:
-                self.only = location.store.stat(location.key)
+                self.only = _described(location)
             except ObjectMissingError:
                 self.prefix = location.key + "/"
             else:
@@ -203,3 +203,14 @@ class Selection:
         else:
             what, hint = "there is nothing below this URL", "check the spelling: penstock ls lists a shorter prefix"
         raise ObjectMissingError(what, operation="LIST", url=url, hint=hint)
+
+
+def _described(location: StoreLocation) -> ObjectInfo:
+    """Return what is known about one object; from the listing if a HEAD does not tell its size, as for a result to be made."""
+    try:
+        return location.store.stat(location.key)
+    except ProtocolError:
+        listed = next(location.store.list(location.key), None)
+        if listed is None or listed.key != location.key:
+            raise
+        return listed

@@ -49,6 +49,12 @@ class TransferItem:
     key: Key
     path: Path | None
 
+    def with_size(self, size_bytes: int) -> TransferItem:
+        """Return the item with the size that its object turned out to have."""
+        if size_bytes == self.info.size_bytes:
+            return self
+        return TransferItem(self.info._replace(size_bytes=size_bytes), self.key, self.path)
+
 
 class TransferListener(Protocol):
     """Receives the progress of a transfer."""
@@ -156,6 +162,8 @@ def _move_until_error(
     for chunk in source.read_parts(queue.requests()):
         yield from _move_empty(queue, receiver)
         item = queue.waiting[0]
+        if chunk.last:  # a store that transforms objects while they are read may have listed another size
+            item = queue.waiting[0] = item.with_size(chunk.offset_bytes + len(chunk.data))
         receiver.receive(item, chunk)
         listener.progressed(len(chunk.data))
         if chunk.last:
@@ -206,6 +214,7 @@ class FileReceiver:
 
     def _commit(self, item: TransferItem) -> None:
         assert self._download is not None
+        self._download.info = item.info
         self._download.commit()
         self._download = None
         self._listener.moved(item)

@@ -135,7 +135,7 @@ class LandingAllocator:
             raise ConfigError(
                 f"{self._core.describe(part.read.item.key)}: a body of unknown length has {length_bytes} bytes or more, "
                 f"which is more than half of the budget of {self._budget.bytes_max} bytes",
-                hint="raise FetchConfig(budget_bytes_max=...)",
+                hint="stream it with read_parts(), if the store has ranges, or raise FetchConfig(budget_bytes_max=...)",
             )
         wanted_bytes = min(2 * length_bytes, half_bytes)
         if not self._budget.reserve(wanted_bytes - part.reserved_bytes, force=force):

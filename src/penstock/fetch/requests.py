@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import ObjectChangedError, PenstockError
@@ -25,6 +26,17 @@ class Requester(Protocol):
         """The HEAD of the object that `read` is about has ended."""
 
 
+class Route(enum.IntEnum):
+    """How a whole object is requested; a read goes on to the next route if one of them fails."""
+
+    AS_PLANNED = 0
+    """By the size that is known, in parts if there are several."""
+    IN_ONE = 1
+    """By one request without a range: a size was wrong, or the store sends no ranges."""
+    IN_PARTS = 2
+    """By ranges whose answers tell the size: the body is too long to be collected whole."""
+
+
 class ObjectRead:
     """One item of the plan on its way.
 
@@ -39,6 +51,10 @@ class ObjectRead:
         error: Why the read failed; None unless it did.
         buffer: Buffer of the whole item, if it is delivered whole and has several parts.
         awaits_metadata: Whether a HEAD for the object's size and checksum is under way.
+        is_misled: Whether an answer told another size of the same version than the plan or an earlier answer did. Stores
+            that transform objects while they are read may list the sizes of what is stored.
+        route: How a whole object is requested.
+        refusal: Why the object was not collected whole, if its route is then ``IN_PARTS``; None otherwise.
         rest: For a range in an object of unknown size, what follows the first part. It is requested, as far as the object
             goes, when the first answer has told the size; None before and afterwards.
     """
@@ -49,17 +65,23 @@ class ObjectRead:
         "delivered_count",
         "error",
         "info",
+        "is_misled",
         "item",
         "parts",
         "pending_count",
+        "refusal",
         "rest",
+        "route",
         "sent_count",
         "sequence",
     )
 
-    def __init__(self, item: PlanItem, sequence: int) -> None:
+    def __init__(self, item: PlanItem, sequence: int, *, route: Route = Route.AS_PLANNED) -> None:
         self.item = item
         self.sequence = sequence
+        self.route = route
+        self.is_misled = False
+        self.refusal: PenstockError | None = None
         self.parts: list[PartRequest] = []
         self.sent_count = 0
         self.delivered_count = 0
@@ -110,11 +132,13 @@ class ObjectRead:
             if item.etag is not None and info.etag is not None and info.etag != item.etag:
                 raise ObjectChangedError(f"the object is now {info.etag}, not {item.etag}")
             if item.size_bytes is not None and info.size_bytes != item.size_bytes:
+                self.is_misled = item.etag is not None  # and the answer has the same one, or none
                 raise ObjectChangedError(f"the object has {info.size_bytes} bytes, not {item.size_bytes} as before")
             if info.etag is None and item.last_modified_s not in (None, info.last_modified_s):
                 raise ObjectChangedError("the object was modified since it was first read")
             return
         if not same_version(info, known):
+            self.is_misled = info.etag is not None and info.etag == known.etag
             raise ObjectChangedError(
                 f"the object changed between two parts, from {known.etag} ({known.size_bytes} bytes) "
                 f"to {info.etag} ({info.size_bytes} bytes)"

@@ -10,6 +10,10 @@ rest is requested in parts. After one such object a HEAD asks for the size of th
 A range of several parts in an object of unknown size begins with its first part, too. The head of the answer says where
 the object ends, and the rest of the range is requested up to there: no request ever begins past the end.
 
+Sizes may be wrong where objects are transformed while they are read: a listing may tell those of the stored objects. If an
+answer tells another size of the same version, or the store sends no ranges, a whole object is requested by one request
+without a range, and so are the next ones. A body of unknown length that is too long to be collected is requested in parts.
+
 Not split because cutting, sending and recording ends share the queues, the window and the lock; in two classes, each
 would need most of the other's attributes.
 """
@@ -35,7 +39,7 @@ from penstock.errors import (
 )
 from penstock.fetch.budget import POOLED_BYTES_MIN, Budget
 from penstock.fetch.plan import cut, is_one_request, parts
-from penstock.fetch.requests import HeadRequest, ObjectRead, PartRequest
+from penstock.fetch.requests import HeadRequest, ObjectRead, PartRequest, Route
 from penstock.fetch.window import Window
 from penstock.types import UNKNOWN_BYTES, ByteRange, Completion, Core, GrowingLanding, Head
 
@@ -133,6 +137,7 @@ class RequestScheduler:
         given_bytes = PARTS_PER_REQUEST * config.requests_max * config.part_bytes
         self._ahead_bytes = min(_AHEAD_BYTES, budget.bytes_max // 4, given_bytes)
         self._large_expected = False
+        self._sizes_hold = True  # whether sizes in the plan and in answers to HEAD were right so far
         self._heads_count = 0  # HEADs under way
         self._checksums_kept: bool | None = None  # whether the store tells checksums of whole objects; None: unknown
         self._received_bytes = 0
@@ -278,8 +283,7 @@ class RequestScheduler:
         for read in reads:
             for part in read.parts:
                 if part not in self._sent:
-                    self._landings.release(part)
-                    part.completion = part.landing = part.buffer = None
+                    self._drop(part)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         started_s = time.monotonic()
@@ -362,7 +366,10 @@ class RequestScheduler:
 
     def _plan_next(self) -> None:
         """Cut the next item of the plan into parts."""
-        read = ObjectRead(self._planned.popleft(), self._planned_count)
+        item, route = self._planned.popleft(), Route.AS_PLANNED
+        if item.span is None and not self._sizes_hold:
+            item, route = item._replace(size_bytes=None), Route.IN_ONE
+        read = ObjectRead(item, self._planned_count, route=route)
         self._planned_count += 1
         self._reads.append(read)
         try:
@@ -378,7 +385,7 @@ class RequestScheduler:
             self._cut(read, span)
             if len(read.parts) > 1 and read.item.span is None and self._checksums_kept is not False:
                 self._request_metadata(read)
-        elif self._large_expected:
+        elif self._large_expected and route is Route.AS_PLANNED:
             self._request_metadata(read)
         else:
             self._add_parts(read, [(0, None)])
@@ -468,8 +475,7 @@ class RequestScheduler:
                 if not read.parts:
                     self._cut_described(read, completion)
             except PenstockError as error:
-                read.error = error
-                self._abandon(read)
+                self._fail_read(read, error)
             if self._waiting:
                 self._changed.notify()
             self._send_more()
@@ -518,7 +524,7 @@ class RequestScheduler:
         if size_bytes < POOLED_BYTES_MIN:
             part.length_bytes = size_bytes
             return None
-        several = size_bytes > 2 * part_bytes
+        several = size_bytes > 2 * part_bytes and read.route is not Route.IN_ONE
         if several:
             self._expect_large()
             self._add_parts(read, parts(ByteRange(part_bytes, size_bytes), part_bytes))
@@ -536,6 +542,8 @@ class RequestScheduler:
             try:
                 reserved = self._landings.reserve_growth(part, length_bytes, force=self._is_next(part.read))
             except ConfigError as error:
+                if not self._whole:
+                    raise _OvergrownError("the body is too long to be collected") from error
                 part.read.error = error
                 raise CancelledOperationError("refused") from error
             if not reserved:
@@ -585,7 +593,7 @@ class RequestScheduler:
             read = part.read
             read.pending_count -= 1
             if self.closed or read.error is not None:
-                self._landings.release(part)
+                self._drop(part)
             else:
                 self._record_end(part, completion)
             self._wake(received_bytes)
@@ -601,10 +609,39 @@ class RequestScheduler:
                 read.pin(completion.info)
                 self._cut_rest(read)  # if the answer began without telling the size
         except PenstockError as failure:
-            read.error = failure
-            self._abandon(read)
+            self._fail_read(read, failure)
             return
         self._landings.join_first(read)
+
+    def _fail_read(self, read: ObjectRead, failure: PenstockError) -> None:
+        """Begin a read anew by its next route, or record that it failed."""
+        route = self._next_route(read, failure)
+        read.error = read.refusal if read.refusal is not None and isinstance(failure, ProtocolError) else failure
+        self._abandon(read)
+        if route is None:
+            return
+        fresh = ObjectRead(read.item._replace(size_bytes=None), read.sequence, route=route)
+        self._undelivered_count -= read.sent_count
+        self._reads[self._reads.index(read)] = fresh
+        if route is Route.IN_ONE:
+            self._sizes_hold = False
+            self._add_parts(fresh, [(0, None)])
+        else:
+            fresh.refusal = failure.__cause__ if isinstance(failure.__cause__, PenstockError) else failure
+            first_bytes = max(1, min(self._config.part_bytes, self._budget.bytes_max // 2))
+            fresh.rest = ByteRange(first_bytes, UNKNOWN_BYTES)
+            self._add_parts(fresh, [(0, first_bytes)])
+
+    def _next_route(self, read: ObjectRead, failure: PenstockError) -> Route | None:
+        """Return how to request a whole object instead; None if the failure is final."""
+        if read.item.span is not None or read.delivered_count or read not in self._reads:
+            return None
+        if isinstance(failure, _OvergrownError):
+            return Route.IN_PARTS if read.route < Route.IN_PARTS else None
+        if read.route is not Route.AS_PLANNED:
+            return None
+        by_ranges = any(part.operation().span is not None for part in read.parts)
+        return Route.IN_ONE if read.is_misled or (by_ranges and isinstance(failure, ProtocolError)) else None
 
     def _abandon(self, read: ObjectRead) -> None:
         """Give up the other requests of a read that failed."""
@@ -615,7 +652,12 @@ class RequestScheduler:
             if part.transfer is not None:
                 part.transfer.cancel()
             elif part.completion is not None:
-                self._landings.release(part)
+                self._drop(part)
+
+    def _drop(self, part: PartRequest) -> None:
+        """Release what an ended part holds, although its read, whose error may be kept for long, still refers to it."""
+        self._landings.release(part)
+        part.completion = part.landing = part.buffer = None
 
     def _wake(self, received_bytes: int) -> None:
         """Wake the waiting consumer once enough has arrived, or if nothing more is on its way, or at once for an error."""
@@ -639,3 +681,7 @@ def refusal(error: Exception) -> PenstockError:
 
 class _LaterError(CancelledOperationError):
     """The body is larger than what was reserved for it, and the budget has no more: request it again later."""
+
+
+class _OvergrownError(CancelledOperationError):
+    """The body, whose length nobody told, is too long to be collected whole, and need not be: request it in parts."""

@@ -11,7 +11,7 @@ what to fetch. There are two ways:
   ``FetchConfig.gap_bytes_max`` reads through the gap instead, as merging would.
 
 Opening a file sends one GET, which pins the version and brings the first 64 KiB. A missing object is therefore an error at
-``open``, and no read ever mixes versions.
+``open``, and no read ever mixes versions. If the store sends no ranges of the object, opening it reads it whole, and holds it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import forks
 from penstock.config import KIB, MIB, FetchConfig
-from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ShortReadError, SpanError
+from penstock.errors import ClosedError, ConfigError, ObjectChangedError, ProtocolError, ShortReadError, SpanError
 from penstock.fetch import PlanItem
-from penstock.store.reading import read_parts
+from penstock.store.reading import read, read_parts
 from penstock.store.waiting import WaitingSink, stat
 from penstock.tracebacks import boundary
 from penstock.types import ByteRange, Get, Landing, ObjectInfo, same_version
@@ -95,7 +95,8 @@ class ObjectReader(io.BufferedReader):
         ObjectMissingError: The object does not exist.
         ObjectChangedError: `etag` is not the current version, or, while reading, the object was replaced since.
 
-    Cost: One GET to open. Sequential reading holds read-ahead within the process's budget; jumps hold at most 256 KiB.
+    Cost: One GET to open. Sequential reading holds read-ahead within the process's budget; jumps hold at most 256 KiB. If the
+    store sends no ranges of the object, it costs a second GET and holds the object, which must fit into half of the budget.
     """
 
     def __init__(self, store: Readable, key: Key, *, etag: str | None = None) -> None:
@@ -180,7 +181,17 @@ class _RawObject(io.RawIOBase):
             info = stat(self.store, self.key)
             if info.size_bytes or (etag is not None and info.etag != etag):
                 raise self._changed(info) from None
+        except ProtocolError:
+            info = self._hold_whole(etag)
         return info
+
+    def _hold_whole(self, etag: str | None) -> ObjectInfo:
+        """Read and hold the whole object, because the store sends no ranges of it, as for a result that is being made."""
+        blob = read(self.store, self.key, None)
+        if etag is not None and blob.etag != etag:
+            raise self._changed(ObjectInfo(self.key, len(blob.data), blob.etag))
+        self._held = blob.data
+        return ObjectInfo(self.key, len(blob.data), blob.etag)
 
     # ── io.RawIOBase ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,7 +228,7 @@ class _RawObject(io.RawIOBase):
         length = max(0, self.info.size_bytes - self._position)
         if not length:
             return b""
-        if self._position == 0 and length >= STREAM_BYTES_MIN:
+        if self._position == 0 and length >= STREAM_BYTES_MIN and len(self._held) < length:
             self._start_whole()
         whole = io.BytesIO()
         whole.seek(length - 1)
