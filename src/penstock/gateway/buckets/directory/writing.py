@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +11,7 @@ from penstock.gateway.objects import S3Error
 from penstock.store import checksums
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from penstock.gateway.buckets.directory.staging import StagedFile
     from penstock.gateway.buckets.directory.threads import FileThreads
@@ -93,7 +94,7 @@ async def receive(body: RequestBody, staged: StagedFile, *, threads: FileThreads
     Raises:
         S3Error: The body has no length, is too long, or is not what its headers say.
 
-    Cost: holds at most about 2 MiB, of whatever size the body is.
+    Cost: holds at most about 3 MiB, of whatever size the body is.
     """
     if body.length_bytes is None:
         raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.", status=411)
@@ -102,18 +103,35 @@ async def receive(body: RequestBody, staged: StagedFile, *, threads: FileThreads
         message = "Your proposed upload exceeds the maximum allowed size"
         raise S3Error("EntityTooLarge", message, status=400, details=details)
     file = HashingFile(staged, algorithm)
-    pieces: list[Buffer] = []
-    held = total = 0
-    async for piece in body:
-        pieces.append(piece)
-        held += len(piece)
-        total += len(piece)
-        if held >= STEP_BYTES:
-            await threads.run(file.write, pieces)
-            pieces, held = [], 0
+    writing: asyncio.Future[None] | None = None
+    total = 0
+    try:
+        async for pieces in _collected(body):
+            total += sum(map(len, pieces))
+            if writing is not None:
+                await writing
+            writing = asyncio.ensure_future(threads.run(file.write, pieces))
+        if writing is not None:
+            await writing
+    finally:
+        if writing is not None and not writing.done():
+            await asyncio.wait([writing])  # the thread uses the file, which the caller is about to close
     if total != body.length_bytes:
         message = "You did not provide the number of bytes specified by the Content-Length HTTP header"
         raise S3Error("IncompleteBody", message, status=400)
-    await threads.run(file.write, pieces)
     sent = {name: value for name, value in body.checksums.items() if name in checksums.ALGORITHMS}
     return file.result(sent)
+
+
+async def _collected(body: RequestBody) -> AsyncIterator[list[Buffer]]:
+    """Iterate over a body in lists of pieces that have ``STEP_BYTES`` together."""
+    pieces: list[Buffer] = []
+    held_bytes = 0
+    async for piece in body:
+        pieces.append(piece)
+        held_bytes += len(piece)
+        if held_bytes >= STEP_BYTES:
+            yield pieces
+            pieces, held_bytes = [], 0
+    if pieces:
+        yield pieces
