@@ -14,7 +14,9 @@ from botocore.exceptions import ClientError
 from fronts import RunningFront, s3_client
 from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
 from penstock.gateway.buckets.directory import DirectoryBuckets
-from penstock.store import LocalStore
+from penstock.gateway.buckets.upstream import UpstreamBucket
+from penstock.gateway.serving.tables import AccessPointTable
+from penstock.store import LocalStore, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -665,3 +667,25 @@ def test_a_transfer_in_parts(client: Any, bucket: str, tmp_path: Path) -> None:
     client.upload_file(str(tmp_path / "up"), bucket, "big", Config=config)
     client.download_file(bucket, "big", str(tmp_path / "down"), Config=config)
     assert (tmp_path / "down").read_bytes() == data
+
+
+def test_copies_from_another_access_point(tmp_path: Path) -> None:
+    """What another kind of bucket serves is copied into a folder, whole or a range of it as a part."""
+    (tmp_path / "folder").mkdir()
+    directory = DirectoryBuckets(tmp_path, read_write=True, is_durable=False)
+    point = UpstreamBucket("point", MemoryStore({"big": PART + b"tail", "empty": b""}))
+    table = directory.sources = AccessPointTable({"point": point}, others=directory)
+    table.close = directory.close  # type: ignore[attr-defined]
+    with RunningFront(table=table) as front:
+        client = s3_client(front.url)
+        for key, data in (("big", PART + b"tail"), ("empty", b"")):
+            copied = client.copy_object(Bucket="folder", Key=key, CopySource={"Bucket": "point", "Key": key})
+            assert copied["CopyObjectResult"]["ETag"] == f'"{hashlib.md5(data).hexdigest()}"'
+            assert (tmp_path / "folder" / key).read_bytes() == data
+        upload = client.create_multipart_upload(Bucket="folder", Key="m")["UploadId"]
+        part = client.upload_part_copy(
+            Bucket="folder", Key="m", UploadId=upload, PartNumber=1, CopySource="point/big", CopySourceRange="bytes=5-9"
+        )["CopyPartResult"]
+        named = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        client.complete_multipart_upload(Bucket="folder", Key="m", UploadId=upload, MultipartUpload=named)
+        assert (tmp_path / "folder" / "m").read_bytes() == PART[5:10]

@@ -16,6 +16,7 @@ from penstock.gateway.aws_lambda import LambdaBucket, LambdaTransform
 from penstock.gateway.buckets.directory.table import DirectoryBuckets
 from penstock.gateway.buckets.transformed import TransformedBucket
 from penstock.gateway.buckets.upstream import UpstreamBucket
+from penstock.gateway.buckets.writes import writes_for
 from penstock.gateway.results.results import Results
 from penstock.gateway.results.storage import open_storage
 from penstock.gateway.serving.internal import InternalFront, InternalLinks
@@ -73,7 +74,8 @@ class Assembly:
         for point in config.access_points:
             store = open_store(point, config)
             self._stores.append(store)
-            sources[point.name] = UpstreamBucket(point.name, store)
+            writes = writes_for(point.name, store) if point.read_write else None
+            sources[point.name] = UpstreamBucket(point.name, store, writes=writes)
         transformed = [point for point in config.access_points if is_transformed(point)]
         if transformed:
             await self._start_transforms(transformed, sources)
@@ -83,6 +85,8 @@ class Assembly:
         if config.directory:
             self._directory = DirectoryBuckets(config.directory, read_write=config.read_write)
         self.buckets = AccessPointTable(self._points, others=self._directory)
+        if self._directory is not None:
+            self._directory.sources = self.buckets
 
     async def _start_transforms(self, points: list[AccessPoint], sources: Mapping[str, UpstreamBucket]) -> None:
         internal = self._internal = InternalFront(self._order.internal_key)

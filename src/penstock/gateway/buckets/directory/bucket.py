@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
+    from penstock.gateway.buckets.directory.copying import FindBucket
     from penstock.gateway.buckets.directory.threads import FileThreads
-    from penstock.gateway.objects import BucketTable, GatewayRequest, ObjectHead, OpenObject, RequestBody
+    from penstock.gateway.objects import GatewayRequest, ObjectHead, OpenObject, RequestBody
     from penstock.types import ByteRange, Page
 
     Handler = Callable[[GatewayRequest, RequestBody], Awaitable[Answer]]
@@ -41,13 +42,13 @@ class DirectoryBucket:
     Args:
         folder: The folder, which exists.
         threads: Where files are used.
-        sources: Where the source of a copy is found.
+        find_bucket: Finds the bucket of the source of a copy.
         may_write: Whether the bucket is writable at all.
         is_durable: Whether a change is synced to the disk before it is confirmed.
     """
 
     def __init__(
-        self, folder: Path, *, threads: FileThreads, sources: BucketTable, may_write: bool, is_durable: bool = True
+        self, folder: Path, *, threads: FileThreads, find_bucket: FindBucket, may_write: bool, is_durable: bool = True
     ) -> None:
         self.name = folder.name
         self.created_s = folder.stat().st_mtime
@@ -55,8 +56,8 @@ class DirectoryBucket:
         self._threads = threads
         self._may_write = may_write
         self._listing = BucketListing(self.files)
-        objects = ObjectRequests(self.name, self.files, threads=threads, sources=sources)
-        uploads = MultipartRequests(self.name, self.files, threads=threads, sources=sources)
+        objects = ObjectRequests(self.name, self.files, threads=threads, find_bucket=find_bucket)
+        uploads = MultipartRequests(self.name, self.files, threads=threads, find_bucket=find_bucket)
         self._uploads = uploads.uploads
         self._of_objects: dict[tuple[str, str], Handler] = {
             ("PUT", ""): objects.put,

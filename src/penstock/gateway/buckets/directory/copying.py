@@ -15,15 +15,17 @@ from penstock.store.tree import info_of
 from penstock.types import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AsyncExitStack
 
     from penstock.gateway.buckets.directory.files import StoredObject
     from penstock.gateway.buckets.directory.staging import StagedFile
     from penstock.gateway.buckets.directory.threads import FileThreads
     from penstock.gateway.buckets.directory.writing import Received
-    from penstock.gateway.objects import BucketTable, GatewayRequest, OpenObject
+    from penstock.gateway.objects import Bucket, Caller, GatewayRequest, OpenObject
     from penstock.types import Buffer
+
+    FindBucket = Callable[[str, Caller], Awaitable[Bucket | None]]
 
 
 class CopiedObject(Protocol):
@@ -145,13 +147,13 @@ class CopiedStream:
 
 
 async def open_source(
-    request: GatewayRequest, *, sources: BucketTable, threads: FileThreads, stack: AsyncExitStack
+    request: GatewayRequest, *, find_bucket: FindBucket, threads: FileThreads, stack: AsyncExitStack
 ) -> CopiedObject:
     """Open what ``x-amz-copy-source`` names.
 
     Args:
         request: The request that copies.
-        sources: Where its bucket is found.
+        find_bucket: Finds its bucket.
         threads: Where files are used.
         stack: Closes the source.
 
@@ -159,7 +161,7 @@ async def open_source(
         S3Error: There is no such bucket or object, or the caller may not read it.
     """
     source = copy_source(request.headers)
-    bucket = await sources.get(source.bucket, request.caller)
+    bucket = await find_bucket(source.bucket, request.caller)
     if bucket is None:
         details = {"BucketName": source.bucket}
         raise S3Error("NoSuchBucket", "The specified bucket does not exist", status=404, details=details)

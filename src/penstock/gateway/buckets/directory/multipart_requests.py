@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from xml.etree import ElementTree as ET
 
+    from penstock.gateway.buckets.directory.copying import FindBucket
     from penstock.gateway.buckets.directory.files import BucketFiles
     from penstock.gateway.buckets.directory.threads import FileThreads
     from penstock.gateway.buckets.directory.uploads import StoredPart
-    from penstock.gateway.objects import BucketTable, GatewayRequest, RequestBody
+    from penstock.gateway.objects import GatewayRequest, RequestBody
 
 
 class MultipartRequests:
@@ -51,15 +52,15 @@ class MultipartRequests:
         name: Name of the bucket.
         files: Its files.
         threads: Where files are used.
-        sources: Where the source of a copied part is found.
+        find_bucket: Finds the bucket of the source of a copied part.
     """
 
-    def __init__(self, name: str, files: BucketFiles, *, threads: FileThreads, sources: BucketTable) -> None:
+    def __init__(self, name: str, files: BucketFiles, *, threads: FileThreads, find_bucket: FindBucket) -> None:
         self.uploads = MultipartUploads(files)
         self._name = name
         self._files = files
         self._threads = threads
-        self._sources = sources
+        self._find_bucket = find_bucket
 
     async def begin(self, request: GatewayRequest, _body: RequestBody) -> Answer:
         """CreateMultipartUpload."""
@@ -104,7 +105,7 @@ class MultipartRequests:
         number = _part_number(request)
         upload = await self._upload(request)
         async with AsyncExitStack() as stack:
-            opened = await open_source(request, sources=self._sources, threads=self._threads, stack=stack)
+            opened = await open_source(request, find_bucket=self._find_bucket, threads=self._threads, stack=stack)
             check_copy_conditions(request.headers, etag=opened.etag, modified_s=opened.modified_s)
             span = copied_span(request.headers, opened.size_bytes)
             if span.length_bytes > BODY_BYTES_MAX:

@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from xml.etree import ElementTree as ET
 
+    from penstock.gateway.buckets.directory.copying import FindBucket
     from penstock.gateway.buckets.directory.files import BucketFiles, StoredObject
     from penstock.gateway.buckets.directory.staging import StagedFile
     from penstock.gateway.buckets.directory.threads import FileThreads
-    from penstock.gateway.objects import BucketTable, GatewayRequest, RequestBody
+    from penstock.gateway.objects import GatewayRequest, RequestBody
 
 _KEYS_MAX = 1000
 _ATTRIBUTES = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
@@ -55,14 +56,14 @@ class ObjectRequests:
         name: Name of the bucket.
         files: Its files.
         threads: Where files are used.
-        sources: Where the source of a copy is found.
+        find_bucket: Finds the bucket of the source of a copy.
     """
 
-    def __init__(self, name: str, files: BucketFiles, *, threads: FileThreads, sources: BucketTable) -> None:
+    def __init__(self, name: str, files: BucketFiles, *, threads: FileThreads, find_bucket: FindBucket) -> None:
         self._name = name
         self._files = files
         self._threads = threads
-        self._sources = sources
+        self._find_bucket = find_bucket
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,7 +106,7 @@ class ObjectRequests:
             )
             raise S3Error("InvalidRequest", message, status=400)
         async with AsyncExitStack() as stack:
-            opened = await open_source(request, sources=self._sources, threads=self._threads, stack=stack)
+            opened = await open_source(request, find_bucket=self._find_bucket, threads=self._threads, stack=stack)
             check_copy_conditions(headers, etag=opened.etag, modified_s=opened.modified_s)
             if opened.size_bytes > BODY_BYTES_MAX:
                 message = f"The copy source is larger than the largest size that one request copies: {BODY_BYTES_MAX}"

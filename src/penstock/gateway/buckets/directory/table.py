@@ -29,13 +29,16 @@ class DirectoryBuckets:
     Args:
         root: The directory.
         read_write: Whether clients may write, and create and delete buckets.
-        sources: Where the source of a copy is found; None takes this table.
         is_durable: Whether every change is synced to the disk, file and folder, before it is confirmed. False survives the
             death of the process, but may lose the last changes in a power cut.
         threads_max: Largest number of threads that use files.
 
     Raises:
         ConfigError: The directory does not exist.
+
+    Attributes:
+        root: The directory.
+        sources: Table in which the source of a copy is found: this one, unless a gateway serves more than the directory.
     """
 
     def __init__(
@@ -43,7 +46,6 @@ class DirectoryBuckets:
         root: str | os.PathLike[str],
         *,
         read_write: bool = False,
-        sources: BucketTable | None = None,
         is_durable: bool = True,
         threads_max: int = 16,
     ) -> None:
@@ -51,7 +53,7 @@ class DirectoryBuckets:
         if not self.root.is_dir():
             raise ConfigError(f"the directory {self.root} does not exist", hint="create it, or name another one")
         self._read_write = read_write
-        self._sources = sources
+        self.sources: BucketTable = self
         self._is_durable = is_durable
         self._threads = FileThreads(threads_max)
         self._buckets: dict[str, DirectoryBucket] = {}
@@ -70,11 +72,14 @@ class DirectoryBuckets:
             bucket = self._buckets[name] = DirectoryBucket(
                 self.root / name,
                 threads=self._threads,
-                sources=self._sources or self,
+                find_bucket=self._find_source,
                 may_write=self._read_write,
                 is_durable=self._is_durable,
             )
         return bucket
+
+    async def _find_source(self, name: str, caller: Caller) -> Bucket | None:
+        return await self.sources.get(name, caller)
 
     async def get(self, name: str, caller: Caller) -> Bucket | None:
         """Return the bucket of a name; None if there is no such folder."""
