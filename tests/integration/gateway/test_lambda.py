@@ -271,6 +271,34 @@ def test_events_context_and_environment(handler: Callable[..., LambdaConfig], ca
     assert any(message.endswith("REQ1\\tsecond line") for message in messages)
 
 
+def test_output_is_logged_up_to_a_bound(handler: Callable[..., LambdaConfig], caplog: pytest.LogCaptureFixture) -> None:
+    """A call that prints a hundred thousand lines fills no log, and the next call's output is there again."""
+    caplog.set_level("INFO", logger="penstock.gateway.lambda")
+    source = """
+        import sys
+        def lambda_handler(event, context):
+            if "many" in event["userRequest"]["url"]:
+                sys.stdout.write("x\\n" * 100_000)
+                sys.stdout.write("y" * 2_000_000)
+            print("last")
+            return 1
+    """
+
+    async def run() -> None:
+        async with endpoint() as server:
+            transform = server.transform(handler(source))
+            for query in ({"many": ""}, {}):
+                request = server.request(query=query)
+                assert await transform.invoke("HeadObject", request, "http://127.0.0.1/") == 1
+
+    asyncio.run(run())
+    messages = [record.getMessage() for record in caplog.records]
+    assert 100 < len(messages) < 10_200
+    assert sum("the rest of this call's output is dropped" in message for message in messages) == 1
+    assert messages[-1] == "ap REQ1 last"
+    assert max(map(len, messages)) < 20_000
+
+
 def test_a_cancelled_run_leaves_nothing(
     handler: Callable[..., LambdaConfig], nothing_left: Callable[[], Any], tmp_path: Path
 ) -> None:

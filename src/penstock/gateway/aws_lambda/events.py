@@ -29,7 +29,7 @@ REQUIRED_HEADERS = frozenset(
 must send them, too. Others are not signed: handlers that send nothing but the URL are common, and they are right here."""
 
 GATEWAY_HEADERS = frozenset(
-    {"range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"}
+    {"range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "x-penstock-length"}
 )
 """Headers that are about the result, which the gateway keeps, compares and cuts; a handler would apply them to the source."""
 
@@ -78,7 +78,7 @@ CLIENT_HEADERS = frozenset(
 """Headers that clients send of their own accord. They are in the event, but equal requests may differ in them."""
 
 CLIENT_PREFIXES = ("amz-sdk-", "sec-", "x-forwarded-", "x-b3-", "x-datadog-")
-GATEWAY_PARAMETERS = frozenset({"partnumber", "range", "lambdaarn"})
+GATEWAY_PARAMETERS = frozenset({"partnumber", "range", "lambdaarn", "x-penstock-length"})
 CONTEXTS = {
     "GetObject": "getObjectContext",
     "HeadObject": "headObjectContext",

@@ -51,7 +51,8 @@ class HandlerPool:
         workers: list[HandlerWorker | None] = [None] * len(places)
         try:
             workers[0] = await self._new()
-            workers[1:] = await asyncio.gather(*(self._new() for _ in places[1:]))
+            others = await asyncio.gather(*(self._new() for _ in places[1:]), return_exceptions=True)
+            workers[1:] = [each if isinstance(each, HandlerWorker) else None for each in others]
         except S3Error as error:
             notes = "\n".join(getattr(error, "__notes__", ()))
             what = f"the handler {self._settings.config.handler!r} cannot be used. {error.message}\n{notes}".rstrip()
@@ -122,6 +123,9 @@ class HandlerPool:
     async def _new(self) -> HandlerWorker:
         worker = HandlerWorker(self._settings)
         await worker.start()
+        if self._is_closed:
+            await worker.close()
+            raise S3Error("ServiceUnavailable", "The gateway is stopping.", status=503)
         self._workers.add(worker)
         return worker
 

@@ -59,7 +59,8 @@ class PendingResponse:
         if self.finished.done():
             return
         if copying.cancelled():
-            self.finished.cancel()
+            message = "WriteGetObjectResponse was broken off."
+            self.finished.set_exception(S3Error("ConnectionClosedByRequester", message, status=400))
             return
         error = copying.exception()
         if error is None:

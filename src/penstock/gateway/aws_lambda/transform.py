@@ -143,8 +143,10 @@ class LambdaTransform:
             if not pending.is_begun:
                 message = "The handler returned without calling WriteGetObjectResponse."
                 raise S3Error("LambdaResponseNotReceived", message, status=500)
-            async with asyncio.timeout(self._config.time_s_max):
-                await asyncio.wait({pending.finished})
+            await asyncio.wait({pending.finished}, timeout=self._config.time_s_max)
+        if not pending.finished.done():
+            message = f"The answer took longer than {self._config.time_s_max:g} s."
+            raise S3Error("LambdaTimeout", message, status=400)
         pending.finished.result()
 
 

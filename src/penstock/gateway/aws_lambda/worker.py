@@ -34,6 +34,8 @@ LOG_BYTES_MAX = 1 * MIB
 OUTPUT_BYTES_MAX = 64 * MIB
 """Output of one call after which the process is stopped."""
 LINE_BYTES_MAX = 16 * KIB
+LINES_MAX = 10_000
+"""Lines of one call that are logged; a record takes some 10 µs, during which the gateway does nothing else."""
 START_S_MAX = 120.0
 """Longest time for importing the handler's module; TensorFlow takes 10 to 20 s on a busy machine."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -138,7 +140,7 @@ class HandlerOutput:
         self._descriptor = descriptor
         self._on_flood = on_flood
         self._rest = b""
-        self._call_bytes = 0
+        self._call_bytes = self._call_lines = 0
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self._read_some)
@@ -147,7 +149,7 @@ class HandlerOutput:
         """Attribute what follows to a request."""
         self.drain()
         self.request_id = request_id
-        self._call_bytes = 0
+        self._call_bytes = self._call_lines = 0
 
     def drain(self) -> None:
         """Log all that has been printed so far."""
@@ -174,20 +176,21 @@ class HandlerOutput:
         if not data:
             self._loop.remove_reader(self._descriptor)
             return False
-        before = self._call_bytes
         self._call_bytes += len(data)
         if self._call_bytes > OUTPUT_BYTES_MAX and not self.is_flooded:
             self.is_flooded = True
             self._on_flood()
-        if before < LOG_BYTES_MAX:
+        if self._call_lines <= LINES_MAX:
             *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
+            for line in lines[: LINES_MAX - self._call_lines]:
                 self._log(line)
             if len(self._rest) > LINE_BYTES_MAX:
                 self._log(self._rest)
                 self._rest = b""
-            if self._call_bytes >= LOG_BYTES_MAX:
-                self._log(f"... more than {LOG_BYTES_MAX} bytes of output; the rest of this call's is dropped".encode())
+            self._call_lines += len(lines)
+            if self._call_bytes > LOG_BYTES_MAX or self._call_lines > LINES_MAX:
+                self._call_lines, self._rest = LINES_MAX + 1, b""
+                self._log(b"... the handler prints too much; the rest of this call's output is dropped")
         return True
 
     def _log(self, line: bytes) -> None:

@@ -54,7 +54,10 @@ class WriteGetObjectResponse:
                 await _send_continue(request)
             copying = asyncio.create_task(_copy(head, body, pending))
             pending.begin(copying)
-            await asyncio.wait([copying])
+            try:
+                await asyncio.wait([copying])
+            finally:
+                copying.cancel()  # if this request was cancelled
             if copying.cancelled():
                 raise S3Error("ConnectionClosedByRequester", "Nobody waits for this answer any more.", status=400)
             if not (head.is_error and isinstance(copying.exception(), S3Error)):
