@@ -101,7 +101,13 @@ test-ray: .venvs/ray/.ready  ## Packing on a Ray cluster of several nodes and fr
 	.venvs/lambda/bin/python -m grpc_tools.protoc -I $(<D) --python_out=`.venvs/lambda/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'` example.proto
 	@touch $@
 
-test-lambda: $(VENV)/.ready .venvs/lambda/.ready  ## Handlers of S3 Object Lambda in the gateway, one of them with NumPy 1 in an environment of its own
+.venvs/lambda-old/.ready: Makefile
+	@echo "== set-up: .venvs/lambda-old with a botocore that does not know AWS_ENDPOINT_URL_S3 (once)"
+	$(PYTHON) -m venv .venvs/lambda-old
+	.venvs/lambda-old/bin/python -m pip install --quiet --disable-pip-version-check 'boto3==1.26.0'
+	@touch $@
+
+test-lambda: $(VENV)/.ready .venvs/lambda/.ready .venvs/lambda-old/.ready  ## Handlers of S3 Object Lambda in the gateway, one of them with NumPy 1 in an environment of its own
 	$(BIN)/python -m pytest tests/unit/gateway/aws_lambda tests/integration/gateway/test_lambda.py tests/integration/gateway/test_lambda_handlers.py \
 		tests/integration/gateway/test_write_response.py tests/integration/gateway/test_webhooks.py -q
 

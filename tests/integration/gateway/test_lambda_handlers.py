@@ -24,6 +24,7 @@ pytestmark = pytest.mark.server
 
 HANDLERS = Path(__file__).parent / "lambda_handlers"
 PYTHON = Path(os.environ.get("PENSTOCK_TEST_LAMBDA_PYTHON", Path(__file__).parents[3] / ".venvs/lambda/bin/python"))
+OLD_PYTHON = Path(os.environ.get("PENSTOCK_TEST_OLD_BOTO3_PYTHON", PYTHON.parents[2] / "lambda-old/bin/python"))
 COUNT = 250
 
 
@@ -112,3 +113,41 @@ def test_a_handler_that_forwards_headers_and_checks_the_body() -> None:
             assert (caught.value.status, caught.value.code, caught.value.message) == (404, "NoSuchKey", "It is gone.")
 
     asyncio.run(run())
+
+
+CLIENTS = """
+import urllib.request
+import boto3
+import botocore.session
+
+early = boto3.client("s3")
+by_botocore = botocore.session.get_session().create_client("s3", region_name="eu-west-1")
+
+def lambda_handler(event, context):
+    where = event["getObjectContext"]
+    late = boto3.session.Session(region_name="us-west-2").client(service_name="s3")
+    client = {"early": early, "late": late, "botocore": by_botocore}[event["configuration"]["payload"]]
+    data = urllib.request.urlopen(where["inputS3Url"]).read()
+    client.write_get_object_response(
+        Body=data.upper(), RequestRoute=where["outputRoute"], RequestToken=where["outputToken"])
+"""
+
+
+@pytest.mark.skipif(not OLD_PYTHON.exists(), reason="make test-lambda makes the environment")
+@pytest.mark.parametrize("client", ["early", "late", "botocore"])
+def test_a_botocore_that_knows_no_endpoint_variables(client: str, tmp_path: Path) -> None:
+    """Clients of 2022 reach the gateway, whenever and however they were made, and in any region."""
+    (tmp_path / "app.py").write_text(CLIENTS)
+
+    async def run() -> bytes:
+        async with endpoint(b"abc") as server:
+            config = LambdaConfig(
+                handler="app.lambda_handler",
+                code_dir=str(tmp_path),
+                python=str(OLD_PYTHON),
+                payload=client,
+                memory_bytes_max=0,
+            )
+            return bytes((await server.run(server.transform(config))).data)
+
+    assert asyncio.run(run()) == b"ABC"
