@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TOUCH_S = 600.0
 _PIECE_BYTES_MIN = 64 * KIB
 _PIECE_BYTES_MAX = 1 * MIB
 
@@ -54,6 +56,7 @@ class ResultsContext:
         self._recent = RecentBlocks(config.recent_bytes_max)
         self._executor = ThreadPoolExecutor(config.threads_max, thread_name_prefix="penstock-results")
         self._turns = asyncio.Semaphore(config.runs_max)
+        self._touched_s: dict[ResultName, float] = {}
         self._reading_count = 0
         self._closed = False
 
@@ -87,6 +90,15 @@ class ResultsContext:
         self.records.pop(ResultName(record.scope, record.key, record.etag), None)
         if not self._closed:
             self._executor.submit(self.storage.remove, record)
+
+    def touch(self, name: ResultName) -> None:
+        """Mark the record of a result as used, at most once in 10 minutes. Its blocks are marked when they are read."""
+        now_s = time.monotonic()
+        if now_s - self._touched_s.get(name, -_TOUCH_S) >= _TOUCH_S:
+            if len(self._touched_s) >= self.config.records_max:
+                self._touched_s.clear()
+            self._touched_s[name] = now_s
+            self.storage.mark_used(name)
 
     def remove_soon(self, name: ResultName) -> None:
         """Remove the record of a name on a thread."""

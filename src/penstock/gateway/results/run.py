@@ -19,6 +19,8 @@ import asyncio
 import logging
 import secrets
 import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.crc import crc32c
@@ -117,6 +119,7 @@ class Run:
         self._joined_count = 0
         self._crc = 0
         self._is_recorded = False
+        self._is_whole = False  # the result is one block, which is stored together with its record
         self._waiters: list[asyncio.Future[None]] = []
         self._timeout: asyncio.Timeout | None = None
 
@@ -170,7 +173,11 @@ class Run:
             if fill_bytes <= self._block_bytes // 2:
                 last = memoryview(bytearray(last))  # otherwise it would keep a whole block of memory alive
             self._tail = None
-            self._store(self.produced_bytes // self._block_bytes, last)
+            if self.produced_bytes < self._block_bytes and self.is_kept and not self._is_recorded:
+                self._is_whole = True
+                self._store_by(0, last, partial(self._storage.put_result, self.blocks, last, self._whole_record))
+            else:
+                self._store(self.produced_bytes // self._block_bytes, last)
         self.is_done = True
         self.wake()
 
@@ -180,7 +187,7 @@ class Run:
             await asyncio.wait(list(self._storing.values()))
             await asyncio.sleep(0)  # the callbacks of the futures
         record = self.record(is_complete=True)
-        if self.is_kept:
+        if self.is_kept and not self._is_whole:
             self.is_kept = await self._on_thread(self._storage.put_record, record)
         if not self.is_kept:
             await self._remove_blocks()
@@ -203,6 +210,10 @@ class Run:
             block_bytes=self._block_bytes,
             is_complete=is_complete,
         )
+
+    def _whole_record(self, crc: int) -> ResultRecord:
+        """Return the record of a result of one block, whose checksum is that of the block."""
+        return replace(self.record(is_complete=True), crc32c=crc)
 
     async def _fail(self, error: BaseException) -> None:
         self.error = error
@@ -341,9 +352,13 @@ class Run:
                 del self._held[index]
 
     def _store(self, index: int, block: memoryview) -> None:
-        self._held[index] = block
         put = self._storage.put_block if self.is_kept else self._checksum_only
-        future = self._on_thread(put, self.blocks, index, block)
+        self._store_by(index, block, partial(put, self.blocks, index, block))
+
+    def _store_by(self, index: int, block: memoryview, put: Callable[[], tuple[int, bool]]) -> None:
+        """Have a thread store a block, and hold it until then."""
+        self._held[index] = block
+        future = self._on_thread(put)
         self._storing[index] = future
         future.add_done_callback(lambda done: self._stored(index, block, done))
 

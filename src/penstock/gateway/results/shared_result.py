@@ -31,7 +31,6 @@ _POLL_S_MAX = 0.05
 """Time between two looks at another process's run."""
 
 _UNBOUNDED = 1 << 62
-_TOUCH_S = 600.0
 
 
 class ResultKeeper(Protocol):
@@ -92,7 +91,6 @@ class SharedResult:
         self._failure: BaseException | None = None  # of the last attempt
         self._waiters: list[asyncio.Future[None]] = []
         self._size_waiters_count = 0
-        self._touched_s = 0.0
         self._is_storable = is_storable
         self._runs_count = 0
 
@@ -160,7 +158,8 @@ class SharedResult:
         reader = ResultReader(self, cursor)
         self.cursors.add(cursor)
         self._context.count_reader(1)
-        self._touch()
+        if self.record is not None:
+            self._context.touch(self.plan.name)
         try:
             while (piece := await reader.next_piece()) is not None:
                 yield piece
@@ -215,13 +214,6 @@ class SharedResult:
                 waiter.set_result(None)
         if self.run is not None:
             self.run.wake()
-
-    def _touch(self) -> None:
-        """Mark the record as used, at most once in 10 minutes."""
-        now_s = time.monotonic()
-        if self.record is not None and now_s - self._touched_s > _TOUCH_S:
-            self._touched_s = now_s
-            self._context.storage.mark_used(self.plan.name)
 
     # ── what is gone ───────────────────────────────────────────────────────────────────────────────────────────────
 

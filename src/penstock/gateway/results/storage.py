@@ -32,6 +32,8 @@ from penstock.gateway.results.identity import ResultName, record_entry
 from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.cache.config import CacheConfig
 
 _GAP_COUNT_MAX = 64
@@ -66,6 +68,17 @@ class ResultStorage(Protocol):
 
     def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
         """Store a block, and return its CRC-32C and whether it was stored."""
+
+    def put_result(
+        self, blocks: RunBlocks, data: memoryview, record_of: Callable[[int], ResultRecord]
+    ) -> tuple[int, bool]:
+        """Store a result of one block with its record at once, and return its CRC-32C and whether both were stored.
+
+        Args:
+            blocks: The blocks of the run.
+            data: The result.
+            record_of: Returns the record for a CRC-32C.
+        """
 
     def put_record(self, record: ResultRecord) -> bool:
         """Store a record in place of an earlier one, and return whether it was stored."""
@@ -132,21 +145,33 @@ class DirectoryStorage:
 
     def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
         """Store a block, and return its CRC-32C and whether it was stored. Cost: as ``CacheDirectory.write``."""
+        crc, entry = self._block_entry(blocks, index, data)
+        return crc, self.directory.write([entry]) == 1
+
+    def _block_entry(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, NewEntry]:
         header = encode(BLOCK, blocks.identity, data, block_index=index, block_bytes=self.block_bytes)
         entry = NewEntry(block_name(blocks.digest, index), data, len(header) + len(data), lambda: header)
-        return decode(header).data_crc, self.directory.write([entry]) == 1
+        return decode(header).data_crc, entry
+
+    def put_result(
+        self, blocks: RunBlocks, data: memoryview, record_of: Callable[[int], ResultRecord]
+    ) -> tuple[int, bool]:
+        """Store a result of one block with its record at once, and return its CRC-32C and whether both were stored."""
+        crc, entry = self._block_entry(blocks, 0, data)
+        return crc, self.directory.write([entry, self._record_entry(record_of(crc))]) == 2
 
     def put_record(self, record: ResultRecord) -> bool:
         """Store a record in place of an earlier one, and return whether it was stored."""
+        return self.directory.write([self._record_entry(record)]) == 1
+
+    def _record_entry(self, record: ResultRecord) -> NewEntry:
+        """Return the entry of a record, and remove an earlier one."""
         identity = ResultName(record.scope, record.key, record.etag).record_identity(self._namespace)
         name = record_entry(identity)[0]
         data = record.encode()
         self.directory.remove(name)  # this subtracts it from the number of its folder
         size_bytes = header_bytes_of(identity, len(data)) + len(data)
-        return (
-            self.directory.write([NewEntry(name, memoryview(data), size_bytes, lambda: encode(RESULT, identity, data))])
-            == 1
-        )
+        return NewEntry(name, memoryview(data), size_bytes, lambda: encode(RESULT, identity, data))
 
     def read(self, blocks: RunBlocks, index: int, size_bytes: int, start: int, view: memoryview) -> bool:
         """Fill `view` from a block, beginning with its byte `start`; False if the block is missing or corrupt."""
@@ -235,6 +260,12 @@ class NoStorage:
 
     def put_block(self, blocks: RunBlocks, index: int, data: memoryview) -> tuple[int, bool]:
         """Return the block's CRC-32C, and that it was not stored."""
+        return crc32c(data), False
+
+    def put_result(
+        self, blocks: RunBlocks, data: memoryview, record_of: Callable[[int], ResultRecord]
+    ) -> tuple[int, bool]:
+        """Return the result's CRC-32C, and that it was not stored."""
         return crc32c(data), False
 
     def put_record(self, record: ResultRecord) -> bool:
