@@ -19,8 +19,12 @@ from penstock.formats.tfrecord_columns import masked_crcs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from penstock.types import Buffer
+
 _Part: TypeAlias = "bytes | Sequence[Any]"
 # What all records have in common, or one piece of bytes for each record.
+
+_FOOT_BYTES = 4
 
 _KNOWN_MAX = 16384
 """Most headers to remember for each feature; the values of a shard have a few thousand distinct lengths."""
@@ -42,7 +46,7 @@ class ExampleFramer:
         self._numbers: dict[str, dict[int, bytes]] = {name: {} for name in names}  # whole features by their number
         self._starts: dict[int, tuple[bytes, bytes]] = {}  # size of all features -> heads of the record and its content
 
-    def frame(self, columns: Mapping[str, Sequence[Any]]) -> bytes:
+    def frame(self, columns: Mapping[str, Sequence[Any]]) -> Buffer:
         """Return the records of samples.
 
         Args:
@@ -55,16 +59,37 @@ class ExampleFramer:
         for name, heads in zip(self._names, self._heads, strict=True):
             parts += self._parts(name, columns[name], heads)
         count = len(columns[self._names[0]])
-        sizes = np.full(count, sum(len(part) for part in parts if isinstance(part, bytes)), np.int64)
-        for part in parts:
-            if not isinstance(part, bytes):
-                sizes += np.fromiter(map(len, part), np.int64, count)
-        starts = [self._starts.get(size) or self._start(size) for size in sizes.tolist()]
+        lengths = [_lengths(part, count) for part in parts]
+        if all(isinstance(length, int) for length in lengths):
+            return self._frame_alike(parts, lengths, count)
+        starts = [
+            self._starts.get(size) or self._start(size) for size in sum(lengths, np.zeros(count, np.int64)).tolist()
+        ]
         joined = [repeat(part, count) if isinstance(part, bytes) else part for part in _merged(parts)]
         records = list(map(b"".join, zip([start[1] for start in starts], *joined, strict=True)))
         crcs = np.fromiter(map(crc32c, records), np.uint32, count)
         feet = masked_crcs(crcs).astype("<u4").view("V4").tolist()
         return b"".join(chain.from_iterable(zip([start[0] for start in starts], records, feet, strict=True)))
+
+    def _frame_alike(self, parts: list[_Part], lengths: list[Any], count: int) -> memoryview:
+        """Frame records that all have their parts at the same places, as those of decoded pictures of one size."""
+        outer, inner = self._starts.get(sum(lengths)) or self._start(sum(lengths))
+        row_bytes = len(outer) + len(inner) + sum(lengths) + _FOOT_BYTES
+        out = np.empty((count, row_bytes), np.uint8)
+        at = 0
+        placed: list[Any] = [outer + inner, *parts]
+        for part, length in zip(placed, [len(outer) + len(inner), *lengths], strict=True):
+            if isinstance(part, bytes):
+                out[:, at : at + length] = np.frombuffer(part, np.uint8)
+            else:
+                out[:, at : at + length] = np.frombuffer(b"".join(part), np.uint8).reshape(count, length)
+            at += length
+        view = out.reshape(-1).data
+        begins = range(len(outer), count * row_bytes, row_bytes)
+        ends = range(at, count * row_bytes, row_bytes)
+        crcs = np.fromiter(map(crc32c, map(view.__getitem__, map(slice, begins, ends))), np.uint32, count)
+        out[:, at:] = masked_crcs(crcs).astype("<u4")[:, None].view(np.uint8)
+        return view
 
     def _parts(self, name: str, values: Sequence[Any], heads: dict[int, bytes]) -> list[_Part]:
         """Return the parts that a column of values becomes: heads and values, or both in one."""
@@ -98,6 +123,15 @@ class ExampleFramer:
         if len(self._starts) < _KNOWN_MAX:
             self._starts[size_bytes] = start
         return start
+
+
+def _lengths(part: _Part, count: int) -> Any:
+    """Return the lengths of a part in all records: one number if they are equal, otherwise int64[count]."""
+    if isinstance(part, bytes):
+        return len(part)
+    found = np.fromiter(map(len, part), np.int64, count)
+    first = int(found[0])
+    return first if (found == first).all() else found
 
 
 def _constant(entries: list[bytes]) -> _Part:

@@ -1,6 +1,6 @@
 """Decodes pictures to pixels of the requested size, straight into an existing array: see README.md in this folder."""
 
-from penstock.images.codecs import Picture, mask_pixels, open_picture
+from penstock.images.codecs import Picture, mask_pixels, open_picture, rgb_pixels
 from penstock.images.geometry import Box, Size, centre_box, random_box, shrink_factor
 from penstock.images.regions import write_mask, write_region
 
@@ -12,6 +12,7 @@ __all__ = [
     "mask_pixels",
     "open_picture",
     "random_box",
+    "rgb_pixels",
     "shrink_factor",
     "write_mask",
     "write_region",

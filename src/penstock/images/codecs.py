@@ -109,6 +109,20 @@ def open_picture(data: memoryview) -> Picture:
     return _Still(data, webp.size) if webp is not None and webp.is_plain else _Other(data)
 
 
+def rgb_pixels(data: memoryview) -> NDArray[np.uint8]:
+    """Decode a whole picture in colour: as ``open_picture(data).pixels("RGB")``, in 1 µs less for a small PNG.
+
+    Returns:
+        uint8[H, W, 3].
+
+    Raises:
+        ValueError, OSError: As for ``open_picture`` and ``pixels``.
+    """
+    size = _small_png_size(data)
+    pixels = None if size is None else _by_opencv(data, size)
+    return open_picture(data).pixels("RGB") if pixels is None else pixels
+
+
 def mask_pixels(data: memoryview) -> NDArray[np.uint8]:
     """Decode a mask to its stored values: those of a grey picture, the indices into a palette, or 0 and 1 of a bitmap.
 
@@ -234,11 +248,8 @@ def _webp_header(data: memoryview) -> _WebPHeader | None:
 
 def _bare_png_size(data: memoryview) -> Size | None:
     """Return the size in the header of a PNG, or None if it has more than 8 bits or chunks that are not essential."""
-    if len(data) > _SMALL_PNG_FRAME_BYTES:  # one chunk of pixels, as nearly all small pictures have: 1 µs instead of 3
-        start, width, height, bits, length, first = _UNPACK_SMALL_PNG(data)
-        is_small = start == _SMALL_PNG_START and first == b"IDAT" and length + _SMALL_PNG_FRAME_BYTES == len(data)
-        if is_small and bits <= 8 and data[-12:] == _PNG_END:
-            return Size(height, width) if 0 < height * width <= _PNG_GROWTH_MAX * len(data) else None
+    if (small := _small_png_size(data)) is not None:
+        return small
     at, kind, before = len(_PNG), b"", b""
     while at + 12 <= len(data) and kind != b"IEND":
         length, before, kind = int.from_bytes(data[at : at + 4], "big"), kind, bytes(data[at + 4 : at + 8])
@@ -249,6 +260,18 @@ def _bare_png_size(data: memoryview) -> Size | None:
         return None
     height, width = int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
     return Size(height, width) if 0 < height * width <= _PNG_GROWTH_MAX * len(data) else None
+
+
+def _small_png_size(data: memoryview) -> Size | None:
+    """Return the size of a PNG with one chunk of pixels and no others, as nearly all small ones are, in 1 µs; else None."""
+    if len(data) <= _SMALL_PNG_FRAME_BYTES:
+        return None
+    start, width, height, bits, length, first = _UNPACK_SMALL_PNG(data)
+    is_small = start == _SMALL_PNG_START and first == b"IDAT" and length + _SMALL_PNG_FRAME_BYTES == len(data)
+    if not is_small or bits > 8 or data[-12:] != _PNG_END:
+        return None
+    pixels_count = height * width
+    return Size(height, width) if 0 < pixels_count <= min(PIXELS_MAX, _PNG_GROWTH_MAX * len(data)) else None
 
 
 def _is_plain_png(data: memoryview) -> bool:

@@ -147,15 +147,13 @@ def pixels_of(value: Any, spec: FieldSpec, key: str) -> tuple[Buffer, int, int, 
     """
     import numpy as np
 
-    from penstock.images import open_picture
+    from penstock.images import rgb_pixels
 
     try:
         if isinstance(value, memoryview) and value.format not in {"B", "b", "c"}:
             raise ValueError("numbers are not a picture")  # one place names the field
-        if isinstance(value, memoryview | bytes | bytearray):
-            array = open_picture(memoryview(value)).pixels("RGB")
-        else:
-            array = np.asarray(value)
+        is_encoded = isinstance(value, memoryview | bytes | bytearray)
+        array = rgb_pixels(memoryview(value)) if is_encoded else np.asarray(value)
         if array.dtype != np.uint8 or array.ndim not in {2, 3}:
             raise ValueError(f"{array.dtype}{list(array.shape)} is not uint8[H, W, C]")
     except (ValueError, OSError, TypeError, AttributeError) as error:

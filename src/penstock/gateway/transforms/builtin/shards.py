@@ -21,7 +21,7 @@ from penstock.gateway.transforms.builtin.streams import (
     samples_in,
     singly,
 )
-from penstock.images import open_picture
+from penstock.images import rgb_pixels
 from penstock.pack.fields import as_bytes, cast_value, oriented, parse_fields, pixels_of, select_fields
 from penstock.pack.sample_conversion import convert_sample
 
@@ -190,7 +190,7 @@ def _pixel_columns(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]
     pixels, shapes = [], []
     for value, key in zip(values, keys, strict=True):
         try:
-            array = open_picture(memoryview(value)).pixels("RGB")
+            array = rgb_pixels(memoryview(value))
         except (ValueError, OSError):
             pixels_of(value, spec, key)  # raises the error
             raise
