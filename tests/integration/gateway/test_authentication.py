@@ -61,7 +61,7 @@ def front(bucket: UploadBucket) -> Iterator[RunningFront]:
 def client_of(front: RunningFront, key: Any = KEY, **options: Any) -> Any:
     """boto3 with a key."""
     pair = {"aws_access_key_id": key.access_key, "aws_secret_access_key": key.secret_key}
-    return s3_client(front.url, **(pair | options))
+    return s3_client(options.pop("url", front.url), **(pair | options))
 
 
 def code_of(error: pytest.ExceptionInfo[ClientError]) -> str:
@@ -110,6 +110,32 @@ def test_penstock_corrects_a_wrong_region(front: RunningFront) -> None:
     keys = ps.Credentials(access_key=KEY.access_key, secret_key=KEY.secret_key)
     with ps.connect("s3://data", endpoint_url=front.url, credentials=keys, region="eu-west-1") as store:
         assert bytes(store.read("large.bin").data) == LARGE
+
+
+@pytest.mark.parametrize("addressing", ["auto", "path"])
+def test_an_object_lambda_arn_reads_from_the_gateway(front: RunningFront, addressing: Any) -> None:
+    """A program that names the ARN changes its endpoint and nothing else; requests are signed for Object Lambda."""
+    keys = ps.Credentials(access_key=READER.access_key, secret_key=READER.secret_key)
+    url = "s3://arn:aws:s3-object-lambda:us-east-1:000000000000:accesspoint/train/dir/"
+    with ps.connect(url, endpoint_url=front.url, credentials=keys, addressing=addressing) as store:
+        assert [info.key for info in store.list()] == ["a b+c~(d)é.txt"]
+        assert bytes(store.read("a b+c~(d)é.txt").data) == b"hello"
+        place, name = split(presigned_get(store, "a b+c~(d)é.txt"))
+    with ps.connect(place) as reader:
+        assert bytes(reader.read(name).data) == b"hello"
+
+
+def test_boto3_addresses_the_arn_by_its_host(front: RunningFront) -> None:
+    """boto3 sends ``name-account.host``; here its request goes to the same port under the name that it signs."""
+    client = client_of(front, READER, url=f"http://localhost:{front.port}")
+    arn = "arn:aws:s3-object-lambda:us-east-1:000000000000:accesspoint/train"
+    url = client.generate_presigned_url("get_object", Params={"Bucket": arn, "Key": "large.bin"})
+    host, _, target = url.removeprefix("http://").partition("/")
+    assert host == f"train-000000000000.localhost:{front.port}"
+    request = f"GET /{target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    head, _, body = raw_exchange(front.port, request.encode()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert body == LARGE
 
 
 @pytest.mark.parametrize("checksum", ["CRC32", "CRC32C", "SHA1", "SHA256", "CRC64NVME"])

@@ -39,17 +39,21 @@ class AccessKey:
         secret_key: The secret part; never shown.
         may_write: Whether it may change objects.
         access_points: Names of the buckets and access points that it may use; None for all.
+        is_internal: Whether it is the gateway's own, which is not subject to the keys that an access point names.
     """
 
     access_key: str
     secret_key: str = field(repr=False)
     may_write: bool = False
     access_points: frozenset[str] | None = None
+    is_internal: bool = False
 
     @classmethod
     def generate(cls) -> AccessKey:
         """Return a new read-only key with which the processes of one gateway sign URLs for each other."""
-        return cls(access_key=f"INTERNAL{secrets.token_hex(8).upper()}", secret_key=secrets.token_urlsafe(32))
+        return cls(
+            access_key=f"INTERNAL{secrets.token_hex(8).upper()}", secret_key=secrets.token_urlsafe(32), is_internal=True
+        )
 
 
 class AccessKeys:
@@ -105,13 +109,11 @@ class AccessKeys:
         if key is None or (key.access_points is not None and bucket not in key.access_points):
             return False
         allowed = self._restricted.get(bucket)
-        return allowed is None or access_key in allowed
+        return allowed is None or key.is_internal or access_key in allowed
 
     def with_key(self, key: AccessKey) -> AccessKeys:
-        """Return a set that contains `key` as well; it may use every access point, unless its own list says otherwise."""
-        more = AccessKeys([*self._all(), key])
-        more._restricted = {name: ids | {key.access_key} for name, ids in self._restricted.items()}
-        return more
+        """Return a set that contains `key` as well, with the same restrictions."""
+        return AccessKeys([*self._all(), key], restricted=self._restricted)
 
     def for_access_points(self, access_points: Iterable[AccessPoint]) -> AccessKeys:
         """Return the same keys, restricted to the access points whose ``keys`` name them.

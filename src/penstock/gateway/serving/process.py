@@ -97,7 +97,7 @@ class GatewayProcess:
     def _make_authenticator(self) -> SignatureAuthenticator | OpenAuthenticator:
         keys, config = self._order.keys, self._order.config
         if keys is None:
-            return OpenAuthenticator()
+            return OpenAuthenticator(domains=(config.domain,))
         self._authenticator = SignatureAuthenticator(keys.for_access_points(config.access_points), region=config.region)
         return self._authenticator
 

@@ -49,8 +49,9 @@ def test_scopes_and_access_points_restrict_each_other() -> None:
         ("ALL", "train"), ("ALL", "eval"), ("ALL", "public"), ("TRAIN", "train"), ("", "public"),
     }  # fmt: skip
     internal = AccessKey.generate()
-    assert keys.with_key(internal).may_use(internal.access_key, "eval")
-    assert not keys.with_key(internal).may_use("TRAIN", "eval")
+    for each in (keys.with_key(internal), keys.with_key(internal).for_access_points(points)):
+        assert each.may_use(internal.access_key, "eval")
+        assert not each.may_use("TRAIN", "eval")
 
 
 def test_an_access_point_for_an_unknown_key_is_an_error() -> None:
