@@ -232,6 +232,7 @@ def test_files_of_other_programs_are_objects(client: Any, bucket: str, root: Pat
     path.write_bytes(b"first")
     first = client.head_object(Bucket=bucket, Key="there/file.txt")
     assert "-" in first["ETag"]
+    assert first["ContentType"] == "text/plain"
     listed = client.list_objects_v2(Bucket=bucket)["Contents"][0]
     assert (listed["ETag"], listed["Size"]) == (first["ETag"], 5)
     assert LocalStore(root / bucket).stat("there/file.txt").etag == first["ETag"]

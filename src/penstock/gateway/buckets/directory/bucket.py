@@ -116,7 +116,7 @@ class DirectoryBucket:
         """Return one page of keys."""
         with s3_errors():
             try:
-                return await self._threads.run(self._listing.page, operation)
+                return await self._threads.run_long(self._listing.page, operation)
             except DirectoryMissingError as error:
                 raise bucket_missing(self.name) from error
 
@@ -175,7 +175,7 @@ class DirectoryBucket:
         query = request.query
         prefix, delimiter, marker = query.get("prefix", ""), query.get("delimiter", ""), query.get("key-marker", "")
         most = number_in(query, "max-keys", default=1000, most=1000)
-        page = await self._threads.run(self._listing.page, ListPage(prefix, delimiter, None, marker, most))
+        page = await self._threads.run_long(self._listing.page, ListPage(prefix, delimiter, None, marker, most))
         is_encoded = query.get("encoding-type") == "url"
 
         def text(value: str) -> str:

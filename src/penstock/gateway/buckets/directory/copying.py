@@ -83,7 +83,7 @@ class CopiedFile:
         kept = self._record.checksums if self._record.checksum_type == "FULL_OBJECT" else {}
         span = ByteRange(0, self.size_bytes)
         if self._record.etag and "-" not in self._record.etag and (not algorithm or algorithm in kept):
-            await self._threads.run(staged.copy_from, self._fd, span)
+            await self._threads.run_long(staged.copy_from, self._fd, span)
             self._check_same()
             return StoredRecord(etag=self._record.etag, checksums=kept)
         received = await self.copy_span(staged, span, algorithm)
@@ -92,7 +92,7 @@ class CopiedFile:
     async def copy_span(self, staged: StagedFile, span: ByteRange, algorithm: str) -> Received:
         """Append a range and hash it."""
         file = HashingFile(staged, algorithm)
-        await self._threads.run(file.copy, self._fd, span)
+        await self._threads.run_long(file.copy, self._fd, span)
         self._check_same()
         return file.result({})
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.gateway.buckets.directory.layout import HIDDEN, check_key, escaped_path, natural_path
 from penstock.gateway.buckets.directory.records import StoredRecord, records_in
 from penstock.gateway.buckets.directory.staging import StagingArea, bucket_missing, make_below, sync_folder
+from penstock.gateway.buckets.upstream import content_type_of
 from penstock.gateway.objects import ObjectHead, S3Error
 from penstock.store.tree import info_of
 
@@ -70,7 +71,7 @@ class StoredObject(NamedTuple):
     def head(self, *, with_checksums: bool) -> ObjectHead:
         """Return what is sent of it."""
         record = self.record or StoredRecord()
-        headers = {"Content-Type": DEFAULT_TYPE, **record.headers}
+        headers = {"Content-Type": DEFAULT_TYPE if record.etag else content_type_of(self.key), **record.headers}
         if record.tags:
             headers["x-amz-tagging-count"] = str(len(record.tags))
         if with_checksums and record.checksums:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.gateway.buckets.directory.files import BucketFiles
 
-_WALKS_MAX = 64  # listings that are remembered between two pages
+_WALKS_MAX = 16  # listings that are remembered between two pages; each holds the names of the folders that it is in
 _PAGE = 1000
 
 
@@ -40,7 +40,6 @@ class BucketListing:
 
     def __init__(self, files: BucketFiles) -> None:
         self._files = files
-        self._tree = Tree(files.folder)
         self._walks: OrderedDict[str, tuple[tuple[str, str], Iterator[ObjectInfo]]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -107,10 +106,11 @@ class BucketListing:
 
     def _natural(self, operation: ListPage, after: str) -> Iterator[ObjectInfo]:
         """Iterate over the keys that are paths; with the delimiter ``/``, the tree finds the common prefixes itself."""
+        tree = Tree(self._files.folder)  # of this listing alone, so that what it remembers ends with the listing
         delimiter = "/" if operation.delimiter == "/" else ""
         token = None
         while True:
-            page = self._tree.page(ListPage(operation.prefix, delimiter, token, after, _PAGE))
+            page = tree.page(ListPage(operation.prefix, delimiter, token, after, _PAGE))
             prefixes = [ObjectInfo(prefix, 0, is_prefix=True) for prefix in page.prefixes]
             yield from merge(page.objects, prefixes, key=attrgetter("key"))
             token = page.next_token

@@ -161,7 +161,7 @@ class MultipartRequests:
         size = headers.get("x-amz-mp-object-size")
         if size is not None and not (size.isascii() and size.isdigit() and len(size) < 20):
             raise invalid_argument("x-amz-mp-object-size", "Not an integer", size)
-        stored = await self._threads.run(
+        stored = await self._threads.run_long(
             self.uploads.complete,
             upload,
             named,
@@ -192,7 +192,7 @@ class MultipartRequests:
         encoding = query.get("encoding-type", "")
         if encoding not in ("", "url"):
             raise invalid_argument("encoding-type", "Invalid Encoding Method specified in Request", encoding)
-        uploads = await self._threads.run(self.uploads.all)
+        uploads = await self._threads.run_long(self.uploads.all)
         behind = _behind(uploads, key_marker, id_marker)
         found = _grouped(behind, prefix=prefix, delimiter=delimiter)
         shown, is_truncated = found[:most], len(found) > most

@@ -144,7 +144,7 @@ class ObjectRequests:
         if not 0 < len(rows) <= _KEYS_MAX:
             raise malformed()
         is_quiet = (tree.findtext("Quiet") or "").strip().lower() == "true"
-        outcomes = await self._threads.run(self._delete_rows, rows)
+        outcomes = await self._threads.run_long(self._delete_rows, rows)
         children: list[tuple[str, object]] = []
         for key, error in outcomes:
             if error is not None:

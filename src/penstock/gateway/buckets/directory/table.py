@@ -118,7 +118,7 @@ class DirectoryBuckets:
         if not isinstance(bucket, DirectoryBucket):
             raise bucket_missing(name)
         with s3_errors():
-            await self._threads.run(_remove_bucket, bucket)
+            await self._threads.run_long(_remove_bucket, bucket)
         self._buckets.pop(name, None)
 
     def _check_may_write(self, caller: Caller) -> None:
