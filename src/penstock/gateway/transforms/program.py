@@ -9,10 +9,11 @@ import pickle
 import random
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.config import SEED_MAX, check_names
+from penstock.config import SEED_MAX
 from penstock.errors import ConfigError
 from penstock.gateway.objects import S3Error
 from penstock.gateway.transforms.arguments import ArgumentSchema, check_arguments, schema_of
@@ -133,7 +134,9 @@ def _target(name: str) -> str:
     module, colon, function = name.rpartition(":")
     if not colon:
         if name not in BUILTINS:
-            check_names("transform", (name,), BUILTINS)
+            near = get_close_matches(name, BUILTINS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"module:function, or one of {', '.join(BUILTINS)}"
+            raise ConfigError(f"there is no built-in transform {name}", hint=hint)
         return BUILTINS[name]
     if not module or not all(part.isidentifier() for part in function.split(".")):
         raise ConfigError(f"the transform {name!r} is neither built in nor module:function")

@@ -110,7 +110,11 @@ def test_missing_things(words: Path, tmp_path: Path) -> None:
         try_transform(upper, tmp_path / "missing")
     with pytest.raises(ConfigError, match="there is no module nowhere_at_all"):
         try_transform("nowhere_at_all:f", words)
-    with pytest.raises(ConfigError, match="transform"):
+    with pytest.raises(ConfigError, match=r"no built-in transform gzib.*did you mean gzip\?"):
+        try_transform("gzib(level=1)", words)
+    with pytest.raises(ConfigError, match=r"no built-in transform nosuchname.*module:function"):
         try_transform("nosuchname", words)
+    with pytest.raises(ConfigError, match="neither built in nor module:function"):
+        try_transform("some.module:", words)
     with pytest.raises(ConfigError, match="must take a reader and a request"):
         try_transform(lambda reader: b"", words)
