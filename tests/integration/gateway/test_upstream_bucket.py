@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
 
-from fronts import RunningFront, s3_client
+from fronts import RunningFront, raw_exchange, s3_client
 from penstock.cache import CacheConfig, Cached
 from penstock.compose import connect
+from penstock.fetch import Budget
 from penstock.gateway.buckets.upstream import UpstreamBucket
+from penstock.store import MemoryStore
 from penstock.store.base import Wrapper
 
 if TYPE_CHECKING:
@@ -134,3 +142,113 @@ def test_types_are_guessed_where_a_store_has_none(tmp_path: Path) -> None:
             with pytest.raises(client.exceptions.ClientError) as caught:
                 client.head_object(Bucket="data", Key=odd)
             assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+
+
+def test_checksums_are_sent_to_those_who_ask(source: Counting, s3_endpoint: Any, bucket: str, tmp_path: Path) -> None:
+    """The store's checksum is sent with the whole object on request, cold and from the cache, and never with a part."""
+    s3_endpoint.client().put_object(Bucket=bucket, Key="sum", Body=b"123456789", ChecksumAlgorithm="CRC32C")
+    config = CacheConfig(tmp_path / "cache", 64 << 20, metadata_ttl_s=3600)
+    with RunningFront(UpstreamBucket("data", Cached(source, config))) as front:
+        client = s3_client(front.url, config={"response_checksum_validation": "when_required"})
+        for _ in range(2):
+            asked = client.get_object(Bucket="data", Key="sum", ChecksumMode="ENABLED")
+            assert asked["ChecksumCRC32C"] == "4waSgw=="
+            assert asked["Body"].read() == b"123456789"
+            assert "ChecksumCRC32C" not in client.get_object(Bucket="data", Key="sum")
+            part = client.get_object(Bucket="data", Key="sum", ChecksumMode="ENABLED", Range="bytes=0-1")
+            assert "ChecksumCRC32C" not in part
+        head = client.head_object(Bucket="data", Key="sum", ChecksumMode="ENABLED")
+        assert head["ChecksumCRC32C"] == "4waSgw=="
+
+
+def test_a_client_that_leaves_gives_everything_back() -> None:
+    """Clients that stop in the midst of a long object leave no byte in the budget and no task."""
+    budget = Budget(64 << 20)
+
+    class Budgeted(MemoryStore):
+        """A store with a budget of its own."""
+
+        @property
+        def budget(self) -> Budget:
+            """The budget."""
+            return budget
+
+    store = Budgeted({"long": bytes(100 << 20)})
+    with RunningFront(UpstreamBucket("data", store)) as front:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", front.port)) as connection:
+                connection.sendall(b"GET /data/long HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        for _ in range(1000):
+            statistics = budget.statistics()
+            if len(front.records) == 3 and statistics.used_bytes == statistics.free_bytes:
+                break
+            gc.collect()
+            front.call(one_turn)
+        assert statistics.used_bytes == statistics.free_bytes
+        assert not any(record.complete for record in front.records)
+
+
+async def one_turn() -> None:
+    """Let the loop do something else for a moment."""
+    await asyncio.sleep(0.01)
+
+
+def test_objects_of_a_store_that_tells_no_length() -> None:
+    """An upstream that answers in chunks, also without a length to HEAD, is read, described and cut into ranges."""
+
+    class Chunked(BaseHTTPRequestHandler):
+        """Sends every object in chunks."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            """Send the head."""
+            self.send_response(200)
+            self.send_header("ETag", '"v"')
+            self.send_header("Content-Type", "text/made")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            """Send the head and the body."""
+            self.do_HEAD()
+            self.wfile.write(b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Chunked) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            store = connect(f"http://127.0.0.1:{server.server_port}/")
+            with RunningFront(UpstreamBucket("data", store)) as front:
+                client = s3_client(front.url)
+                answer = client.get_object(Bucket="data", Key="k")
+                assert (answer["Body"].read(), answer["ContentLength"], answer["ETag"]) == (b"hello world", 11, '"v"')
+                assert client.head_object(Bucket="data", Key="k")["ContentLength"] == 11
+                assert client.get_object(Bucket="data", Key="k", Range="bytes=-5")["Body"].read() == b"world"
+                assert client.get_object(Bucket="data", Key="k", Range="bytes=0-4")["Body"].read() == b"hello"
+                assert client.get_object(Bucket="data", Key="k", Range="bytes=3-6")["Body"].read() == b"lo w"
+                client.close()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_own_routes_come_first() -> None:
+    """Handlers of exact paths and of prefixes get requests that no bucket sees."""
+
+    async def hello(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=f"own {request.method}")
+
+    routes = {"/WriteGetObjectResponse": hello, "/-/": hello}
+    with RunningFront(UpstreamBucket("data", MemoryStore({"d": b"1"})), extra_routes=routes) as front:
+        for target, expected in (
+            ("/WriteGetObjectResponse?a=1", b"own GET"),
+            ("/-/health", b"own GET"),
+            ("/data/d", b"1"),
+        ):
+            sent = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            assert raw_exchange(front.port, sent).endswith(b"\r\n\r\n" + expected)

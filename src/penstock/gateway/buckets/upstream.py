@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import Cached
 from penstock.cache.metadata import kept_headers
-from penstock.errors import ConfigError, ObjectMissingError, SpanError
+from penstock.errors import ConfigError, ObjectMissingError, ProtocolError, SpanError
 from penstock.fetch.plan import PlanItem
 from penstock.gateway.buckets.requests import not_implemented
 from penstock.gateway.buckets.submitting import CompleteRead, FirstRead, perform_on_loop
@@ -77,7 +77,12 @@ class UpstreamBucket:
 
     async def head(self, request: GatewayRequest) -> ObjectHead:
         """Describe an object; see ``Bucket.head``. Cost: one request, or none if the cache knows the object."""
-        return object_head(await self._stat(request.key))
+        try:
+            return object_head(await self._stat(request.key))
+        except ProtocolError:  # the answer has no length: all of the object must be read for it
+            opened = await self._open_whole(request.key)
+            await opened.close()
+            return opened.head
 
     async def _stat(self, key: str) -> ObjectInfo:
         try:
@@ -89,6 +94,12 @@ class UpstreamBucket:
 
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
         """Begin to read an object; see ``Bucket.open``. Cost: one request for an object of one part."""
+        try:
+            return await self._open(request, hint)
+        except ProtocolError:  # the store may know neither lengths nor ranges; if it is really broken, this fails too
+            return await self._open_whole(request.key)
+
+    async def _open(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
         key = request.key
         if hint is None and ("Range" in request.headers or "partNumber" in request.query):
             return UpstreamObject(self, await self._stat(key), None)  # the range depends on the size
@@ -108,6 +119,15 @@ class UpstreamBucket:
                 first.cancel()
             raise
         return UpstreamObject(self, info, first)
+
+    async def _open_whole(self, key: str) -> UpstreamObject:
+        """Open an object whose store makes it while sending it, so that it has neither a length nor ranges beforehand."""
+        first = FirstRead(self.store, Get(key), length_bytes_max=self.part_bytes())
+        try:
+            return UpstreamObject(self, await self._with_headers(await first.wait_described()), first)
+        except BaseException:
+            first.cancel()
+            raise
 
     def _open_at_hand(self, key: str, hint: ByteRange | None) -> UpstreamObject | None:
         """Return an object that the cache knows, with its bytes if they are few; None if the store is needed."""
