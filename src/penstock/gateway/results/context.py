@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TOUCH_S = 600.0
+_SMALL_BYTES_MAX = 256 * KIB
+"""Results up to this size are read on the event loop if the page cache has them: that takes less than asking a thread."""
+
 _PIECE_BYTES_MIN = 64 * KIB
 _PIECE_BYTES_MAX = 1 * MIB
 
@@ -113,10 +116,23 @@ class ResultsContext:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def recent_piece(self, blocks: RunBlocks, position: int, end: int) -> memoryview | None:
-        """Return bytes of a block that was produced lately; None if it is not in memory any more."""
+    def piece_at_once(self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None) -> memoryview | None:
+        """Return bytes that need no waiting: of a block that was produced lately, or of a small result in the page cache.
+
+        Args:
+            blocks: The blocks of a run.
+            position: First byte wanted, counted in the result.
+            end: End of what is wanted.
+            size_bytes: Bytes that are stored; None if that is not known.
+
+        Returns:
+            The bytes from `position` on, as many as are there; None if a thread must look for them.
+        """
         index, start = divmod(position, self.storage.block_bytes)
         block = self._recent.get(blocks.digest, index)
+        small_bytes_max = min(_SMALL_BYTES_MAX, self.storage.block_bytes)
+        if block is None and size_bytes is not None and size_bytes <= small_bytes_max:
+            block = self.storage.read_at_once(blocks, size_bytes)
         return block[start : end - position + start] if block is not None and start < len(block) else None
 
     def read_stored(

@@ -123,7 +123,9 @@ class ResultReader:
         if ahead is not None and ahead[0] == cursor.position:
             self._ahead = None
             piece = await ahead[1]
-        elif (piece := self._result.recent_piece(blocks, cursor.position, cursor.end)) is not None:
+        elif (
+            piece := self._result.piece_at_once(blocks, cursor.position, cursor.end, size_bytes=size_bytes)
+        ) is not None:
             self._result.count_bytes(len(piece), place="memory")
             return piece
         elif size_bytes is None and not self._result.has_full_block(blocks, cursor.position):

@@ -8,10 +8,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.errors import PenstockError
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.cursor import Cursor
 from penstock.gateway.results.reader import ResultReader
 from penstock.gateway.results.run import AbandonedError, as_refusal
+from penstock.redaction import public_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
@@ -186,9 +188,9 @@ class SharedResult:
         storage = self._context.storage
         return storage.has_block(blocks, position // storage.block_bytes)
 
-    def recent_piece(self, blocks: RunBlocks, position: int, end: int) -> memoryview | None:
-        """Return bytes of a block that was produced lately; None if it is not in memory any more."""
-        return self._context.recent_piece(blocks, position, end)
+    def piece_at_once(self, blocks: RunBlocks, position: int, end: int, *, size_bytes: int | None) -> memoryview | None:
+        """Return bytes that are in memory; see ``ResultsContext.piece_at_once``."""
+        return self._context.piece_at_once(blocks, position, end, size_bytes=size_bytes)
 
     def blocks_of(self, record: ResultRecord) -> RunBlocks:
         """Return the identity of the blocks of a run."""
@@ -277,7 +279,14 @@ class SharedResult:
             failure = error
             if not self.plan.is_deterministic:
                 self._keeper.lost_for_ever(self.plan.name)
-            log.warning("The result of %s for %r failed: %s", self.plan.transform, self.plan.name.key, error)
+            is_known = isinstance(error, (S3Error, PenstockError))
+            log.warning(
+                "The result of %s for %r failed: %s",
+                self.plan.transform,
+                public_key(self.plan.name.key),
+                error,
+                exc_info=None if is_known else error,
+            )
         finally:
             self._task = None
             self._failure = failure
