@@ -127,11 +127,17 @@ def oriented(specs: tuple[FieldSpec, ...], names: Collection[str]) -> tuple[Fiel
 
     A mapping that names the fields of a TFRecord on the left and the members of a tar on the right describes the way back as
     well. An item is turned round if the sample lacks its source and has its target.
+
+    Raises:
+        ConfigError: Two fields would have the same name then.
     """
-    return tuple(
+    turned = tuple(
         FieldSpec(spec.field, spec.source, spec.type) if spec.source not in names and spec.field in names else spec
         for spec in specs
     )
+    if len({spec.field for spec in turned}) < len(turned):
+        raise ConfigError(f"two fields become one among {[spec.field for spec in turned]}")
+    return turned
 
 
 def pixels_of(value: Any, spec: FieldSpec, key: str) -> tuple[Buffer, int, int, int]:

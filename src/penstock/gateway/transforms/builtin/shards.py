@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import KIB
+from penstock.config import KIB, MIB
 from penstock.errors import ConfigError, DataError
 from penstock.formats import Samples, TarWriter, TFRecordWriter
 from penstock.formats.example_frames import ExampleFramer
@@ -37,6 +37,9 @@ KEY = "__key__"
 
 _BATCH_BYTES = 256 * KIB
 """Samples in columns that are written together: as much as stays in the processor's cache, so that no page is touched anew."""
+
+_PIXELS_BYTES_MAX = 16 * MIB
+"""Decoded pixels that are held of samples in columns; with more, they are written one by one."""
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -100,26 +103,28 @@ class _ExampleConversion:
         self._is_oriented = False
         self._key = key
         self._writer = TFRecordWriter(output.write, keeps_key=key == KEY)
+        self._has_large_pictures = False
         self._framers: dict[tuple[str, ...], ExampleFramer] = {}
 
-    def convert(self, samples: Sequence[Sample]) -> None:
-        """Write a group of samples."""
+    def convert(self, samples: Sequence[Sample]) -> Iterator[None]:
+        """Write a group of samples; yields after each part of it."""
         if self._specs is not None and not self._is_oriented:
-            self._specs = oriented(self._specs, samples[0].fields)
-            self._is_oriented = True
+            with located(self._source, samples[0]):
+                self._specs, self._is_oriented = oriented(self._specs, samples[0].fields), True
         if not isinstance(samples, Samples):
-            self._convert_some(samples)
+            yield from self._convert_some(samples)
             return
         count = min(max(_BATCH_BYTES * len(samples) // (sum(samples.columns[2]) + 1), 16), 1024)
         for at in range(0, len(samples), count):
-            self._convert_some(samples[at : at + count])
+            yield from self._convert_some(samples[at : at + count])
 
-    def _convert_some(self, samples: Sequence[Sample]) -> None:
+    def _convert_some(self, samples: Sequence[Sample]) -> Iterator[None]:
         columns = self._columns(samples) if isinstance(samples, Samples) else None
         if columns is None:
             for sample in singly(samples):
                 with located(self._source, sample):
                     self._writer.add({KEY: plain_key(sample.key), **self._fields(sample)})
+                yield
             return
         names = tuple(columns)
         framer = self._framers.get(names)
@@ -128,6 +133,7 @@ class _ExampleConversion:
             if len(self._framers) > 64:
                 self._framers.clear()
         self._output.write(framer.frame(columns))
+        yield
 
     def finish(self) -> None:
         """End the shard."""
@@ -155,7 +161,7 @@ class _ExampleConversion:
     def _columns(self, samples: Samples) -> dict[str, Sequence[Any]] | None:
         """Return the features of samples in columns; None if they must be written one by one."""
         stored = dict(zip(samples.names, samples.columns[3:], strict=True))
-        if samples.names == ("record",) or self._key in stored:
+        if samples.names == ("record",) or self._key in stored or self._has_large_pictures:
             return None
         columns: dict[str, Sequence[Any]] = {}
         if self._specs is None:
@@ -164,9 +170,15 @@ class _ExampleConversion:
             if spec.source not in stored or spec.type not in {None, "bytes", "int", "float", "pixels"}:
                 return None
             try:
-                columns.update(_column(spec, stored[spec.source], samples.keys))
+                column = _column(spec, stored[spec.source], samples.keys)
             except DataError:
                 return None  # one by one, the error names the sample
+            if column is None:
+                self._has_large_pictures = True
+                return None
+            columns.update(column)
+        if self._key in columns:
+            return None
         if self._key:
             try:
                 columns[self._key] = [check_key(plain_key(key)).encode() for key in samples.keys]
@@ -175,25 +187,32 @@ class _ExampleConversion:
         return columns
 
 
-def _column(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """Return the features that a column of members becomes, by name."""
+def _column(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> dict[str, Sequence[Any]] | None:
+    """Return the features that a column of members becomes, by name; None if they would take too much memory."""
     if spec.type == "pixels":
-        return dict(zip(spec.pixel_fields, _pixel_columns(spec, values, keys), strict=True))
+        found = _pixel_columns(spec, values, keys)
+        return None if found is None else dict(zip(spec.pixel_fields, found, strict=True))
     if spec.type in {"int", "float"}:
         table = {value: cast_value(value, spec, "") for value in set(values)}  # labels have few distinct values
         return {spec.field: [table[value] for value in values]}
     return {spec.field: values}
 
 
-def _pixel_columns(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> list[list[Any]]:
-    """Return the pixels of pictures, their heights, widths and channels: as ``pixels_of``, in 3 µs less for each."""
-    pixels, shapes = [], []
+def _pixel_columns(spec: FieldSpec, values: Sequence[bytes], keys: Sequence[str]) -> list[list[Any]] | None:
+    """Return the pixels of pictures, their heights, widths and channels: as ``pixels_of``, in 3 µs less for each.
+
+    Returns None if they take more than ``_PIXELS_BYTES_MAX``: a picture of one colour may grow a thousandfold.
+    """
+    pixels, shapes, size_bytes = [], [], 0
     for value, key in zip(values, keys, strict=True):
         try:
             array = rgb_pixels(memoryview(value))
         except (ValueError, OSError):
             pixels_of(value, spec, key)  # raises the error
             raise
+        size_bytes += array.nbytes
+        if size_bytes > _PIXELS_BYTES_MAX:
+            return None
         pixels.append(array.tobytes())
         shapes.append(array.shape)
     return [pixels, *map(list, zip(*shapes, strict=True))]
@@ -241,11 +260,11 @@ def tfrecord_to_tar(
 
 def _members(
     writer: TarWriter, source: str, specs: tuple[FieldSpec, ...] | None, key_feature: str
-) -> Callable[[Sequence[Sample]], None]:
+) -> Callable[[Sequence[Sample]], Iterator[None]]:
     """Return a function that writes Examples as samples of a tar."""
     is_oriented = False
 
-    def convert(samples: Sequence[Sample]) -> None:
+    def convert(samples: Sequence[Sample]) -> Iterator[None]:
         nonlocal specs, is_oriented
         for sample in singly(samples):
             with located(source, sample):
@@ -260,6 +279,7 @@ def _members(
                     taken = select_fields(sample.fields, specs, key)
                     fields = {name: as_bytes(name, value, key) for name, value in taken.items()}
                 writer.add({**fields, KEY: key})
+            yield
 
     return convert
 

@@ -77,18 +77,25 @@ def samples_in(parser: Parser, chunks: Iterable[Buffer]) -> Iterator[Sequence[Sa
 
 
 class PieceCollector:
-    """Collects output, and hands it on in pieces of a useful size."""
+    """Collects output, and hands it on in pieces of a useful size.
+
+    Attributes:
+        held_bytes: Bytes that were collected and not taken.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[Buffer] = []
+        self.held_bytes = 0
 
     def write(self, data: Buffer) -> None:
         """Append bytes, which may not be changed afterwards."""
         self._pieces.append(data)
+        self.held_bytes += len(data)
 
     def take(self) -> Iterator[Buffer]:
         """Iterate over what was collected: small pieces are joined, large ones are not copied."""
         pieces, self._pieces = self._pieces, []
+        self.held_bytes = 0
         small: list[Buffer] = []
         for piece in pieces:
             if len(piece) < PIECE_BYTES:
@@ -139,7 +146,7 @@ def compressed(pieces: Iterable[Buffer], compression: str, level: int | None = N
 
 def converted(
     groups: Iterable[Sequence[Sample]],
-    convert: Callable[[Sequence[Sample]], None],
+    convert: Callable[[Sequence[Sample]], Iterator[None]],
     output: PieceCollector,
     finish: Callable[[], Any],
 ) -> Iterator[Buffer]:
@@ -147,12 +154,14 @@ def converted(
 
     Args:
         groups: The samples of the source.
-        convert: Converts a group.
+        convert: Converts a group, and yields after each part of it that may be handed on by itself.
         output: Where `convert` and `finish` write.
         finish: Called after the last group.
     """
     for group in groups:
-        convert(group)
+        for _ in convert(group):
+            if output.held_bytes >= BLOCK_BYTES:  # a sample may be much larger than its source
+                yield from output.take()
         yield from output.take()
     finish()
     yield from output.take()

@@ -6,6 +6,7 @@ import gzip
 import io
 import struct
 import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,6 +192,41 @@ def test_output_comes_before_the_end_of_the_source() -> None:
 
     next(tar_to_tfrecord(chunks(), source="s"))
     assert len(taken) <= 3
+
+
+def test_large_pictures_are_decoded_one_at_a_time() -> None:
+    """Pictures that grow a thousandfold are decoded singly, so that a batch of them does not fill the memory."""
+    run_bounded(
+        f"""
+        import sys
+        sys.path.append({str(Path(__file__).parents[4])!r})
+        """
+        """
+        import numpy as np
+        from penstock.gateway.transforms.builtin.shards import tar_to_tfrecord
+        from transformed_sources import png_of, tar_of
+
+        def pixels(side, count):
+            shard = tar_of({f"{index:02d}.png": png_of(np.zeros((side, side, 3), np.uint8)) for index in range(count)})
+            return sum(map(len, tar_to_tfrecord([shard], source="s", fields="png=image:pixels")))
+
+        pixels(40, 50)
+        begin()
+        assert pixels(2000, 30) > 30 * 12_000_000
+        """,
+        memory_bytes_max=100 << 20,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "message"),
+    [("x=png,x=cls", "", "two fields become one|twice"), ("x=png,y=cls", "x", "already has a field 'x'")],
+    ids=["turned", "key"],
+)
+def test_two_values_for_one_feature(fields: str, key: str, message: str) -> None:
+    """Two values for one feature are an error, also if they meet only when the mapping is turned round."""
+    with pytest.raises(DataError, match=message):
+        to_tfrecord(_SHARD, fields=fields, key=key)
 
 
 def test_memory_is_bounded() -> None:
