@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import KIB, MIB
 from penstock.gateway.objects import S3Error
-from penstock.redaction import printable
+from penstock.redaction import printable, public_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -194,7 +194,7 @@ class HandlerOutput:
         return True
 
     def _log(self, line: bytes) -> None:
-        text = printable(line[:LINE_BYTES_MAX].decode("utf-8", "replace"))
+        text = printable(public_text(line[:LINE_BYTES_MAX].decode("utf-8", "replace")))  # handlers print events
         LOG.info("%s %s %s", self._name, self.request_id or "-", text, extra={"request_id": self.request_id})
 
 
@@ -356,7 +356,8 @@ class HandlerWorker:
         if failed.get("exits"):
             self.kill()
         where = f"{self._settings.name} {request_id}"
-        LOG.error("%s The handler failed.\n%s", where, failed.get("traceback", ""), extra={"request_id": request_id})
+        text = printable(public_text(str(failed.get("traceback", ""))), lines=True)
+        LOG.error("%s The handler failed.\n%s", where, text, extra={"request_id": request_id})
         return _failed(f"The handler failed: {failed.get('type', 'Exception')}.")
 
 
