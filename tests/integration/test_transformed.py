@@ -15,6 +15,7 @@ from penstock.cli.app import run
 from penstock.config import MIB
 from penstock.errors import ConfigError, ObjectChangedError
 from penstock.fetch import Budget, PlanItem
+from servers.faulty import FaultyServer
 from servers.transforming import TransformingServer
 
 pytestmark = pytest.mark.server
@@ -137,6 +138,21 @@ def test_the_commands_copy_them(
             assert run([command, "s3://bucket/", f"{tmp_path}/{command}/", *options]) == 0
             found = {key: (tmp_path / command / key).read_bytes() for key in OBJECTS}
             assert found == OBJECTS
+
+
+@pytest.mark.parametrize("refusal", ["501", "ignore_range"])
+def test_large_objects_with_a_length_are_read_without_ranges(refusal: str) -> None:
+    """A store that tells the length, but refuses or ignores ranges, is asked for the whole object in one request."""
+    data = random.Random(4).randbytes(40 * MIB + 7)
+    with (
+        FaultyServer({"large": data, "small": data[:100]}) as server,
+        ps.connect(server.url, endpoint_url=server.endpoint_url, anonymous=True, retry=FAST) as store,
+    ):
+        server.fail(refusal, times=None, match=lambda request: request.span is not None)
+        assert bytes(store.read("large").data) == data
+        assert [bytes(blob.data) for blob in store.read_many(["large", "small", "large"])] == [data, data[:100], data]
+        with store.open("large") as file:
+            assert file.read() == data
 
 
 def test_a_body_beyond_half_the_budget_streams_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ class SingleRead:
         if self._scheduler is not None:
             self._scheduler.wait_finished(ordered=True)
             self._scheduler.take_finished(self._taken, ordered=True)
+            read = self._taken[0]  # another one, if the scheduler had to begin anew
         part.transfer = None
         return read
 
