@@ -249,6 +249,24 @@ def test_a_corrupt_block_is_produced_again(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_corrupt_small_result_is_produced_again(tmp_path: Path) -> None:
+    """A result of one block is verified at every read, and read from the disk only if it is what was produced."""
+
+    async def read(transform: FunctionTransform) -> bytes:
+        results = open_results(tmp_path, config=ResultsConfig(recent_bytes_max=0))
+        data = await get(point_of(transform, results, {"a": TEXT[:5000]}), "a")
+        await results.close()
+        return data
+
+    transform = FunctionTransform(swap_case)
+    for runs_count, damage in ((1, False), (1, False), (1, True), (2, False)):
+        assert asyncio.run(read(transform)) == TEXT[:5000].swapcase()
+        assert transform.runs_count == runs_count
+        if damage:
+            block = next(path for path in (tmp_path / "cache").rglob("*.0b"))
+            block.write_bytes(block.read_bytes()[:-1] + b"?")
+
+
 def test_a_run_goes_on_when_its_readers_have_left(tmp_path: Path) -> None:
     """A client that hangs up does not waste the work: the result is complete for the next one."""
 
