@@ -130,6 +130,19 @@ def test_without_a_ttl_a_new_version_is_seen_at_once(
         assert (answer["ContentType"], answer["Metadata"], answer["Body"].read()) == ("text/new", {}, b"new")
 
 
+def test_a_version_that_was_replaced_is_not_the_clients_problem(
+    source: Counting, tmp_path: Path, s3_endpoint: Any, bucket: str
+) -> None:
+    """If a believed version was replaced before its bytes were read, the client gets the new one and no error."""
+    config = CacheConfig(tmp_path / "cache", 64 << 20, metadata_ttl_s=3600)
+    with RunningFront(UpstreamBucket("data", Cached(source, config))) as front:
+        client = s3_client(front.url)
+        client.head_object(Bucket="data", Key="small.tar")
+        s3_endpoint.client().put_object(Bucket=bucket, Key="small.tar", Body=b"new", ContentType="text/new")
+        answer = client.get_object(Bucket="data", Key="small.tar")
+        assert (answer["ContentType"], answer["Body"].read()) == ("text/new", b"new")
+
+
 def test_types_are_guessed_where_a_store_has_none(tmp_path: Path) -> None:
     """A directory has no types; the suffix of the key names them."""
     for name in ("a.json", "b.tar", "c"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import Cached
 from penstock.cache.metadata import kept_headers
-from penstock.errors import ConfigError, ObjectMissingError, ProtocolError, SpanError
+from penstock.errors import ConfigError, ObjectChangedError, ObjectMissingError, ProtocolError, SpanError
 from penstock.fetch.plan import PlanItem
 from penstock.gateway.buckets.requests import not_implemented
 from penstock.gateway.buckets.submitting import CompleteRead, FirstRead, perform_on_loop
@@ -95,7 +95,10 @@ class UpstreamBucket:
     async def open(self, request: GatewayRequest, hint: ByteRange | None) -> UpstreamObject:
         """Begin to read an object; see ``Bucket.open``. Cost: one request for an object of one part."""
         try:
-            return await self._open(request, hint)
+            try:
+                return await self._open(request, hint)
+            except ObjectChangedError:  # the cache believed in a version that was replaced, and now knows better
+                return await self._open(request, hint)
         except ProtocolError:  # the store may know neither lengths nor ranges; if it is really broken, this fails too
             return await self._open_whole(request.key)
 
@@ -110,6 +113,10 @@ class UpstreamBucket:
         try:
             first = FirstRead(self.store, Get(key, hint), length_bytes_max=self.part_bytes())
             info = await self._with_headers(await first.wait_described())
+            if self._cached is not None and self._cached.config.metadata_ttl_s > 0:
+                await (
+                    first.wait_body()
+                )  # only now it is certain that the version that the cache believed in still exists
         except SpanError:
             return UpstreamObject(self, await self._stat(key), None)
         except ConfigError as error:
