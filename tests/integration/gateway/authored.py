@@ -106,9 +106,9 @@ def system_exit(reader, request):
     sys.exit(3)
 
 
-def cleans_up(reader, request, *, folder: str):
+def cleans_up(reader, request, *, scratch: str):
     """Leave no temporary file behind, however the call ends."""
-    with tempfile.NamedTemporaryFile(dir=folder):
+    with tempfile.NamedTemporaryFile(dir=scratch):
         while True:
             time.sleep(0.005)
             yield b"x" * 1000

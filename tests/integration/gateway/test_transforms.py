@@ -286,7 +286,7 @@ def test_cancelling_ends_the_call(tmp_path: Path) -> None:
     folder.mkdir()
 
     async def run() -> None:
-        async with running("cleans_up", tmp_path, folder=folder) as bench:
+        async with running("cleans_up", tmp_path, scratch=folder) as bench:
             for _ in range(3):
                 output = MemoryOutput()
                 task = asyncio.create_task(bench.run(output))
