@@ -65,7 +65,7 @@ test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on r
 	done
 
 # The suites of frameworks that are too heavy for `make test`, each in an environment of its own.
-FRAMEWORK_tensorflow := tensorflow-cpu
+FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
 FRAMEWORK_jax := jax
 FRAMEWORK_lightning := $(TORCH) lightning
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
@@ -82,7 +82,7 @@ UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, an
 	$(if $(UNWANTED_$*),.venvs/$*/bin/python -m pip uninstall --quiet --yes $(UNWANTED_$*))
 	@touch $@
 
-test-tensorflow: .venvs/tensorflow/.ready  ## The TensorFlow door, in an environment of its own
+test-tensorflow: .venvs/tensorflow/.ready .venvs/lambda/.ready  ## The TensorFlow door, in an environment of its own
 	.venvs/tensorflow/bin/python -m pytest tests/doors/tensorflow -q
 
 test-jax: .venvs/jax/.ready  ## The JAX examples, in an environment of their own

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 ACCESS_KEY, SECRET_KEY, REGION = "AKPENSTOCKCLIENTS000", "clients/secret/clients/secret/clients/s", "us-east-1"
@@ -16,16 +17,22 @@ ACCESS_KEY, SECRET_KEY, REGION = "AKPENSTOCKCLIENTS000", "clients/secret/clients
 class RunningGateway:
     """A gateway that listens on a free port of loopback.
 
+    Args:
+        folder: Folder for its cache.
+        flags: Options of the command.
+        upstream: Environment variables with which it finds its upstream.
+
     Attributes:
         url: Its URL.
         environment: Variables with which AWS clients find it and its keys.
     """
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, upstream: Mapping[str, str] | None = None) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        environment["PENSTOCK_GATEWAY_KEYS"] = f"{ACCESS_KEY}:{SECRET_KEY}:rw"
+        started_with = environment | dict(upstream or {})
+        started_with["PENSTOCK_GATEWAY_KEYS"] = f"{ACCESS_KEY}:{SECRET_KEY}:rw"
         command = [sys.executable, "-m", "penstock", "gateway", "--port", "0", "--cache", f"{folder}/cache:2GB", *flags]
-        self._process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, env=started_with, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)
@@ -34,7 +41,6 @@ class RunningGateway:
         found = re.search(r"at (http://\S+)", "".join(self.lines))
         assert found is not None, "".join(self.lines)
         self.url = found[1]
-        del environment["PENSTOCK_GATEWAY_KEYS"]
         self.environment = environment | {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,

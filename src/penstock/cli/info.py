@@ -72,7 +72,7 @@ def info(
 
 
 def _versions() -> dict[str, str]:
-    import pycurl
+    from penstock.libcurl import pycurl
 
     libraries = dict(part.split("/", 1) for part in str(pycurl.version).split() if "/" in part)
     return {

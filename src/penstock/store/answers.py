@@ -9,8 +9,6 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import pycurl
-
 from penstock.errors import (
     DEFECT_HINT,
     AccessDeniedError,
@@ -29,6 +27,7 @@ from penstock.errors import (
     ThrottledError,
     UnavailableError,
 )
+from penstock.libcurl import pycurl
 from penstock.transport import (
     CANCELLED,
     CLOSED,

@@ -19,8 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import pycurl
-
+from penstock.libcurl import pycurl
 from penstock.transport.connections import HttpConnection
 from penstock.transport.curl_pool import CurlPool
 from penstock.transport.http import (

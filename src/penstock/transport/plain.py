@@ -20,9 +20,8 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
-import pycurl
-
 from penstock.config import KIB
+from penstock.libcurl import pycurl
 from penstock.transport.connecting import Connector
 from penstock.transport.connections import HttpConnection, HttpOrigin, HttpOrigins
 from penstock.transport.head import Chunked, keeps, parse_head
