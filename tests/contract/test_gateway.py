@@ -1,14 +1,16 @@
-"""The S3 store keeps every promise on a gateway in front of a directory, with and without extended attributes."""
+"""The S3 store keeps every promise on a gateway: in front of a directory, with and without extended attributes, and of S3."""
 
 import uuid
 
 import pytest
 
 import penstock as ps
-from fronts import RunningFront
+from fronts import FixedBuckets, RunningFront
 from penstock.gateway.authentication import AccessKeys, SignatureAuthenticator
 from penstock.gateway.buckets.directory import DirectoryBuckets, files
 from penstock.gateway.buckets.directory.records import SidecarRecords
+from penstock.gateway.buckets.upstream import UpstreamBucket
+from penstock.gateway.buckets.writes import writes_for
 from penstock.testing.contract import StoreContract
 
 pytestmark = pytest.mark.server
@@ -45,3 +47,44 @@ class TestGatewayOfDirectory(StoreContract):
     def uploads_left(self, store):
         uploads = self.folder / ".penstock-gateway.tmp" / "uploads"
         return len(list(uploads.iterdir())) if uploads.exists() else 0
+
+
+class GrowingBuckets(FixedBuckets):
+    """A table that gets a bucket for each test."""
+
+    def __init__(self):
+        self.buckets = {}
+
+    async def get(self, name, caller):
+        """Return a bucket."""
+        return self.buckets.get(name)
+
+    async def close(self):
+        """Close what writes; the stores belong to the tests."""
+        for bucket in self.buckets.values():
+            await bucket.close()
+
+
+@pytest.fixture(scope="module")
+def growing():
+    """A gateway whose table grows."""
+    table = GrowingBuckets()
+    keys = AccessKeys.parse("test:test-secret:rw", source="test")
+    with RunningFront(table=table, authenticator=SignatureAuthenticator(keys)) as front:
+        yield table, front
+
+
+class TestGatewayOfS3(StoreContract):
+    """The same where the upstream is a bucket at another S3 server, to which the gateway passes writes on."""
+
+    part_bytes_min = 5 << 20
+
+    @pytest.fixture
+    def store(self, connect_s3, bucket, growing):
+        table, front = growing
+        upstream = connect_s3(f"s3://{bucket}")
+        name = f"p{uuid.uuid4().hex}"
+        table.buckets[name] = UpstreamBucket(name, upstream, writes=writes_for(name, upstream))
+        credentials = ps.Credentials(access_key="test", secret_key="test-secret")
+        with ps.connect(f"s3://{name}", endpoint_url=front.url, credentials=credentials) as store:
+            yield store
