@@ -86,8 +86,9 @@ class ErrorHandler(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             reason += f" {record.exc_info[1]!r}"
         request_id = str(getattr(record, "request_id", ""))
+        what = "" if request_id else record.name.removeprefix("penstock.")
         try:
-            self._call_soon(self._activity.note_error, "" if request_id else record.name.removeprefix("penstock."), reason, request_id)
+            self._call_soon(self._activity.note_error, what, reason, request_id)
         except RuntimeError:  # the loop has ended
             return
 
