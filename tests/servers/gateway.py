@@ -52,7 +52,7 @@ class Gateway:
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
         lines = self.get("/-/metrics").decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{re.escape(name)}[ {{]", line))
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.config import GIB, MIB
 
@@ -169,6 +169,7 @@ class GatewayConfig:
             ``$XDG_CACHE_HOME/penstock/gateway``, and ``"none"`` keeps nothing.
         metadata_ttl_s: How long sizes and versions of source objects are believed, in seconds; see ``CacheConfig``.
         results: URL of a prefix in which finished results are kept as well; empty for none.
+        results_options: Options of ``penstock.connect`` for it, as in ``AccessPoint.upstream_options``.
         tls_certificate: Path of a certificate chain in PEM; empty for plain HTTP.
         tls_key: Path of its private key.
         keys_file: Path of a file with access keys; empty takes ``PENSTOCK_GATEWAY_KEYS``.
@@ -191,6 +192,7 @@ class GatewayConfig:
     cache: str = ""
     metadata_ttl_s: float = 0.0
     results: str = ""
+    results_options: Mapping[str, Any] = field(default_factory=dict)
     tls_certificate: str = ""
     tls_key: str = ""
     keys_file: str = ""

@@ -21,7 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import penstock as ps
-from servers.gateway import WAIT_S, Gateway
+from servers.gateway import WAIT_S, Gateway, wait_until
 
 if TYPE_CHECKING:
     from penstock.testing.ministack import Ministack
@@ -158,6 +158,21 @@ def test_in_front_of_s3(start: Start, folder: Path, client_of: Callable[[Gateway
     assert client_of(handler).get_object(Bucket="made", Key="words.txt")["Body"].read() == b"SOME WORDS"
     secret = environment["AWS_SECRET_ACCESS_KEY"]
     assert secret not in builtin.text + handler.text
+
+
+def test_a_new_gateway_starts_warm(start: Start, folder: Path, client_of: Callable[[Gateway], Any]) -> None:
+    """With ``--results``, what one gateway has produced is not produced again by another one, whose cache is empty."""
+    (folder / "derived").mkdir()
+    runs = 'penstock_gateway_result_runs_total{transform="gzip",outcome="ok"}'
+    first = start("--transform", "gzip", "--results", "derived")
+    data = client_of(first).get_object(Bucket="made", Key="a.tar")["Body"].read()
+    wait_until(lambda: first.metric(runs) == 1)  # it is counted after the last byte was sent
+    assert first.stop() == 0
+    assert list((folder / "derived").rglob("*.json"))
+    second = start("--transform", "gzip", "--results", "derived", "--cache", "empty:100MB")
+    answer = client_of(second).get_object(Bucket="made", Key="a.tar")
+    assert answer["Body"].read() == data
+    wait_until(lambda: second.metric("penstock_gateway_derived_read_bytes_total") == len(data))
 
 
 def test_an_authors_function_by_a_file(start: Start, folder: Path, client_of: Callable[[Gateway], Any]) -> None:

@@ -91,7 +91,8 @@ class Assembly:
     async def _start_transforms(self, points: list[AccessPoint], sources: Mapping[str, UpstreamBucket]) -> None:
         internal = self._internal = InternalFront(self._order.internal_key)
         storage = await asyncio.to_thread(open_storage, cache_config(self._config))
-        results = self._results = Results(storage, metrics=self._metrics)
+        derived = connect(self._config.results, **self._config.results_options) if self._config.results else None
+        results = self._results = Results(storage, metrics=self._metrics, derived_store=derived)
         for point in points:
             source = sources[point.name]
             transform = self.transforms[point.name] = transform_of(point, internal)

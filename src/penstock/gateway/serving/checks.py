@@ -16,6 +16,8 @@ from penstock.errors import ConfigError
 from penstock.gateway.serving.values import suggestion
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.gateway.config import AccessPoint, GatewayConfig, LambdaConfig, WebhookConfig
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -59,6 +61,9 @@ def check_config(config: GatewayConfig) -> None:
         raise ConfigError("read_write = true is of a directory, and there is none", hint="set it for an access point")
     if config.keys_file and not Path(config.keys_file).is_file():
         raise ConfigError(f"keys_file: {config.keys_file} is not a file", hint="--keys FILE: ACCESS:SECRET:ro, ...")
+    _check_options(config.results_options, "results_options")
+    if config.results_options and not config.results:
+        raise ConfigError("results_options are of results, which is empty", hint="results = 's3://bucket/derived/'")
     if config.cache:
         from penstock.cache import CacheConfig
 
@@ -179,15 +184,19 @@ def _check_access_point(point: AccessPoint) -> None:
 
 
 def _check_upstream_options(point: AccessPoint, place: str) -> None:
-    for name, value in point.upstream_options.items():
+    _check_options(point.upstream_options, f"{place}: upstream_options")
+    if "://" not in point.upstream:
+        _check_folder(point.upstream, f"{place}: upstream")
+
+
+def _check_options(options: Mapping[str, object], place: str) -> None:
+    for name, value in options.items():
         kind: Any = UPSTREAM_OPTIONS.get(name)
         if kind is None:
             hint = suggestion(name, UPSTREAM_OPTIONS)
-            raise ConfigError(f"{place}: upstream_options has no key {name!r}", hint=hint)
+            raise ConfigError(f"{place} has no key {name!r}", hint=hint)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{place}: upstream_options.{name} = {value!r} must be of type {kind.__name__}")
-    if "://" not in point.upstream:
-        _check_folder(point.upstream, f"{place}: upstream")
+            raise ConfigError(f"{place}.{name} = {value!r} must be of type {kind.__name__}")
 
 
 def _check_handler(handler: LambdaConfig, place: str) -> None:

@@ -58,6 +58,8 @@ def config_of(document: Mapping[str, object], *, where: str, folder: Path) -> Ga
     if not isinstance(points, dict) or not all(isinstance(point, dict) for point in points.values()):
         raise ConfigError(f"{where}: access_points must be tables by name", hint="[access_points.train]")
     _absolute(tables, _PATHS, folder)
+    if "://" not in str(tables.get("results", "://")):
+        _absolute(tables, ("results",), folder)
     decoded = tuple(_access_point(name, point, where, folder) for name, point in points.items())
     config = decode(GatewayConfig, tables, where=f"{where}: ")
     return replace(config, access_points=decoded)
