@@ -222,6 +222,14 @@ def test_the_internal_endpoint_is_closed(start: Start, folder: Path) -> None:
             urllib.request.urlopen(each, timeout=WAIT_S)
 
 
+def test_the_example(tmp_path: Path) -> None:
+    """The example starts a gateway, reads TFRecords from a tar through it, and ends."""
+    command = [sys.executable, "-W", "error", str(Path(__file__).parents[3] / "examples/gateway_tfrecord.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3200 bytes of TFRecord from a tar of ")
+
+
 BROKEN = {
     "unknown": (["--transform", "tar2tfrecrod"], "tar2tfrecrod"),
     "argument": (["--transform", "gzip", "--argument", "levle=3"], "levle"),
