@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
     Check: TypeAlias = Callable[[int], None]
     ReadFunction: TypeAlias = Callable[[int, bytearray, memoryview, int, Check], bool]
+
+
+_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 class CpuSlots:
@@ -24,13 +28,14 @@ class CpuSlots:
     Source: docs/development/experiments.md.
     """
 
-    __slots__ = ("_can_tell", "_free")
+    __slots__ = ("_can_tell", "_free", "_is_memory")
 
     def __init__(self) -> None:
         self._free: SimpleQueue[None] = SimpleQueue()
         for _ in os.sched_getaffinity(0):
             self._free.put(None)
         self._can_tell = True
+        self._is_memory = False  # known once the kernel could not tell what the page cache has
 
     def __enter__(self) -> None:
         self._free.get()
@@ -39,18 +44,14 @@ class CpuSlots:
         self._free.put(None)
 
     def read_cached(self, fd: int, head: bytearray, view: memoryview, offset: int, check: Check) -> bool:
-        """Do the work of ``read_waiting`` for a thread that holds a slot, if the page cache has all of the bytes.
+        """Do the work of ``read_waiting`` for a thread that holds a slot, if all of the bytes are in memory.
 
         Returns:
-            False if it does not have them; `head` and `view` may then be partly filled.
+            False if they are not; `head` and `view` may then be partly filled.
 
         Cost: two system calls.
         """
-        if (
-            not self._can_tell
-            or not self._fill_from_memory(fd, head, 0)
-            or not self._fill_from_memory(fd, view, offset)
-        ):
+        if not self._fill_from_memory(fd, head, 0) or not self._fill_from_memory(fd, view, offset):
             return False
         check(len(view))
         return True
@@ -81,16 +82,41 @@ class CpuSlots:
         return True
 
     def _fill_from_memory(self, fd: int, view: bytearray | memoryview, offset: int) -> bool:
-        """Fill `view` if the page cache has all of its bytes."""
+        """Fill `view` if all of its bytes are in memory."""
         if not len(view):
             return True
+        if self._is_memory:
+            return os.preadv(fd, [view], offset) == len(view)
+        if not self._can_tell:
+            return False
         try:
             return os.preadv(fd, [view], offset, os.RWF_NOWAIT) == len(view)
         except BlockingIOError:
             return False
         except OSError as error:
-            self._can_tell = error.errno != errno.EOPNOTSUPP  # tmpfs, network file systems
-            return False
+            if error.errno != errno.EOPNOTSUPP:
+                return False
+            self._can_tell = False  # tmpfs, network file systems
+            self._is_memory = is_in_memory(fd)
+            return self._is_memory and os.preadv(fd, [view], offset) == len(view)
+
+
+def is_in_memory(fd: int) -> bool:
+    """Whether a file lies in memory and never on a disk (tmpfs, ramfs), so that reading it waits for nothing but swapping.
+
+    Cost: reading the table of mounts, 0.1 ms.
+    """
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with Path("/proc/self/mountinfo").open(encoding="utf-8", errors="surrogateescape") as mounts:
+            for line in mounts:
+                fields, _, kind = line.partition(" - ")
+                if fields.split(" ", 3)[2] == number:
+                    return kind.partition(" ")[0] in _IN_MEMORY
+    except OSError:  # no /proc
+        pass
+    return False
 
 
 def _read_all(fd: int, view: memoryview, offset: int) -> int:
