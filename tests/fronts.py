@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from penstock.gateway.http import AllowAll, Front
+from penstock.gateway.authentication import OpenAuthenticator
+from penstock.gateway.http import Front
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -61,7 +62,7 @@ class RunningFront:
         self.records: list[AccessRecord] = []
         self._table = table or FixedBuckets(buckets)
         options.setdefault("log", self.records.append)
-        self._make = lambda: Front(self._table, authenticator or AllowAll(may_write=True), **options)
+        self._make = lambda: Front(self._table, authenticator or OpenAuthenticator(), **options)
         self._loop = uvloop.new_event_loop()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]

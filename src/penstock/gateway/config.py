@@ -172,6 +172,8 @@ class GatewayConfig:
         results_options: Options of ``penstock.connect`` for it, as in ``AccessPoint.upstream_options``.
         tls_certificate: Path of a certificate chain in PEM; empty for plain HTTP.
         tls_key: Path of its private key.
+        presigned_version_2: Whether presigned URLs of Signature Version 2 are accepted, which boto3 makes unless it is told
+            ``signature_version="s3v4"``. Requests that are signed in headers need version 4.
         keys_file: Path of a file with access keys; empty takes ``PENSTOCK_GATEWAY_KEYS``.
         log_format: ``"lines"`` or ``"json"``.
         status: Who may see the status page and the metrics: with ``"loopback"`` only clients on this machine see them; with
@@ -195,6 +197,7 @@ class GatewayConfig:
     results_options: Mapping[str, Any] = field(default_factory=dict)
     tls_certificate: str = ""
     tls_key: str = ""
+    presigned_version_2: bool = True
     keys_file: str = ""
     log_format: Literal["lines", "json"] = "lines"
     status: Literal["loopback", "metrics", "everyone"] = "loopback"

@@ -93,12 +93,14 @@ class RequestHead(NamedTuple):
         raw_path: Path as it was sent, percent-encoded, without the query, e.g. ``/bucket/a%20b``.
         raw_query: Query as it was sent, without the question mark; empty if there is none.
         headers: Headers; looking one up ignores case. Repeated headers are joined with commas.
+        host_bucket: Bucket that the host name names; empty if the path names it.
     """
 
     method: str
     raw_path: str
     raw_query: str
     headers: Mapping[str, str]
+    host_bucket: str = ""
 
 
 class VerifiedRequest(NamedTuple):

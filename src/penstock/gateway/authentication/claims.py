@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 
+from penstock.gateway.authentication import version_2
 from penstock.gateway.authentication.canonical import SIGNATURE_PARAMETER
 from penstock.gateway.objects import S3Error
 from penstock.transport import EMPTY_SHA256, EXPIRES_S_MAX, UNSIGNED_PAYLOAD
@@ -17,10 +18,11 @@ from penstock.transport import EMPTY_SHA256, EXPIRES_S_MAX, UNSIGNED_PAYLOAD
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.gateway.authentication.version_2 import Version2Claim
     from penstock.gateway.objects import RequestHead
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-SIGNING_PARAMETERS = frozenset(
+_VERSION_4 = frozenset(
     {
         "X-Amz-Algorithm",
         "X-Amz-Credential",
@@ -31,15 +33,15 @@ SIGNING_PARAMETERS = frozenset(
         "X-Amz-SignedHeaders",
     }
 )
-"""Parameters of a query that sign it; nobody behind the front sees them."""
+SIGNING_PARAMETERS = _VERSION_4 | version_2.QUERY_PARAMETERS
+"""Parameters of a query that sign it, of both versions; nobody behind the front sees them."""
 
-_REQUIRED = SIGNING_PARAMETERS - {"X-Amz-Security-Token"}
+_REQUIRED = _VERSION_4 - {"X-Amz-Security-Token"}
 _FIELDS_MAX = 3
 _NAMES_MAX = 128
 _SIGNED_NAMES = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(?:;[a-z0-9!#$%&'*+.^_`|~-]+)*")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _STAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
-_VERSION_2 = frozenset({"AWSAccessKeyId", "Signature"})
 
 
 class SignatureClaim(NamedTuple):
@@ -70,7 +72,7 @@ class SignatureClaim(NamedTuple):
     expires_s: int | None
 
 
-def read_claim(head: RequestHead) -> SignatureClaim | None:
+def read_claim(head: RequestHead) -> SignatureClaim | Version2Claim | None:
     """Return what a request says about its signature; None if it has none.
 
     Raises:
@@ -79,22 +81,21 @@ def read_claim(head: RequestHead) -> SignatureClaim | None:
     authorization = head.headers.get("authorization")
     query = head.raw_query
     in_query = "X-Amz-" in query and ("X-Amz-Algorithm=" in query or "X-Amz-Signature=" in query)
+    is_version_2 = bool(query) and version_2.is_version_2(query)
+    if (authorization is not None) + in_query + is_version_2 > 1:
+        raise S3Error("InvalidArgument", "Only one way of signing is allowed: the Authorization header, or the query.",
+                      status=400)  # fmt: skip
     if authorization is not None:
-        if in_query:
-            raise S3Error("InvalidArgument", "Only one way of signing is allowed: the Authorization header, or the query.",
-                          status=400)  # fmt: skip
         return _from_header(authorization, head.headers)
     if in_query:
         return _from_query(query, head.headers)
-    if "Signature=" in query and _VERSION_2.issubset(part.partition("=")[0] for part in query.split("&")):
-        raise _unsupported("Signature Version 2")
-    return None
+    return version_2.read_claim_of_version_2(head) if is_version_2 else None
 
 
 def _from_header(authorization: str, headers: Mapping[str, str]) -> SignatureClaim:
     algorithm, _, rest = authorization.partition(" ")
     if algorithm != ALGORITHM:
-        raise _unsupported("Signature Version 2" if algorithm == "AWS" else algorithm[:40])
+        raise unsupported("Signature Version 2" if algorithm == "AWS" else algorithm[:40])
     fields = dict(field.strip().partition("=")[::2] for field in rest.split(","))
     try:
         credential, names, signature = fields["Credential"], fields["SignedHeaders"], fields["Signature"]
@@ -130,7 +131,7 @@ def _from_query(query: str, headers: Mapping[str, str]) -> SignatureClaim:
     found: dict[str, str] = {}
     for part in query.split("&"):
         name, _, value = part.partition("=")
-        if name in SIGNING_PARAMETERS:
+        if name in _VERSION_4:
             if name in found:
                 raise _bad_query(f"{name} is given twice.")
             found[name] = unquote_plus(value, errors="surrogateescape")
@@ -202,7 +203,8 @@ def _bad_query(what: str) -> S3Error:
     return S3Error("AuthorizationQueryParametersError", what, status=400)
 
 
-def _unsupported(what: str) -> S3Error:
+def unsupported(what: str) -> S3Error:
+    """Return the error for another way of signing."""
     message = f"{what} is not supported. Please use {ALGORITHM}; in boto3, Config(signature_version='s3v4') does."
     return S3Error("InvalidRequest", message, status=400)
 

@@ -1,4 +1,4 @@
-"""Verifies the signatures of requests: Signature Version 4, in a header or in the query.
+"""Verifies the signatures of requests: Signature Version 4, in a header or in the query, and presigned URLs of version 2.
 
 A typical GET of boto3 costs 10 to 13 µs, a presigned one twice that. The day's key is kept for each scope, but only once a
 signature of that scope has been right, so that nobody without a key can fill the memory or push the kept keys out.
@@ -16,13 +16,21 @@ from typing import TYPE_CHECKING
 from penstock.gateway.authentication import canonical
 from penstock.gateway.authentication.bodies import open_body, payload_of
 from penstock.gateway.authentication.chunk_signatures import ChunkSigner
-from penstock.gateway.authentication.claims import ALGORITHM, SignatureClaim, read_claim, stamp_s, wrong_scope
+from penstock.gateway.authentication.claims import (
+    ALGORITHM,
+    SignatureClaim,
+    read_claim,
+    stamp_s,
+    unsupported,
+    wrong_scope,
+)
 from penstock.gateway.authentication.keys import AccessKey, AccessKeys
+from penstock.gateway.authentication.version_2 import Version2Claim, matches_version_2
 from penstock.gateway.objects import Caller, S3Error, VerifiedRequest
 from penstock.transport import UNSIGNED_PAYLOAD, signing_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.gateway.objects import RequestHead
 
@@ -31,6 +39,7 @@ SKEW_S_MAX = 15 * 60
 
 SERVICES = frozenset({"s3", "s3-object-lambda"})
 _DAY_KEYS_MAX = 1024
+_TIME_S_MAX = 253402300799  # the end of the year 9999
 _NOBODY = AccessKey(access_key="", secret_key="a secret of the usual length, 40 letters")
 """Verifies requests of unknown keys, so that they cost the same time as those with a wrong signature."""
 
@@ -41,12 +50,21 @@ class SignatureAuthenticator:
     Args:
         keys: The keys; ``keys`` may be assigned at any time, for example when their file was read again.
         region: Region that signatures must name; empty accepts every region.
+        accepts_version_2: Whether presigned URLs of Signature Version 2 are accepted; they name no region.
         clock: Returns the time in seconds since 1970.
     """
 
-    def __init__(self, keys: AccessKeys, *, region: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        keys: AccessKeys,
+        *,
+        region: str = "",
+        accepts_version_2: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._keys = keys
         self._region = region
+        self._accepts_version_2 = accepts_version_2
         self._clock = clock
         self._day_keys: dict[tuple[str, str, str], bytes] = {}
 
@@ -69,11 +87,12 @@ class SignatureAuthenticator:
         claim = read_claim(head)
         if claim is None:
             return self._anonymous(head)
+        if isinstance(claim, Version2Claim):
+            return self._version_2(head, claim)
         if claim.service not in SERVICES or (self._region and claim.region != self._region):
             raise wrong_scope(claim, region=self._region)
         if claim.token:
-            what = "The access keys of this endpoint have no session tokens; send the request without one."
-            raise S3Error("InvalidToken", what, status=400)
+            raise _token_refused()
         self._check_time(claim)
         _check_signed(head, claim)
         payload = payload_of(claim.payload, is_presigned=claim.expires_s is not None)
@@ -84,22 +103,28 @@ class SignatureAuthenticator:
         if day_key is None:
             day_key = signing_key(owner.secret_key, claim.scope)
         is_right = _matches(head, claim, day_key)
-        if key is None:
-            raise S3Error("InvalidAccessKeyId", "The access key ID you provided does not exist in our records.", status=403,
-                          details={"AWSAccessKeyId": claim.access_key[:128]})  # fmt: skip
-        if not is_right:
-            raise S3Error(
-                "SignatureDoesNotMatch",
-                "The request signature we calculated does not match the signature you provided. Check your secret access "
-                "key and signing method.",
-                status=403,
-                details={"AWSAccessKeyId": claim.access_key},
-            )
+        key = _checked(key, claim.access_key, is_right=is_right)
         if not is_kept:
             self._keep(key, claim.scope, day_key)
         signer = ChunkSigner(day_key, claim.stamp, claim.scope, claim.signature)
         return VerifiedRequest(
             Caller(key.access_key, key.may_write), partial(open_body, head=head, payload=payload, signer=signer)
+        )
+
+    def _version_2(self, head: RequestHead, claim: Version2Claim) -> VerifiedRequest:
+        if not self._accepts_version_2:
+            raise unsupported("Signature Version 2")
+        if "x-amz-security-token" in claim.headers or "x-amz-security-token" in head.headers:
+            raise _token_refused()
+        now_s = self._clock()
+        if now_s > claim.expires_s:
+            raise _expired(claim.expires_s, now_s)
+        payload = payload_of(head.headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD), is_presigned=True)
+        key = self._keys.get(claim.access_key)
+        is_right = matches_version_2(head, claim, (key or _NOBODY).secret_key)
+        key = _checked(key, claim.access_key, is_right=is_right)
+        return VerifiedRequest(
+            Caller(key.access_key, key.may_write), partial(open_body, head=head, payload=payload, signer=None)
         )
 
     def _anonymous(self, head: RequestHead) -> VerifiedRequest:
@@ -123,12 +148,7 @@ class SignatureAuthenticator:
         elif signed_s - now_s > SKEW_S_MAX:
             raise S3Error("AccessDenied", "Request is not valid yet", status=403, details={"ServerTime": _iso(now_s)})
         elif now_s > signed_s + claim.expires_s:
-            details = {
-                "X-Amz-Expires": str(claim.expires_s),
-                "Expires": _iso(signed_s + claim.expires_s),
-                "ServerTime": _iso(now_s),
-            }
-            raise S3Error("AccessDenied", "Request has expired", status=403, details=details)
+            raise _expired(signed_s + claim.expires_s, now_s, details={"X-Amz-Expires": str(claim.expires_s)})
 
     def _keep(self, key: AccessKey, scope: str, day_key: bytes) -> None:
         """Keep the day's key, and with it the one of nobody, so that both kinds of refusal still cost the same."""
@@ -183,6 +203,32 @@ def _is_local(host: str, domains: tuple[str, ...]) -> bool:
         return False
 
 
+def _checked(key: AccessKey | None, access_key: str, *, is_right: bool) -> AccessKey:
+    """Return the key of a request, or refuse it; the signature of a request with an unknown key was computed as well."""
+    if key is None:
+        raise S3Error("InvalidAccessKeyId", "The access key ID you provided does not exist in our records.", status=403,
+                      details={"AWSAccessKeyId": access_key[:128]})  # fmt: skip
+    if not is_right:
+        raise S3Error(
+            "SignatureDoesNotMatch",
+            "The request signature we calculated does not match the signature you provided. Check your secret access "
+            "key and signing method.",
+            status=403,
+            details={"AWSAccessKeyId": access_key},
+        )
+    return key
+
+
+def _token_refused() -> S3Error:
+    what = "The access keys of this endpoint have no session tokens; send the request without one."
+    return S3Error("InvalidToken", what, status=400)
+
+
+def _expired(expires_s: float, now_s: float, details: Mapping[str, str] | None = None) -> S3Error:
+    details = {**(details or {}), "Expires": _iso(expires_s), "ServerTime": _iso(now_s)}
+    return S3Error("AccessDenied", "Request has expired", status=403, details=details)
+
+
 def unsigned_request(head: RequestHead, *, may_write: bool) -> VerifiedRequest:
     """Return a request of nobody in particular, whose body nothing signs."""
     payload = payload_of(head.headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD), is_presigned=False)
@@ -230,4 +276,5 @@ def _is_signature(claim: SignatureClaim, day_key: bytes, form: tuple[str, str, s
 
 
 def _iso(time_s: float) -> str:
+    time_s = min(time_s, _TIME_S_MAX)
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))

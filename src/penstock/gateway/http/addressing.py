@@ -10,9 +10,9 @@ from penstock.gateway.authentication import SIGNING_PARAMETERS
 from penstock.gateway.objects import S3Error
 from penstock.store.keys import KEY_BYTES_MAX
 
-_SIGNING = frozenset({name.lower() for name in SIGNING_PARAMETERS} | {"awsaccesskeyid", "signature", "expires"})
-"""Parameters of a query that sign it, in lower case, of both versions of presigned URLs."""
+_SIGNING = frozenset(map(str.lower, SIGNING_PARAMETERS))
 
+_HEADERS_IN_QUERY = frozenset({"content-type", "x-amz-acl", "x-amz-storage-class", "x-amz-tagging"})
 _PARAMETERS_COUNT_MAX = 256
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ARN = re.compile(r"arn:[a-z-]+:s3(?:-object-lambda)?:[^:/]*:[^:/]*:accesspoint[/:]([^/:]+)(?:/(.*))?\Z", re.DOTALL)
@@ -41,11 +41,13 @@ class Address(NamedTuple):
         key: Key; empty for the bucket itself.
         other_bucket: Name to try if there is no such bucket: the access point of a host name ``<name>-<account>``. Empty for
             none.
+        is_host_bucket: Whether the host name names the bucket, and not the path.
     """
 
     bucket: str
     key: str
     other_bucket: str = ""
+    is_host_bucket: bool = False
 
 
 def split_target(target: str) -> Target:
@@ -122,6 +124,15 @@ def parse_query(raw_query: str) -> dict[str, str]:
     return found
 
 
+def take_headers(query: dict[str, str]) -> dict[str, str]:
+    """Take the headers out of the query of a presigned URL that are parameters there.
+
+    Only headers that describe the object are taken; others, e.g. checksums, must be sent as headers.
+    """
+    names = [name for name in query if name.lower() in _HEADERS_IN_QUERY or name.lower().startswith("x-amz-meta-")]
+    return {name: query.pop(name) for name in names}
+
+
 def public_query(raw_query: str) -> str:
     """Return a query as it was sent, without the parameters that sign it."""
     if not raw_query:
@@ -144,7 +155,7 @@ def find_address(raw_path: str, host: str, domains: tuple[str, ...]) -> Address:
     label = _label(host, domains)
     if label:
         match = _OBJECT_LAMBDA_LABEL.match(label)
-        return Address(label, _checked(path), match[1] if match else "")
+        return Address(label, _checked(path), match[1] if match else "", is_host_bucket=True)
     if path.startswith("arn:") and (arn := _ARN.match(path)):
         return Address(arn[1], _checked(arn[2] or ""))
     bucket, _, key = path.partition("/")

@@ -14,7 +14,14 @@ from multidict import CIMultiDict
 from penstock.errors import PenstockError
 from penstock.gateway.config import GatewayLimits
 from penstock.gateway.http.access_log import AccessRecord
-from penstock.gateway.http.addressing import find_address, parse_query, path_and_query, public_query, split_target
+from penstock.gateway.http.addressing import (
+    find_address,
+    parse_query,
+    path_and_query,
+    public_query,
+    split_target,
+    take_headers,
+)
 from penstock.gateway.http.bodies import LazyBody
 from penstock.gateway.http.connections import ClientConnection, ConnectionPool, Sweeper
 from penstock.gateway.http.cors import cors_headers, preflight_headers, refuse_foreign_pages
@@ -216,13 +223,18 @@ class Front:
         refuse_foreign_pages(method, headers, self._cors_origins)
         address = find_address(target.raw_path, target.host or headers.get("Host", ""), self._domains)
         exchange.bucket, exchange.key = address.bucket, address.key
-        verified = self._authenticator.verify(RequestHead(method, target.raw_path, target.raw_query, headers))
+        host_bucket = address.bucket if address.is_host_bucket else ""
+        head = RequestHead(method, target.raw_path, target.raw_query, headers, host_bucket)
+        verified = self._authenticator.verify(head)
         exchange.access_key = verified.caller.access_key
+        query = parse_query(target.raw_query)
+        if "Signature=" in target.raw_query and (more := take_headers(query)):
+            headers = CIMultiDict({**more, **headers})
         gateway_request = GatewayRequest(
             method=method,
             bucket=address.bucket,
             key=address.key,
-            query=parse_query(target.raw_query),
+            query=query,
             headers=headers,
             caller=verified.caller,
             url=_public_url(request, headers, target),

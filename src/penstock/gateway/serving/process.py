@@ -98,7 +98,11 @@ class GatewayProcess:
         keys, config = self._order.keys, self._order.config
         if keys is None:
             return OpenAuthenticator(domains=(config.domain,))
-        self._authenticator = SignatureAuthenticator(keys.for_access_points(config.access_points), region=config.region)
+        self._authenticator = SignatureAuthenticator(
+            keys.for_access_points(config.access_points),
+            region=config.region,
+            accepts_version_2=config.presigned_version_2,
+        )
         return self._authenticator
 
     def reload(self, keys: AccessKeys | None) -> None:
