@@ -341,16 +341,21 @@ def _access_point(upstream: UpstreamGroup, transform: TransformGroup) -> AccessP
 
     assert upstream.upstream is not None
     url = upstream.upstream if "://" in upstream.upstream else str(Path(upstream.upstream).expanduser().absolute())
+    handler, webhook = _handler(transform), _webhook(transform)
+    is_called = (
+        handler is not None or webhook is not None
+    )  # the limit is that of one call then; waiting for it comes on top
+    seconds = None if transform.timeout is None else parse_seconds(transform.timeout, option="--timeout")
     values: dict[str, Any] = {
         "transform": transform.transform,
         "version": transform.version_tag,
         "length": _choice("--length", transform.length, ("auto", "stream", "spool")),
         "list_sizes": _choice("--list-sizes", transform.list_sizes, ("transform", "known-only", "source")),
         "processes": transform.processes,
-        "time_s_max": None if transform.timeout is None else parse_seconds(transform.timeout, option="--timeout"),
+        "time_s_max": None if is_called else seconds,
         "memory_bytes_max": None if transform.memory is None else parse_bytes(transform.memory, option="--memory"),
-        "handler": _handler(transform),
-        "webhook": _webhook(transform),
+        "handler": handler,
+        "webhook": webhook,
     }
     return AccessPoint(
         name=upstream.name or _name_of(url),

@@ -198,6 +198,26 @@ def test_an_authors_function_by_a_file(start: Start, folder: Path, client_of: Ca
             gateway.kill()
 
 
+SLOW = """
+    import time
+    def slow(reader, request):
+        time.sleep(30)
+        return b""
+"""
+
+
+@pytest.mark.parametrize(("option", "code"), [("--lambda", "LambdaTimeout"), ("--transform", "TransformTimeout")])
+def test_one_limit_of_time(
+    start: Start, folder: Path, client_of: Callable[[Gateway], Any], option: str, code: str
+) -> None:
+    """What takes too long is a 400, which clients do not try again: the limit of the transform is the first to be reached."""
+    (folder / "late.py").write_text(textwrap.dedent(SLOW))
+    gateway = start(option, "late:slow", "--timeout", "500ms")
+    with pytest.raises(ClientError, match=code):
+        client_of(gateway).get_object(Bucket="made", Key="words.txt")
+    assert gateway.stop() == 0
+
+
 def test_the_internal_endpoint_is_closed(start: Start, folder: Path) -> None:
     """Nobody reads at the internal endpoint without a URL that the gateway signed, and nobody sends an answer unasked."""
     reveal = UPPER.replace("data.upper()", 'where["inputS3Url"].encode()')

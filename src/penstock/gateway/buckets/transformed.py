@@ -56,6 +56,9 @@ EPOCH_NAMES = ("x-penstock-epoch", "x-penstock-seed")
 
 LENGTH_HEADER = "x-penstock-length"
 
+_GRACE_S = 10.0
+"""Time after a transform's own limit: its error tells clients not to try again, and the error of the run would not."""
+
 
 class TransformedBucket:
     """An access point with a transform.
@@ -192,7 +195,7 @@ class TransformedBucket:
             is_deterministic=self._is_deterministic or bool(self._epoch(request)),
             size_bytes=size_bytes,
             last_modified_s=source.head.last_modified_s,
-            time_s_max=self._access_point.time_s_max,
+            time_s_max=_run_s_max(self._access_point),
             output_bytes_max=self._access_point.output_bytes_max,
         )
 
@@ -368,6 +371,12 @@ def _head_of(request: GatewayRequest, source: BucketSource, plan: ResultPlan) ->
         last_modified_s=source.head.last_modified_s,
         headers={"Content-Type": DEFAULT_TYPE},
     )
+
+
+def _run_s_max(access_point: AccessPoint) -> float:
+    """Return the time after which a run is ended that does not keep to the limit of its transform, in seconds."""
+    called = access_point.handler or access_point.webhook
+    return max(access_point.time_s_max, called.time_s_max if called is not None else 0.0) + _GRACE_S
 
 
 def _as_info(source: BucketSource) -> ObjectInfo:
