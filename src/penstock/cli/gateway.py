@@ -203,6 +203,12 @@ class KeepingGroup:
         str | None,
         typer.Option("--results", metavar="URL", help="Prefix that keeps finished results for all gateways."),
     ] = None
+    results_endpoint_url: Annotated[
+        str | None,
+        typer.Option(
+            "--results-endpoint-url", metavar="URL", help="URL of its S3 endpoint; default: that of the upstream."
+        ),
+    ] = None
 
 
 @gateway.callback()
@@ -320,7 +326,7 @@ def make_config(
             )
         made = read_toml(config)
     made = replace(made, **_endpoint_values(endpoint or EndpointGroup(), made))
-    return replace(made, **_keeping_values(keeping or KeepingGroup()))
+    return replace(made, **_keeping_values(keeping or KeepingGroup(), upstream, made))
 
 
 def _served_by_flags(upstream: UpstreamGroup, transform: TransformGroup, config: GatewayConfig) -> GatewayConfig:
@@ -458,14 +464,25 @@ def _endpoint_values(endpoint: EndpointGroup, config: GatewayConfig) -> dict[str
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _keeping_values(keeping: KeepingGroup) -> dict[str, Any]:
+def _keeping_values(keeping: KeepingGroup, upstream: UpstreamGroup, config: GatewayConfig) -> dict[str, Any]:
     from penstock.gateway.serving.values import parse_seconds
 
-    ttl = keeping.metadata_ttl
+    ttl, results = keeping.metadata_ttl, keeping.results
+    options = dict(config.results_options)
+    if results is not None:
+        if "://" not in results:
+            results = str(Path(results).expanduser().absolute())
+        elif results.startswith("s3://") and upstream.endpoint_url is not None:
+            options["endpoint_url"] = upstream.endpoint_url
+        if results.startswith("s3://") and upstream.profile is not None:
+            options["profile"] = upstream.profile
+    if keeping.results_endpoint_url is not None:
+        options["endpoint_url"] = keeping.results_endpoint_url
     values = {
         "cache": keeping.cache,
         "metadata_ttl_s": None if ttl is None else parse_seconds(ttl, option="--metadata-ttl"),
-        "results": keeping.results,
+        "results": results,
+        "results_options": options,
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -131,6 +131,22 @@ class TransformedBucket:
         length = self._length_mode(request)
         return OpenResult(shared, head, spools=length == "spool", hides_size=length == "stream")
 
+    def keeps_results(self, request: GatewayRequest) -> bool:
+        """Whether what a request gets is kept for later requests; only once the transform has been started."""
+        return not self._transform.maps_ranges and (self._is_deterministic or bool(self._epoch(request)))
+
+    def result_key(self, source_key: str) -> str | None:
+        """Return the key under which clients find the result of a source; None if it is not served."""
+        return self._renaming.result_key(source_key)
+
+    async def share(self, request: GatewayRequest) -> SharedResult:
+        """Return the result that a request gets, without beginning to produce it. Only if ``keeps_results``.
+
+        Raises:
+            ObjectMissingError: There is no source.
+        """
+        return await self._share(request, await self._find_source(request))
+
     def _length_mode(self, request: GatewayRequest) -> str:
         asked = request.headers.get(LENGTH_HEADER, "").strip().lower()
         if asked not in ("", "stream", "spool", "auto"):

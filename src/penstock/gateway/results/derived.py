@@ -4,6 +4,7 @@
 
     PREFIX/3f/3f...e1-RUN       the bytes of a result, as one run of one gateway produced them
     PREFIX/3f/3f...e1.json      its record: size, headers, CRC-32C, and which run; written last, if there is none
+    PREFIX/uploads/3f...e1-RUN  a note about a multipart upload that is in progress, so that it can be dropped if it stays
 
 If two gateways produce the same result at once, the one whose record is written first wins, and the other removes its bytes;
 both have the same. The bytes are verified by the record's size and checksum when they are read. The bucket is never needed: if
@@ -13,15 +14,16 @@ it does not answer, the result is produced.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from penstock.cache.entry import digest_of
 from penstock.config import MIB
 from penstock.crc import crc32c
-from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError
+from penstock.errors import ChecksumError, ObjectExistsError, ObjectMissingError, PenstockError, SpanError
 from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.record import BadRecordError, ResultRecord, decode_record
 from penstock.types import ByteRange
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.gateway.objects import ResultWriter
     from penstock.gateway.results.plan import ResultPlan
     from penstock.store.base import Store
+    from penstock.store.writing import Writer
 
 T = TypeVar("T")
 
@@ -41,6 +44,13 @@ log = logging.getLogger("penstock.gateway")
 _PART_BYTES = 4 * MIB
 _THREADS_COUNT_MAX = 8
 _NAMESPACE = ""  # of a cache directory; a bucket has its prefix
+
+UPLOADS_PREFIX = "uploads/"
+"""Prefix of the notes about multipart uploads."""
+
+KeepOutcome = Literal["stored", "present", "gone", "failed"]
+"""What became of a result that was to be stored: it is stored now, or was there already; a block of it is gone from the
+cache, or the bucket did not take it."""
 
 
 class DerivedKeys(NamedTuple):
@@ -96,8 +106,20 @@ class DerivedResults:
         is_right = (record.scope, record.key, record.etag) == tuple(name) and record.is_complete
         return record if is_right else None
 
-    async def copy(self, record: ResultRecord, output: ResultWriter) -> None:
+    async def check(self) -> None:
+        """Make sure that the bucket answers.
+
+        Raises:
+            PenstockError: It does not exist, or refuses to be listed.
+        """
+        await self._on_thread(lambda: next(iter(self.store.list(UPLOADS_PREFIX)), None))
+
+    async def copy(self, record: ResultRecord, output: ResultWriter) -> bool:
         """Write the bytes of a result, and verify them.
+
+        Returns:
+            False if they are missing or damaged and nothing was written, as always for a result of one part. The record is
+            removed then.
 
         Raises:
             ChecksumError: They are not what the record says. The record is removed, so that the result is produced next time.
@@ -106,19 +128,33 @@ class DerivedResults:
         name = ResultName(record.scope, record.key, record.etag)
         keys = DerivedKeys.of(name)
         assert record.size_bytes is not None
-        output.begin(record.headers, size_bytes=record.size_bytes)
-        crc = 0
+        crc = position = 0
         try:
             async for part in self._parts(keys.data(record.run), record.size_bytes):
                 crc = crc32c(part, crc)
+                is_last = position + len(part) == record.size_bytes
+                if not is_last and len(part) != _PART_BYTES:
+                    raise ChecksumError(f"{keys.record} has {position + len(part)} of {record.size_bytes} bytes")
+                if is_last and crc != record.crc32c:
+                    raise ChecksumError(f"the bytes of {keys.record} do not match its checksum")
+                if not position:
+                    output.begin(record.headers, size_bytes=record.size_bytes)
+                position += len(part)
                 await output.write(part)
-            if crc != record.crc32c:
-                raise ChecksumError(f"the bytes of {keys.record} do not match its checksum")
-        except (ChecksumError, ObjectMissingError):
+            if not record.size_bytes:
+                output.begin(record.headers, size_bytes=0)
+        except (ChecksumError, ObjectMissingError, SpanError) as error:
             with suppress(PenstockError):
-                await self._on_thread(self.store.delete, keys.record)
-            raise
+                await self._on_thread(self.store.delete, [keys.record, keys.data(record.run)])
+            self._metrics.add("penstock_gateway_derived_damaged_total")
+            if position:
+                raise
+            log.warning(
+                "The result of %r in the bucket of results is damaged, and produced again: %s", record.key, error
+            )
+            return False
         self._metrics.add("penstock_gateway_derived_read_bytes_total", record.size_bytes)
+        return True
 
     async def _parts(self, key: str, size_bytes: int) -> AsyncIterator[memoryview]:
         """Iterate over an object in parts, one of which is read ahead."""
@@ -140,7 +176,7 @@ class DerivedResults:
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> bool:
+    async def keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> KeepOutcome:
         """Store a result that is complete.
 
         Args:
@@ -148,41 +184,54 @@ class DerivedResults:
             blocks: Returns a block by its number, or None if it is gone; called on a thread.
 
         Returns:
-            False if the bucket has it already, did not take it, or a block is gone.
+            What became of it.
 
-        Cost: two requests, or a multipart upload and one more.
+        Cost: three requests, or a multipart upload and four more.
         """
+        outcome: KeepOutcome = "failed"
         try:
-            is_kept = await self._on_thread(self._keep, record, blocks)
+            outcome = await self._on_thread(self._keep, record, blocks)
         except PenstockError as error:
             log.warning("The result of %r was not stored in the bucket of results: %s", record.key, error)
-            is_kept = False
-        self._metrics.add("penstock_gateway_derived_stores_total", outcome="ok" if is_kept else "skipped")
-        return is_kept
+        self._metrics.add("penstock_gateway_derived_stores_total", outcome=outcome)
+        return outcome
 
-    def _keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> bool:
+    def _keep(self, record: ResultRecord, blocks: Callable[[int], memoryview | None]) -> KeepOutcome:
         keys = DerivedKeys.of(ResultName(record.scope, record.key, record.etag))
-        key = keys.data(record.run)
         with suppress(ObjectMissingError):
             self.store.stat(keys.record)
-            return False
+            return "present"
+        key = keys.data(record.run)
+        note = UPLOADS_PREFIX + key.rpartition("/")[2]
         writer = self.store.writer(key)
+        is_noted = False
         try:
             for index in range(record.blocks_count):
                 block = None if self._closed else blocks(index)
                 if block is None:
                     writer.abort()
-                    return False
+                    return "gone"
                 writer.write(block)
+                is_noted = is_noted or self._note_upload(note, key, writer)
+            writer.close()
         except BaseException:
             writer.abort()
             raise
-        writer.close()
+        finally:
+            if is_noted:
+                self.store.delete(note)
         try:
             self.store.write(keys.record, record.encode(), if_absent=True)
         except ObjectExistsError:
             self.store.delete(key)
+            return "present"
+        return "stored"
+
+    def _note_upload(self, note: str, key: str, writer: Writer) -> bool:
+        """Write down that an upload is in progress; False if there is none yet."""
+        if writer.upload_id is None:
             return False
+        self.store.write(note, json.dumps([key, writer.upload_id]).encode())
         return True
 
     async def close(self) -> None:
@@ -213,11 +262,14 @@ class DerivedProducer:
     async def __call__(self, output: ResultWriter) -> None:
         """Write the result; see ``Transform.run``."""
         record = await self._derived.find(self._plan.name)
-        self.has_copied = record is not None
-        if record is not None:
-            await self._derived.copy(record, output)
-        elif self._plan.produce is not None:
+        self.has_copied = record is not None and await self._derived.copy(record, output)
+        if not self.has_copied and self._plan.produce is not None:
             await self._plan.produce(output)
+
+
+def was_copied(plan: ResultPlan) -> bool:
+    """Whether the bucket of results had the result that a plan has produced."""
+    return isinstance(plan.produce, DerivedProducer) and plan.produce.has_copied
 
 
 def iter_derived(store: Store) -> Iterator[ResultRecord]:

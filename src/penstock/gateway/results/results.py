@@ -13,14 +13,15 @@ from penstock.errors import ClosedError
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.results.config import ResultsConfig
 from penstock.gateway.results.context import ResultsContext
-from penstock.gateway.results.derived import DerivedProducer, DerivedResults
+from penstock.gateway.results.derived import DerivedProducer, DerivedResults, was_copied
 from penstock.gateway.results.held import HeldResults
+from penstock.gateway.results.identity import ResultName
 from penstock.gateway.results.shared_result import SharedResult
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from penstock.gateway.results.identity import ResultName
+    from penstock.gateway.results.derived import KeepOutcome
     from penstock.gateway.results.plan import ResultPlan
     from penstock.gateway.results.record import ResultRecord
     from penstock.gateway.results.storage import ResultStorage
@@ -56,7 +57,7 @@ class Results:
         metrics = metrics or Metrics()
         self._context = ResultsContext(storage, config=self.config, metrics=metrics)
         self._derived = DerivedResults(derived_store, metrics=metrics) if derived_store is not None else None
-        self._uploads: set[asyncio.Task[bool]] = set()
+        self._uploads: dict[ResultName, asyncio.Task[KeepOutcome]] = {}
         self._shared: weakref.WeakValueDictionary[ResultName, SharedResult] = weakref.WeakValueDictionary()
         self._alone: set[SharedResult] = set()  # nobody in this process reads them, but they are being produced
         self._unkept: OrderedDict[ResultName, SharedResult] = OrderedDict()
@@ -163,21 +164,45 @@ class Results:
 
     def completed(self, shared: SharedResult, record: ResultRecord) -> None:
         """Store a result in the bucket of results too, if it did not come from there."""
-        producer = shared.plan.produce
-        if self._derived is None or not isinstance(producer, DerivedProducer) or producer.has_copied:
+        if self._derived is None or not shared.plan.is_deterministic or was_copied(shared.plan):
             return
         if len(self._uploads) >= self.config.uploads_max:
             self._context.metrics.add("penstock_gateway_derived_stores_total", outcome="too-many")
             return
+        self._upload(self._derived, record)
+
+    def _upload(self, derived: DerivedResults, record: ResultRecord) -> asyncio.Task[KeepOutcome]:
+        """Begin to store a result in the bucket of results, unless that has begun."""
+        name = ResultName(record.scope, record.key, record.etag)
+        found = self._uploads.get(name)
+        if found is not None:
+            return found
         blocks = self._context.blocks_for(record)
-        upload = asyncio.get_running_loop().create_task(self._derived.keep(record, blocks))
-        self._uploads.add(upload)
-        upload.add_done_callback(self._uploads.discard)
+        upload = self._uploads[name] = asyncio.get_running_loop().create_task(derived.keep(record, blocks))
+        upload.add_done_callback(lambda _: self._uploads.pop(name, None))
+        return upload
+
+    async def has_derived(self, name: ResultName) -> bool:
+        """Whether the bucket of results has a result. Cost: one request."""
+        return self._derived is not None and await self._derived.find(name) is not None
+
+    async def ensure_derived(self, record: ResultRecord) -> KeepOutcome:
+        """Store a complete result in the bucket of results unless it is there, and return what became of it."""
+        return "failed" if self._derived is None else await self._upload(self._derived, record)
+
+    async def check_derived(self) -> None:
+        """Make sure that the bucket of results, if there is one, answers.
+
+        Raises:
+            PenstockError: It does not exist, or refuses to be listed.
+        """
+        if self._derived is not None:
+            await self._derived.check()
 
     async def wait_uploads(self) -> None:
         """Wait until the bucket of results has everything that was produced so far."""
         while self._uploads:
-            await asyncio.wait(list(self._uploads))
+            await asyncio.wait(list(self._uploads.values()))
 
     def lost_for_ever(self, name: ResultName) -> None:
         """Note that a result of a transform that is not deterministic is lost."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import PenstockError
 from penstock.gateway.objects import S3Error
 from penstock.gateway.results.cursor import Cursor
+from penstock.gateway.results.derived import was_copied
 from penstock.gateway.results.reader import ResultReader
 from penstock.gateway.results.run import AbandonedError, as_refusal
 from penstock.redaction import public_key
@@ -143,6 +144,29 @@ class SharedResult:
                 self.ensure_produced(attempts_count)
                 await self.wait(self.run)
             return size_bytes
+        finally:
+            self._size_waiters_count -= 1
+            self._keeper.left(self)
+
+    async def wait_complete(self) -> ResultRecord | None:
+        """Return the record of the result once it is kept whole; the result is produced if necessary.
+
+        Returns:
+            None if the result was produced, but the cache did not take it.
+
+        Raises:
+            S3Error: It cannot be produced.
+            PenstockError: The same.
+        """
+        attempts_count = self.attempts_count
+        self._size_waiters_count += 1
+        try:
+            while self.record is None or not self.record.is_complete:
+                if self._task is None and self.run is not None and self.run.is_done:
+                    return None
+                self.ensure_produced(attempts_count)
+                await self.wait(None)
+            return self.record
         finally:
             self._size_waiters_count -= 1
             self._keeper.left(self)
@@ -348,7 +372,7 @@ class SharedResult:
             began_s = time.monotonic()
             try:
                 record = await run.produce()
-                outcome = "ok"
+                outcome = "copied" if was_copied(self.plan) else "ok"
             except BaseException:
                 self.run = None
                 raise

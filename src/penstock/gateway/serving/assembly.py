@@ -47,6 +47,8 @@ class Assembly:
     Attributes:
         buckets: The table of all buckets, once ``start`` has returned.
         transforms: The transforms by name of their access points.
+        transformed: The buckets of results by name of their access points.
+        results: The results that these buckets share; None if there is no transform.
     """
 
     buckets: BucketTable
@@ -59,9 +61,10 @@ class Assembly:
         self._points: dict[str, Bucket] = {}
         self._directory: DirectoryBuckets | None = None
         self._internal: InternalFront | None = None
-        self._results: Results | None = None
         self._webhooks: WebhookService | None = None
         self.transforms: dict[str, Transform] = {}
+        self.transformed: dict[str, TransformedBucket] = {}
+        self.results: Results | None = None
 
     async def start(self) -> None:
         """Open everything, and start the transforms.
@@ -92,12 +95,13 @@ class Assembly:
         internal = self._internal = InternalFront(self._order.internal_key)
         storage = await asyncio.to_thread(open_storage, cache_config(self._config))
         derived = connect(self._config.results, **self._config.results_options) if self._config.results else None
-        results = self._results = Results(storage, metrics=self._metrics, derived_store=derived)
+        results = self.results = Results(storage, metrics=self._metrics, derived_store=derived)
         for point in points:
             source = sources[point.name]
             transform = self.transforms[point.name] = transform_of(point, internal)
             links = InternalLinks(point, source.store, internal=internal)
             bucket = TransformedBucket(point, source, transform=transform, results=results, links=links)
+            self.transformed[point.name] = bucket
             self._points[point.name] = _with_actions(point, bucket, source=source, transform=transform, links=links)
         await internal.start({point.name: sources[point.name] for point in points})
         await asyncio.gather(*(transform.start() for transform in self.transforms.values()))
@@ -110,14 +114,14 @@ class Assembly:
         """Return a bucket whose requests may name the webhooks of the gateway's access points, as on MinIO."""
         plain = sources[point.name]
         hooks = [each for each in self._config.access_points if each.webhook is not None]
-        if not hooks or self._results is None or self._internal is None:
+        if not hooks or self.results is None or self._internal is None:
             return plain
         links = InternalLinks(point, plain.store, internal=self._internal)
         targets: dict[str, Bucket] = {}
         for hook in hooks:
             target = replace(hook, name=point.name)
             transform = self.transforms[hook.name]
-            made = TransformedBucket(target, plain, transform=transform, results=self._results, links=links)
+            made = TransformedBucket(target, plain, transform=transform, results=self.results, links=links)
             targets[hook.name] = made
         return ArnBucket(plain, targets=targets)
 
@@ -150,7 +154,7 @@ class Assembly:
 
     async def close(self) -> None:
         """Close everything, runs of transforms first; idempotent."""
-        results, self._results = self._results, None
+        results, self.results = self.results, None
         if results is not None:
             await results.close()
         points, self._points = self._points, {}

@@ -61,9 +61,7 @@ def check_config(config: GatewayConfig) -> None:
         raise ConfigError("read_write = true is of a directory, and there is none", hint="set it for an access point")
     if config.keys_file and not Path(config.keys_file).is_file():
         raise ConfigError(f"keys_file: {config.keys_file} is not a file", hint="--keys FILE: ACCESS:SECRET:ro, ...")
-    _check_options(config.results_options, "results_options")
-    if config.results_options and not config.results:
-        raise ConfigError("results_options are of results, which is empty", hint="results = 's3://bucket/derived/'")
+    _check_results(config)
     if config.cache:
         from penstock.cache import CacheConfig
 
@@ -74,6 +72,27 @@ def check_config(config: GatewayConfig) -> None:
             raise ConfigError(f"there are two access points of the name {point.name!r}")
         seen.add(point.name)
         _check_access_point(point)
+
+
+def _check_results(config: GatewayConfig) -> None:
+    _check_options(config.results_options, "results_options")
+    if not config.results:
+        if config.results_options:
+            raise ConfigError("results_options are of results, which is empty", hint="results = 's3://bucket/derived/'")
+        return
+    if config.results.startswith(("http://", "https://")):
+        raise ConfigError(f"results = {config.results!r} can only be read", hint="results = 's3://bucket/derived/'")
+    if "://" not in config.results:
+        _check_folder(config.results, "results")
+    if not config.cache:
+        raise ConfigError("results pass through the cache, and there is none", hint="--cache PATH:SIZE")
+    for point in config.access_points:
+        is_served = point.transform or point.handler or point.webhook
+        if is_served and f"{config.results.rstrip('/')}/".startswith(f"{point.upstream.rstrip('/')}/"):
+            raise ConfigError(
+                f"results = {config.results!r} lies in what access point {point.name!r} transforms",
+                hint="a bucket or prefix beside it, e.g. s3://bucket/derived/ beside s3://bucket/train/",
+            )
 
 
 def is_loopback(host: str) -> bool:

@@ -137,9 +137,11 @@ def _access_point_row(point: AccessPoint, totals: Totals) -> list[str]:
     if what == "as they are":
         return [point.name, public_url(point.upstream), what, "-", "-"]
     names = {each["transforms"][point.name] for each in totals.snapshots if point.name in each.get("transforms", ())}
-    runs = [totals.counter("penstock_gateway_result_runs_total", transform=name) for name in names]
-    good = [totals.counter("penstock_gateway_result_runs_total", transform=name, outcome="ok") for name in names]
-    return [point.name, public_url(point.upstream), what, f"{sum(runs):,.0f}", f"{sum(runs) - sum(good):,.0f}"]
+    good, failed = (
+        sum(totals.counter("penstock_gateway_result_runs_total", transform=name, outcome=outcome) for name in names)
+        for outcome in ("ok", "failed")
+    )
+    return [point.name, public_url(point.upstream), what, f"{good + failed:,.0f}", f"{failed:,.0f}"]
 
 
 def _live_rows(snapshots: Iterable[Snapshot]) -> list[list[str]]:

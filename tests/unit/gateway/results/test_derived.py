@@ -9,6 +9,7 @@ import pytest
 
 from gateway_support.results import BLOCK_BYTES, FunctionTransform, get, open_results, point_of, request_of, swap_case
 from penstock.errors import ChecksumError, UnavailableError
+from penstock.gateway.results import derived
 from penstock.gateway.results.derived import iter_derived, remove_derived
 from penstock.store import LocalStore
 from penstock.types import ByteRange
@@ -58,17 +59,31 @@ def test_two_gateways_at_once_keep_one_result(tmp_path: Path) -> None:
     assert len([path for path in bucket.rglob("*") if path.is_file()]) == 2
 
 
-def test_damaged_bytes_are_not_sent_whole(tmp_path: Path) -> None:
-    """Bytes that do not match the record are an error before their end; the next read transforms again."""
+@pytest.mark.parametrize("is_long", [False, True], ids=["one-part", "several-parts"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "removed"])
+def test_damaged_bytes_are_not_sent_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, is_long: bool
+) -> None:
+    """Bytes that do not match the record are found before anything is sent, or are an error before their end.
+
+    Then the transform runs again, at once or for the next reader.
+    """
+    if is_long:
+        monkeypatch.setattr(derived, "_PART_BYTES", BLOCK_BYTES)
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     transform = FunctionTransform(swap_case)
     asyncio.run(_read(tmp_path / "1", bucket, transform))
     data = next(path for path in bucket.rglob("*") if path.is_file() and path.suffix != ".json")
-    data.write_bytes(bytes(len(TEXT)))
-    with pytest.raises(ChecksumError):
-        asyncio.run(_read(tmp_path / "2", bucket, transform))
+    if damage == "removed":
+        data.unlink()
+    else:
+        data.write_bytes(TEXT.swapcase()[:-1] + (b"?" if damage == "changed" else b""))
+    if is_long and damage != "removed":
+        with pytest.raises(ChecksumError):
+            asyncio.run(_read(tmp_path / "2", bucket, transform))
     assert asyncio.run(_read(tmp_path / "2", bucket, transform)) == TEXT.swapcase()
+    assert asyncio.run(_read(tmp_path / "3", bucket, transform)) == TEXT.swapcase()
     assert transform.runs_count == 2
 
 

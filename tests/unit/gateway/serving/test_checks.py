@@ -126,3 +126,24 @@ def test_texts_that_are_no_duration(text: str) -> None:
     """Anything else is refused with the name of its option."""
     with pytest.raises(ConfigError, match=r"--timeout .* is not a duration"):
         parse_seconds(text, option="--timeout")
+
+
+REFUSED_RESULTS = {
+    "inside": ({"results": "s3://b/train/derived/", "cache": "/x:1GB"}, "lies in what access point"),
+    "the-same": ({"results": "s3://b/train", "cache": "/x:1GB"}, "lies in what access point"),
+    "no-cache": ({"results": "s3://b/derived/"}, "results pass through the cache"),
+    "read-only": ({"results": "https://example.com/derived/", "cache": "/x:1GB"}, "can only be read"),
+    "no-folder": ({"results": "/nowhere/derived", "cache": "/x:1GB"}, "is not a directory"),
+    "options": ({"results_options": {"region": "eu"}}, "results_options are of results"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_RESULTS)
+def test_results_that_cannot_be_kept(case: str) -> None:
+    """A place for results that is served itself, cannot be written, or has no cache before it is refused at the start."""
+    values, message = REFUSED_RESULTS[case]
+    point = AccessPoint(name="train", upstream="s3://b/train/", transform="gzip")
+    with pytest.raises(ConfigError, match=message):
+        check_config(GatewayConfig(access_points=(point,), **values))
+    beside = GatewayConfig(access_points=(point,), results="s3://b/train-derived/", cache="/x:1GB")
+    check_config(beside)

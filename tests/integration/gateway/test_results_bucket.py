@@ -1,0 +1,138 @@
+"""``--results``: gateways that share nothing but a bucket transform each object once."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock as ps
+from servers.gateway import WAIT_S, Gateway, wait_until
+from servers.holding import HoldingRelay
+
+if TYPE_CHECKING:
+    from penstock.testing.ministack import Ministack
+
+pytestmark = pytest.mark.server
+
+RUNS = 'penstock_gateway_result_runs_total{transform="gzip",outcome="ok"}'
+STORED = 'penstock_gateway_derived_stores_total{outcome="stored"}'
+PARTS_BYTES = 12 << 20
+Start = Callable[..., Gateway]
+
+
+@pytest.fixture
+def bucket(ministack: Ministack) -> Iterator[ps.Store]:
+    """A bucket with sources below ``train/``; results go below ``derived/``."""
+    name = ministack.create_bucket()
+    keys = ps.Credentials(
+        access_key=ministack.environment["AWS_ACCESS_KEY_ID"], secret_key=ministack.environment["AWS_SECRET_ACCESS_KEY"]
+    )
+    with ps.connect(f"s3://{name}/", endpoint_url=ministack.endpoint_url, credentials=keys) as store:
+        store.write("train/ä 1.txt", b"some words " * 10_000)
+        store.write("train/long.bin", random.Random(1).randbytes(PARTS_BYTES))
+        yield store
+
+
+@pytest.fixture
+def start(tmp_path: Path, ministack: Ministack, bucket: ps.Store) -> Iterator[Start]:
+    """Starts a gateway with a cache of its own."""
+    started: list[Gateway] = []
+    url = bucket.describe("")
+
+    def begin(*more: str) -> Gateway:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        gateway = Gateway(
+            "--upstream", f"{url}train/", "--name", "made", "--transform", "gzip", "--processes", "1", "--port", "0",
+            "--cache", "cache:200MB", "--results", f"{url}derived/", *more,
+            folder=folder, environment={**ministack.environment},
+        )  # fmt: skip
+        started.append(gateway)
+        return gateway
+
+    yield begin
+    for gateway in started:
+        if gateway.process.poll() is None:
+            gateway.kill()
+
+
+KEYS = {"/made/%C3%A4%201.txt": "train/ä 1.txt", "/made/long.bin": "train/long.bin"}
+
+
+def test_each_object_is_transformed_once(start: Start, bucket: ps.Store) -> None:
+    """A second gateway with an empty cache runs no transform: whole objects and ranges are those of the first one."""
+    first, second = start(), start()
+    made = {path: first.get(path) for path in KEYS}
+    assert [gzip.decompress(data) for data in made.values()] == [bucket.read(key).data for key in KEYS.values()]
+    wait_until(lambda: first.metric(STORED) == 2)
+    assert (
+        second.get("/made/long.bin", headers={"Range": "bytes=5000000-5000009"})
+        == (made["/made/long.bin"][5_000_000:5_000_010])
+    )
+    assert {path: second.get(path) for path in KEYS} == made
+    assert (first.metric(RUNS), second.metric(RUNS)) == (2, 0)
+    assert not list(bucket.list("derived/uploads/"))
+    assert first.stop() == second.stop() == 0
+
+
+def stored(bucket: ps.Store) -> list[str]:
+    return [info.key for info in bucket.list("derived/") if not info.key.endswith(".json")]
+
+
+def test_damage_is_noticed(start: Start, bucket: ps.Store) -> None:
+    """A stored result whose bytes are wrong is produced anew, and stored again; no reader gets wrong bytes."""
+    first = start()
+    made = first.get("/made/%C3%A4%201.txt")
+    wait_until(lambda: first.metric(STORED) == 1)
+    (key,) = stored(bucket)
+    bucket.write(key, bytes(len(made)))
+    second = start()
+    assert second.get("/made/%C3%A4%201.txt") == made
+    wait_until(lambda: second.metric(STORED) == 1)
+    assert second.metric("penstock_gateway_derived_damaged_total") == second.metric(RUNS) == 1
+    third = start()
+    assert third.get("/made/%C3%A4%201.txt") == made
+    assert third.metric(RUNS) == 0
+
+
+def test_damage_in_a_long_result_is_noticed(start: Start, bucket: ps.Store) -> None:
+    """If it is found only at the end, the connection is broken off before the last bytes, and the next read is right."""
+    first = start()
+    made = first.get("/made/long.bin")
+    wait_until(lambda: first.metric(STORED) == 1)
+    (key,) = stored(bucket)
+    bucket.write(key, made[:5_000_000] + b"?" + made[5_000_001:])
+    second = start()
+    with pytest.raises((ConnectionError, http.client.IncompleteRead)):
+        second.get("/made/long.bin")
+    assert second.get("/made/long.bin") == made
+    assert second.metric(RUNS) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        pytest.param("/made/%C3%A4%201.txt", rb"PUT \S+\.json", id="record"),
+        pytest.param("/made/long.bin", rb"POST \S+uploadId=", id="upload"),
+    ],
+)
+def test_a_gateway_is_killed_while_it_stores(
+    start: Start, bucket: ps.Store, ministack: Ministack, path: str, pattern: bytes
+) -> None:
+    """What it leaves behind is served by nobody: the next gateway transforms the object, and stores the result."""
+    with HoldingRelay(int(ministack.endpoint_url.rpartition(":")[2]), pattern) as relay:
+        first = start("--results-endpoint-url", relay.url)
+        made = first.get(path)
+        assert relay.held.wait(WAIT_S)
+        first.kill()
+    assert not [info.key for info in bucket.list("derived/") if info.key.endswith(".json")]
+    second = start()
+    assert second.get(path) == made
+    wait_until(lambda: second.metric(STORED) == 1)
+    assert second.metric(RUNS) == 1
