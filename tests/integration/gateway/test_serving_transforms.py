@@ -163,7 +163,7 @@ def test_in_front_of_s3(start: Start, folder: Path, client_of: Callable[[Gateway
 def test_a_new_gateway_starts_warm(start: Start, folder: Path, client_of: Callable[[Gateway], Any]) -> None:
     """With ``--results``, what one gateway has produced is not produced again by another one, whose cache is empty."""
     (folder / "derived").mkdir()
-    runs = 'penstock_gateway_result_runs_total{transform="gzip",outcome="ok"}'
+    runs = 'penstock_gateway_result_runs_total{access_point="made",outcome="ok"}'
     first = start("--transform", "gzip", "--results", "derived")
     data = client_of(first).get_object(Bucket="made", Key="a.tar")["Body"].read()
     wait_until(lambda: first.metric(runs) == 1)  # it is counted after the last byte was sent

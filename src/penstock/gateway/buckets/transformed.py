@@ -207,6 +207,7 @@ class TransformedBucket:
             name=name,
             produce=self._producer(request, source, arguments),
             transform=self._transform.name,
+            access_point=self._access_point.name,
             arguments=arguments,
             is_deterministic=self._is_deterministic or bool(self._epoch(request)),
             size_bytes=size_bytes,

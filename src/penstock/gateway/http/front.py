@@ -256,7 +256,8 @@ class Front:
 
     async def _fail(self, exchange: ClientExchange, error: Exception) -> str:
         """Send an error document, or break the connection off if the answer has begun; return the error's code."""
-        refusal = as_s3_error(error)
+        is_conditional = not _VERSION_HEADERS.isdisjoint(map(str.lower, exchange.request.headers))
+        refusal = as_s3_error(error, is_conditional=is_conditional)
         if refusal.status >= 500 or exchange.response is not None:
             name = public_key(f"{exchange.bucket}/{exchange.key}")
             is_known = isinstance(error, (S3Error, PenstockError))
@@ -345,6 +346,7 @@ def _is_upload(request: GatewayRequest) -> bool:
     return request.method == "PUT" and bool(request.key) and request.query.keys() <= _UPLOAD_PARAMETERS
 
 
+_VERSION_HEADERS = frozenset({"if-match", "if-unmodified-since"})
 _UPLOAD_PARAMETERS = frozenset({"partNumber", "uploadId", "x-id"})
 
 

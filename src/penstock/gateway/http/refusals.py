@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from penstock.errors import (
     WIRE,
     AccessDeniedError,
@@ -22,8 +20,6 @@ from penstock.errors import (
 )
 from penstock.gateway.objects import S3Error
 
-log = logging.getLogger("penstock.gateway")
-
 _CODES: tuple[tuple[type[PenstockError], str, str], ...] = (
     (BucketMissingError, "NoSuchBucket", "The specified bucket does not exist"),
     (ObjectMissingError, "NoSuchKey", "The specified key does not exist."),
@@ -40,10 +36,18 @@ _CODES: tuple[tuple[type[PenstockError], str, str], ...] = (
 """Classes, the most special first: code and message. The messages of the errors themselves may name hosts and paths."""
 
 
-def as_s3_error(error: Exception) -> S3Error:
-    """Return an error in S3's terms. Its message names neither the upstream nor a path; the log has the original."""
+def as_s3_error(error: Exception, *, is_conditional: bool) -> S3Error:
+    """Return an error in S3's terms. Its message names neither the upstream nor a path; the log has the original.
+
+    Args:
+        error: The error.
+        is_conditional: Whether the request named a version. Otherwise its client, which did nothing wrong, gets a status
+            with which AWS's clients try again, and reads the new version.
+    """
     if isinstance(error, S3Error):
         return error
+    if isinstance(error, ObjectChangedError) and not is_conditional:
+        return S3Error("ServiceUnavailable", "The object was replaced while it was being read.", status=503)
     if isinstance(error, PenstockError):
         _, status = WIRE.get(type(error), WIRE[PenstockError])
         if isinstance(error, CancelledOperationError):
@@ -53,8 +57,3 @@ def as_s3_error(error: Exception) -> S3Error:
                 return S3Error(code, message, status=status)
         return S3Error("InternalError", "The object could not be read; the gateway's log says why.", status=status)
     return S3Error("InternalError", "We encountered an internal error. Please try again.", status=500)
-
-
-def is_worth_logging(error: Exception) -> bool:
-    """Whether an error says something about the upstream or the gateway, and not only about the request."""
-    return as_s3_error(error).status >= 500

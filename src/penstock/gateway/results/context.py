@@ -207,10 +207,10 @@ class ResultsContext:
 
     def count_run(self, run: Run, *, outcome: str, seconds: float) -> None:
         """Count a run that has ended."""
-        transform = run.plan.transform
-        self.metrics.add("penstock_gateway_result_runs_total", transform=transform, outcome=outcome)
-        self.metrics.add("penstock_gateway_result_run_seconds_total", seconds, transform=transform)
-        self.metrics.add("penstock_gateway_result_produced_bytes_total", run.produced_bytes, transform=transform)
+        name = run.plan.access_point
+        self.metrics.add("penstock_gateway_result_runs_total", access_point=name, outcome=outcome)
+        self.metrics.add("penstock_gateway_result_run_seconds_total", seconds, access_point=name)
+        self.metrics.add("penstock_gateway_result_produced_bytes_total", run.produced_bytes, access_point=name)
 
     def count_reader(self, count: int) -> None:
         """Count a reader that has come (1) or left (-1)."""
@@ -219,7 +219,7 @@ class ResultsContext:
 
     def count_shared(self, plan: ResultPlan) -> None:
         """Count a wait for a result that somebody else has begun to produce."""
-        self.metrics.add("penstock_gateway_result_waits_total", transform=plan.transform)
+        self.metrics.add("penstock_gateway_result_waits_total", access_point=plan.access_point)
 
     async def close(self) -> None:
         """End the threads, and close the storage; idempotent."""

@@ -22,7 +22,8 @@ class ResultPlan:
         name: How the result is found.
         produce: Writes the result; see ``Transform.run``. Cancelling its task ends it. None if the result can only be read as
             long as it is kept.
-        transform: Name of the transform, for logs and metrics.
+        transform: Name of the transform, for logs and messages.
+        access_point: Name of the access point, for metrics.
         arguments: Arguments of the transform, for people who look at what is kept.
         is_deterministic: Whether producing it again gives the same bytes.
         size_bytes: Size of the result if it is known beforehand; another size is an error.
@@ -34,6 +35,7 @@ class ResultPlan:
     name: ResultName
     produce: Callable[[ResultWriter], Awaitable[None]] | None
     transform: str = ""
+    access_point: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
     is_deterministic: bool = True
     size_bytes: int | None = None

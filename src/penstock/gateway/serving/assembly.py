@@ -158,8 +158,7 @@ class Assembly:
         if results is not None:
             await results.close()
         points, self._points = self._points, {}
-        for bucket in points.values():
-            await bucket.close()
+        await asyncio.gather(*(bucket.close() for bucket in points.values()))
         for part in (self._webhooks, self._internal, self._directory):
             if part is not None:
                 await part.close()

@@ -138,8 +138,6 @@ class GatewayProcess:
             assembly.measure(counters, gauges)
         live = () if front is None else front.exchanges
         details: dict[str, Any] = {"live": [live_row(each) for each in live], **self._activity.details()}
-        if assembly is not None:
-            details["transforms"] = {name: transform.name for name, transform in assembly.transforms.items()}
         return take_snapshot(self._metrics, counters=counters, gauges=gauges, details=details)
 
     async def drain(self) -> bool:

@@ -136,9 +136,8 @@ def _access_point_row(point: AccessPoint, totals: Totals) -> list[str]:
         what = f"webhook {public_url(point.webhook.url)}"
     if what == "as they are":
         return [point.name, public_url(point.upstream), what, "-", "-"]
-    names = {each["transforms"][point.name] for each in totals.snapshots if point.name in each.get("transforms", ())}
     good, failed = (
-        sum(totals.counter("penstock_gateway_result_runs_total", transform=name, outcome=outcome) for name in names)
+        totals.counter("penstock_gateway_result_runs_total", access_point=point.name, outcome=outcome)
         for outcome in ("ok", "failed")
     )
     return [point.name, public_url(point.upstream), what, f"{good + failed:,.0f}", f"{failed:,.0f}"]

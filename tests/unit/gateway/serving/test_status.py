@@ -41,9 +41,9 @@ def view_of(activity: Activity, *, live: tuple[dict[str, Any], ...] = ()) -> Sta
     metrics = Metrics()
     metrics.add("penstock_gateway_requests_total", 3, method="GET", status="200")
     metrics.add("penstock_gateway_requests_total", 2, method="GET", status="503")
-    metrics.add("penstock_gateway_result_runs_total", 5, transform="gzip", outcome="ok")
-    metrics.add("penstock_gateway_result_runs_total", 2, transform="gzip", outcome="failed")
-    details = {"live": list(live), "transforms": {"changed": "gzip"}, **activity.details()}
+    metrics.add("penstock_gateway_result_runs_total", 5, access_point="changed", outcome="ok")
+    metrics.add("penstock_gateway_result_runs_total", 2, access_point="changed", outcome="failed")
+    details = {"live": list(live), **activity.details()}
     taken = take_snapshot(metrics, counters={}, gauges={}, details=details)
     return make_view(CONFIG, add_up([taken]), state="serving", started_s=time.time() - 7300)
 
