@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
-RUNS = 'penstock_gateway_result_runs_total{transform="gzip",outcome="ok"}'
+RUNS = 'penstock_gateway_result_runs_total{access_point="made",outcome="ok"}'
 STORED = 'penstock_gateway_derived_stores_total{outcome="stored"}'
 PARTS_BYTES = 12 << 20
 Start = Callable[..., Gateway]
