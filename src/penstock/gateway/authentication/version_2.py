@@ -158,6 +158,8 @@ def matches_version_2(head: RequestHead, claim: Version2Claim, secret_key: str) 
     signed = _signed_parameters(head.raw_query)
     host_bucket = f"/{head.host_bucket}" if head.host_bucket else ""
     paths = {head.raw_path, canonical.canonical_path(head.raw_path)}
+    if head.raw_path.count("/") == 1 and not head.host_bucket:
+        paths.add(head.raw_path + "/")  # clients sign /bucket/ and send /bucket
     texts = [f"{begin}{lines}{host_bucket}{path}{signed}" for path in paths]
     return any([_is_signature(text, claim.signature, secret_key) for text in texts])  # noqa: C419 - compares all
 
