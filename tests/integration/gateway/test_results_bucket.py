@@ -112,7 +112,7 @@ def test_damage_in_a_long_result_is_noticed(start: Start, bucket: ps.Store) -> N
     with pytest.raises((ConnectionError, http.client.IncompleteRead)):
         second.get("/made/long.bin")
     assert second.get("/made/long.bin") == made
-    assert second.metric(RUNS) == 1
+    wait_until(lambda: second.metric(RUNS) == 1)
 
 
 @pytest.mark.parametrize(
